@@ -1,0 +1,24 @@
+"""The library's errors, and with which exit status the command line ends on each."""
+
+from __future__ import annotations
+
+
+class PolyfedError(Exception):
+    """Anything polyfed raises on purpose. ``str(error)`` is one clear line."""
+
+    exit_status = 1
+
+
+class RequestError(PolyfedError):
+    """What was asked for is wrong: says what was expected, what came, and the nearest valid name.
+
+    Raised before anything is written and before the first round.
+    """
+
+    exit_status = 2
+
+
+class RunError(PolyfedError):
+    """A run that had begun failed: names the client, the round and the stage."""
+
+    exit_status = 1

@@ -1,0 +1,96 @@
+"""Names to methods, models, data sets and partitions. Knows where things live, imports them only when asked.
+
+Nothing heavy is imported here, so that ``polyfed --help`` stays quick: an entry is a ``"module:attribute"`` string,
+resolved on first use, or an object registered by the user.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from polyfed.errors import RequestError
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """``", did you mean 'x'?"`` for the nearest known name, or the list of known names when none is near."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(names)}"
+
+
+class Registry(Mapping[str, Any]):
+    """A named collection. ``registry["name"]`` imports and returns the object; unknown names suggest the nearest.
+
+    Args:
+        kind: what the entries are, in the singular, for messages ("method").
+        entries: name -> ``"module:attribute"``.
+    """
+
+    def __init__(self, kind: str, entries: Mapping[str, str]) -> None:
+        self.kind = kind
+        self._entries: dict[str, Any] = dict(entries)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._entries:
+            raise RequestError(f"unknown {self.kind} '{name}'{nearest(str(name), self._entries)}")
+        entry = self._entries[name]
+        if isinstance(entry, str):
+            module, _, attribute = entry.partition(":")
+            entry = getattr(importlib.import_module(module), attribute)
+            self._entries[name] = entry
+        return entry
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def add(self, name: str, entry: Any) -> None:
+        """Register an object of your own, or a ``"module:attribute"`` string. A name is taken once.
+
+        Raises:
+            RequestError: the name is taken by something else.
+        """
+        if name in self._entries and self._entries[name] is not entry:
+            raise RequestError(f"the {self.kind} name '{name}' is taken; choose another")
+        self._entries[name] = entry
+
+
+METHODS = Registry(
+    "method",
+    {
+        "local": "polyfed.methods.local:Local",
+        "fedavg": "polyfed.methods.fedavg:FedAvg",
+        "fedgh": "polyfed.methods.fedgh:FedGH",
+        "fedhenn": "polyfed.methods.fedhenn:FedHeNN",
+        "fedin": "polyfed.methods.fedin:FedIN",
+    },
+)
+
+_CNN, _RESNET = "polyfed.models.cnn", "polyfed.models.resnet"
+MODELS = Registry(
+    "model",
+    {
+        **{f"fedgh-cnn{i}": f"{_CNN}:fedgh_cnn{i}" for i in range(1, 6)},
+        **{f"fedhenn-h{i}": f"{_CNN}:fedhenn_h{i}" for i in range(1, 6)},
+        "fedhenn-cifar10": f"{_CNN}:fedhenn_cifar10",
+        "fedhenn-cifar100": f"{_CNN}:fedhenn_cifar100",
+        **{f"digits-cnn{i}": f"{_CNN}:digits_cnn{i}" for i in range(1, 6)},
+        **{f"resnet{d}": f"{_RESNET}:resnet{d}" for d in (10, 14, 18, 22, 26)},
+        **{f"resnet{d}-cifar": f"{_RESNET}:resnet{d}_cifar" for d in (10, 14, 18, 22, 26)},
+    },
+)
+
+_SOURCES, _PARTITION = "polyfed.data.sources", "polyfed.data.partition"
+DATASETS = Registry(
+    "dataset",
+    {name: f"{_SOURCES}:{name}" for name in ("digits", "cifar10", "fashion_mnist", "parquet")},
+)
+PARTITIONS = Registry("partition", {name: f"{_PARTITION}:{name}" for name in ("iid", "dirichlet", "classes")})

@@ -22,3 +22,9 @@ class RunError(PolyfedError):
     """A run that had begun failed: names the client, the round and the stage."""
 
     exit_status = 1
+
+
+class Interrupted(PolyfedError):
+    """The user stopped the run; a checkpoint of the last whole round has been written."""
+
+    exit_status = 130

@@ -48,3 +48,12 @@ class Samples:
     def first(self, count: int | None) -> Samples:
         """The first `count` samples (all of them for None)."""
         return self if count is None else Samples(self.x[:count], self.y[:count])
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """One client's own rows; validation and test may be empty."""
+
+    train: Samples
+    validation: Samples
+    test: Samples

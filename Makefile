@@ -1,0 +1,56 @@
+# polyfed: `make demo` shows it at work, `make test` proves it right. Both need Python 3.11+ and install into .venv.
+#
+# Only relative paths below, and modules instead of .venv/bin/* scripts: a folder's name may hold spaces, which make's
+# own functions and the scripts' first lines cannot.
+
+# The interpreter that .venv is made of; empty: the first of PYTHONS that is 3.11 or newer.
+PYTHON ?=
+PYTHONS = python3 python3.14 python3.13 python3.12 python3.11
+# More arguments for pytest: make test ARGS="-k fedgh"
+ARGS ?=
+
+# One thread for torch's own loops in the tests: steady on shared cores, and the same order of sums everywhere.
+PYTEST = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest -ra
+
+# $(call environment,EXTRA): bring .venv up to date with pyproject.toml and constraints.txt; instant when it is.
+environment = @for python in $(if $(PYTHON),"$(PYTHON)",$(PYTHONS)); do \
+	if "$$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+	exec "$$python" scripts/environment.py $(1); fi; done; \
+	echo "polyfed needs Python 3.11 or newer with its venv module;" \
+	'none such among: $(or $(PYTHON),$(PYTHONS)). Name one with: make PYTHON=/path/to/python3' >&2; exit 2
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test test-all lint format install install-dev clean
+
+help: ## what can be made
+	@echo "usage: make TARGET [PYTHON=python3.12]"
+	@awk -F ': .*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
+
+demo: install ## install, then let five different networks learn together on handwritten digits
+	.venv/bin/python -m polyfed compare recipes/quickstart.toml --methods local,fedavg,fedin,fedhenn,fedgh --seeds 0 --out runs/quickstart
+
+test: lint ## install, then lint, types and all tests but the slow ones
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-all: lint ## the same with the slow tests
+	$(PYTEST) $(ARGS)
+
+lint: install-dev ## style (ruff) and types (mypy, strict)
+	.venv/bin/python -m ruff check .
+	.venv/bin/python -m ruff format --check .
+	.venv/bin/python -m mypy --strict
+
+format: install-dev ## let ruff put the style right
+	.venv/bin/python -m ruff check --fix .
+	.venv/bin/python -m ruff format .
+
+install: ## .venv with polyfed and what it needs
+	$(call environment)
+
+install-dev: ## .venv with the tools of the tests besides
+	$(call environment,dev)
+
+clean: ## remove what can be made again; keeps .venv and runs/
+	rm -rf build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -path ./.venv -prune -o -path ./runs -prune -o -name __pycache__ -type d -exec rm -rf {} +

@@ -1,0 +1,35 @@
+"""polyfed: federated learning among clients whose neural networks differ."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_PLACES = {
+    "run": "polyfed.session", "compare": "polyfed.session", "check": "polyfed.session", "Recipe": "polyfed.recipe",
+    "Federation": "polyfed.engine.federation", "Run": "polyfed.engine.federation",
+    "Client": "polyfed.core.client", "Server": "polyfed.core.server", "Method": "polyfed.core.method",
+    "Training": "polyfed.core.settings", "Evaluation": "polyfed.core.settings", "split": "polyfed.models.adapt",
+}  # fmt: skip
+__all__ = [*_PLACES, "methods"]  # noqa: PLE0604
+
+if TYPE_CHECKING:
+    from polyfed import methods
+    from polyfed.core.client import Client
+    from polyfed.core.method import Method
+    from polyfed.core.server import Server
+    from polyfed.core.settings import Evaluation, Training
+    from polyfed.engine.federation import Federation, Run
+    from polyfed.models.adapt import split
+    from polyfed.recipe import Recipe
+    from polyfed.session import check, compare, run
+
+
+def __getattr__(name: str) -> Any:  # PyTorch is imported on first use, so that `polyfed --help` answers at once
+    if name == "methods":
+        return importlib.import_module("polyfed.methods")
+    if name not in _PLACES:
+        raise AttributeError(f"polyfed has no attribute '{name}'")
+    return getattr(importlib.import_module(_PLACES[name]), name)

@@ -1,0 +1,106 @@
+"""A client: its own model, its own data, its own state between rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.message import State
+from polyfed.core.randomness import generator
+from polyfed.core.settings import Training
+from polyfed.data.samples import ClientData, Samples
+from polyfed.errors import RequestError
+
+Prepare = Callable[[Tensor], Tensor]  # stored inputs -> what a model takes
+
+
+def as_floats(x: Tensor) -> Tensor:
+    """The plain preparation: bytes to floats in [0, 1]; anything else as it is."""
+    return x.float().div(255) if x.dtype == torch.uint8 else x
+
+
+@dataclass(frozen=True)
+class Public:
+    """Data that everybody may see: the hold-out rows of the recipe. ``samples.x`` is (N, ...) as stored."""
+
+    samples: Samples
+    prepare: Prepare = as_floats
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+
+class Client:
+    """One participant.
+
+    Users make it from a model and data; the federation gives it a number and the rest.
+
+    Args:
+        model: the client's own network (its present weights are where it starts), or the name of an architecture
+            that the federation builds (its initial weights are then a function of the seed and the client's number).
+        train: training samples, or a pair (x, y) of tensors; x (N, ...), y (N,).
+        test: test samples; without any, the client is not scored.
+        validation: samples for choosing the best round; optional.
+        prepare: turns stored inputs into what the model takes; default: bytes to [0, 1], floats unchanged.
+
+    Attributes:
+        id: 0-based number. architecture: name shared by all clients of the same network. classes: number of classes of
+        the task. n: number of training samples. state: what the method keeps here between rounds (named tensors,
+        replaced and never written into). round, exchange, phase: what is going on. training: settings. public: data
+        shared by all, if any. weights: the client's own weights by name, None until it first has any.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | str,
+        train: Samples | tuple[Any, Any],
+        test: Samples | tuple[Any, Any] | None = None,
+        validation: Samples | tuple[Any, Any] | None = None,
+        *,
+        prepare: Prepare = as_floats,
+    ) -> None:
+        self.given = model if isinstance(model, nn.Module) else None
+        self.architecture = model if isinstance(model, str) else ""
+        self.data = ClientData(_samples(train), _samples(validation), _samples(test))
+        self.prepare = prepare
+        self.n = len(self.data.train)
+        if self.n == 0:
+            raise RequestError("expected at least one training sample per client, came none")
+        self.id = -1
+        self.classes = 0
+        self.seed = 0
+        self.round = 0
+        self.exchange = "train"
+        self.phase = ""
+        self.training = Training()
+        self.public: Public | None = None
+        self.state: State = {}
+        self.weights: dict[str, Tensor] | None = None
+        self.version = 0  # grows with every change to weights or state
+        self.bound: nn.Module | None = None
+
+    @property
+    def model(self) -> nn.Module:
+        """The template network holding this client's weights: only while the client is at work."""
+        if self.bound is None:
+            raise RequestError(f"client {self.id} holds a model only while it works; its weights are in client.weights")
+        return self.bound
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """This client's stream for `purpose` in this exchange of this round."""
+        return generator(self.seed, purpose, self.exchange, self.round, self.id)
+
+
+def _samples(data: Samples | tuple[Any, Any] | None) -> Samples:
+    if isinstance(data, Samples):
+        return data
+    if data is None:
+        return Samples(torch.empty(0), torch.empty(0, dtype=torch.int64))
+    x, y = (torch.as_tensor(part) for part in data)
+    if y.is_floating_point():
+        raise RequestError(f"expected whole numbers as labels, came {y.dtype}")
+    return Samples(x.float() if x.dtype == torch.float64 else x, y.long())

@@ -1,0 +1,134 @@
+"""What crosses between server and clients: named tensors, one level of groups deep. Also the shape of explicit state.
+
+A message is ``{"header": {"weight": ..., "bias": ...}, "count": tensor(500)}``. Numbers that are not tensors are sent
+as 0-d tensors. Serialised here and nowhere else, as safetensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from polyfed.errors import RequestError, RunError
+
+Group = Mapping[str, Tensor]
+Message = Mapping[str, Tensor | Group]
+State = dict[str, Tensor | dict[str, Tensor]]  # tensors are replaced, never written into: an interrupted round is undone
+
+_SEPARATOR = "/"
+
+
+def flatten(message: Message) -> dict[str, Tensor]:
+    """``{"header": {"bias": t}}`` to ``{"header/bias": t}``. Empty groups leave nothing behind.
+
+    Raises:
+        RunError: a top-level name holds "/", or a value is not a tensor.
+    """
+    flat: dict[str, Tensor] = {}
+    for name, value in message.items():
+        if _SEPARATOR in name:
+            raise RunError(f"expected message names without '{_SEPARATOR}', came '{name}'")
+        entries = (
+            {name: value} if isinstance(value, Tensor) else {f"{name}{_SEPARATOR}{k}": v for k, v in value.items()}
+        )
+        for key, entry in entries.items():
+            if not isinstance(entry, Tensor):
+                raise RunError(f"expected tensors in a message, came {type(entry).__name__} under '{key}'")
+            flat[key] = entry
+    return flat
+
+
+def unflatten(flat: Group) -> State:
+    """The inverse of `flatten`."""
+    message: State = {}
+    for key, value in flat.items():
+        name, separator, rest = key.partition(_SEPARATOR)
+        if not separator:
+            message[name] = value
+            continue
+        members = message.setdefault(name, {})
+        if isinstance(members, Tensor):
+            raise RequestError(f"expected '{name}' to be a tensor or a group, came both")
+        members[rest] = value
+    return message
+
+
+def nbytes(message: Message) -> int:
+    """Exact logical size in bytes: the sum of the tensors' sizes, names and framing not counted.
+
+    >>> nbytes({"labels": torch.zeros(2, dtype=torch.int32), "means": torch.zeros(2, 500)})
+    4008
+    """
+    return sum(t.numel() * t.element_size() for t in flatten(message).values())
+
+
+def to_bytes(message: Message) -> bytes:
+    """Serialise as safetensors."""
+    return safetensors.torch.save({k: v.detach().cpu().contiguous().clone() for k, v in flatten(message).items()})
+
+
+def from_bytes(data: bytes) -> State:
+    """The inverse of `to_bytes`; nothing in `data` is executed.
+
+    Raises:
+        RequestError: `data` is not a whole safetensors file.
+    """
+    try:
+        return unflatten(safetensors.torch.load(data))
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise RequestError(f"expected a message in safetensors form, came {len(data)} bytes that are not: {error}") from None
+
+
+def read_only(message: Message) -> Message:
+    """A view of the message whose entries cannot be replaced; the receiver copies what it keeps."""
+    return MappingProxyType({k: v if isinstance(v, Tensor) else MappingProxyType(dict(v)) for k, v in message.items()})
+
+
+def copied(message: Message) -> State:
+    """The message in tensors of its own."""
+    return {
+        k: v.detach().clone() if isinstance(v, Tensor) else {name: t.detach().clone() for name, t in v.items()}
+        for k, v in message.items()
+    }
+
+
+def shallow(state: Message) -> State:
+    """New dictionaries around the same tensors: enough to undo changes to a state, whose tensors are never written into."""
+    return {k: v if isinstance(v, Tensor) else dict(v) for k, v in state.items()}
+
+
+def group(message: Message, name: str) -> Group:
+    """The group called `name`.
+
+    Raises:
+        RunError: it is missing or a single tensor.
+    """
+    value = message.get(name)
+    if value is None or isinstance(value, Tensor):
+        raise RunError(f"expected a group '{name}' in the message, came {sorted(message) or 'an empty message'}")
+    return value
+
+
+def tensor(message: Message, name: str) -> Tensor:
+    """The single tensor called `name`.
+
+    Raises:
+        RunError: it is missing or a group.
+    """
+    value = message.get(name)
+    if not isinstance(value, Tensor):
+        raise RunError(f"expected a tensor '{name}' in the message, came {sorted(message) or 'an empty message'}")
+    return value
+
+
+def not_finite(message: Message) -> str | None:
+    """The name of the first tensor that holds NaN or infinity, or None."""
+    for name, value in flatten(message).items():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            return name
+    return None

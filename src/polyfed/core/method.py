@@ -1,0 +1,270 @@
+"""The contract of a method: what the server and the clients say to each other, and how a client learns.
+
+Everything has a default, which is plain local training: a method overrides what its paper changes. A method object
+holds its knobs and nothing else; whatever outlives a call is in `Server.state` or `Client.state`, named tensors that
+are replaced and never written into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, dataclass_transform
+
+import torch
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass as pydantic_dataclass
+from torch import Tensor, nn
+
+from polyfed.core.message import Message, flatten, nbytes
+from polyfed.core.settings import Stage, Training
+from polyfed.functional.modes import evaluating
+
+if TYPE_CHECKING:
+    from polyfed.core.client import Client
+    from polyfed.core.server import Server
+
+Context = Mapping[str, Any]  # tensors and groups of tensors that the loss needs
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def knobs(cls: type[Any]) -> type[Any]:
+    """Makes a method class a frozen dataclass whose fields are checked: type, range, unknown names, NaN."""
+    config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    return pydantic_dataclass(frozen=True, kw_only=True, config=config)(cls)
+
+
+class Batch(NamedTuple):
+    """One minibatch: x (B, ...) as the model takes it, y (B,) classes, w (B,) row weights, all ones but for padding."""
+
+    x: Tensor
+    y: Tensor
+    w: Tensor
+
+
+class Gradients(NamedTuple):
+    """What one step hands to the optimiser. grads: parameter name -> gradient (None leaves it alone)."""
+
+    grads: Mapping[str, Tensor | None]
+    loss: Tensor
+    sums: Mapping[str, Tensor]
+
+
+@dataclass
+class Trained:
+    """What local training left behind. sums: the method's own sums over the steps."""
+
+    steps: int = 0
+    samples: int = 0  # training samples processed, all epochs counted
+    loss: float = 0.0  # mean over samples
+    sums: Mapping[str, Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What must hold before round 1. Everything off: any model, any data."""
+
+    split_model: bool = False  # extract, transform and head
+    one_feature_dim: bool = False  # the representation is equally wide everywhere
+    one_head: bool = False  # the heads have the same tensors
+    one_architecture: bool = False
+    nested: bool = False  # tensors of one name have one shape everywhere
+    equal_cuts: bool = False  # what enters and leaves the intermediate part is equally shaped everywhere
+    public: int = 0  # rows of data that everybody may see (data.holdout)
+    public_labels: bool = False
+    instead: str = ""  # what to do when the models do not fit
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One passage down and up within a round. The halves see its name in `server.exchange` and `client.exchange`."""
+
+    name: str = "train"
+    who: Literal["selected", "all"] = "selected"
+    trains: bool = True
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of local training; `client.phase` holds its name.
+
+    trains: which parameters move, by name (None: all). The others get no gradient, and layers of which nothing moves
+        run in eval mode, so that their BatchNorm statistics stay too.
+    lr: None for the training setting's. data: which of the client's own parts is trained on.
+    mask: name of a group in the context: parameter name -> 0/1 tensor; where it is 0, the entry stays bit for bit.
+    """
+
+    epochs: int
+    trains: Callable[[str], bool] | None = None
+    lr: float | None = None
+    data: Literal["train", "validation"] = "train"
+    mask: str | None = None
+    name: str = ""
+
+
+class Method:
+    """Plain local training without a word to anybody; the base of every method."""
+
+    name: ClassVar[str] = ""
+    paper: ClassVar[str] = ""  # for the table of methods
+
+    # what it needs and what is scored -----------------------------------------------------------------------
+    @property
+    def needs(self) -> Needs:
+        """Checked against models and data before round 1."""
+        return Needs()
+
+    @property
+    def scored(self) -> Stage:
+        """The model that the paper scores."""
+        return "personal"
+
+    # server half --------------------------------------------------------------------------------------------
+    def start(self, server: Server) -> None:
+        """Before round 1: fill `server.state`."""
+
+    def plan(self, server: Server, selected: Sequence[int]) -> None:
+        """Once per round, before any message: what is drawn or computed for all."""
+
+    def exchanges(self, round: int) -> Sequence[Exchange]:
+        """The passages of a round; more than one only where the paper has more."""
+        return (Exchange(),)
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        """What goes down to one client. No side effects: it may be called again, for a retry or for scoring."""
+        return {}
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        """Take in what came up: any subset of those asked, also none; in order of client number."""
+
+    # which network a client trains ----------------------------------------------------------------------------
+    def variant(self, server: Server, client_id: int) -> str:
+        """Name of the client's present network, where one architecture has several; "" is the architecture itself."""
+        return ""
+
+    def build(self, model: Any, variant: str) -> nn.Module:
+        """The network that a client trains, made from its own; may draw from PyTorch's (scoped) global generator."""
+        module: nn.Module = model
+        return module
+
+    def personal(self, module: Any) -> nn.Module:
+        """The part of it that is scored and exported."""
+        scored: nn.Module = module
+        return scored
+
+    # client half ----------------------------------------------------------------------------------------------
+    def receive(self, client: Client, message: Message) -> Context:
+        """Load what came into `client.model` and `client.state` (copying it); return what the loss needs."""
+        return {}
+
+    def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+        """Random or extra inputs of one step, merged into the context. All draws are made here, from `generator`."""
+        return {}
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
+        """The loss of one batch, a pure function of parameters, batch and context; or (loss, sums)."""
+        raise NotImplementedError(f"{type(self).__name__} needs a loss")
+
+    def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
+        """The gradient of `loss`. Overridden only where no scalar has the gradient that the paper wants."""
+        names, parameters = trainable(model)
+        outcome = self.loss(model, batch, context)
+        loss, sums = outcome if isinstance(outcome, tuple) else (outcome, {})
+        grads = torch.autograd.grad(loss, parameters, allow_unused=True)
+        return Gradients(dict(zip(names, grads, strict=True)), loss.detach(), {k: v.detach() for k, v in sums.items()})
+
+    def phases(self, training: Training) -> Sequence[Phase]:
+        """The stretches of local training, in order."""
+        return (Phase(training.epochs),)
+
+    def upload(self, client: Client, trained: Trained) -> Message:
+        """What goes up after local training."""
+        return {}
+
+    def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
+        """Scores (B, C) of a batch; `context` is the client's state."""
+        scores: Tensor = model(x)
+        return scores
+
+    # accounting -------------------------------------------------------------------------------------------------
+    def paper_nbytes(self, message: Message) -> int:
+        """The message's bytes as the paper counts them; by default all of them."""
+        return nbytes(message)
+
+
+def trainable(module: nn.Module) -> tuple[tuple[str, ...], tuple[nn.Parameter, ...]]:
+    """Names and parameters that take a gradient, in the module's order."""
+    pairs = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    return tuple(name for name, _ in pairs), tuple(p for _, p in pairs)
+
+
+def floats(module: nn.Module) -> dict[str, Tensor]:
+    """What is averaged and sent of a network: parameters and float buffers by name, detached, not copied.
+
+    Integer buffers (BatchNorm's batch counter) stay with their owner.
+    """
+    return {name: t.detach() for name, t in module.state_dict().items() if t.is_floating_point()}
+
+
+def load(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy `tensors` into the module's tensors of the same names; the others keep their values.
+
+    Raises:
+        ValueError: an unknown name or another shape.
+    """
+    own = module.state_dict()
+    unknown = sorted(tensors.keys() - own.keys())
+    if unknown:
+        raise ValueError(f"expected names of {type(module).__name__}, came '{unknown[0]}'")
+    with torch.no_grad():
+        for name, value in tensors.items():
+            if own[name].shape != value.shape:
+                raise ValueError(f"expected shape {tuple(own[name].shape)} for '{name}', came {tuple(value.shape)}")
+            own[name].copy_(value)
+
+
+class Frozen(nn.Module):
+    """A reference network inside a loss: `model` with other weights, in eval mode, without gradient."""
+
+    def __init__(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._call = _Call(model)
+        self._weights = {f"model.{name}": value.detach() for name, value in weights.items()}
+
+    def _evaluate(self, method: str, x: Tensor) -> Tensor:
+        with torch.no_grad(), evaluating(self._call):
+            result: Tensor = torch.func.functional_call(self._call, self._weights, (method, x))
+        return result.detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of the reference network."""
+        return self._evaluate("__call__", x)
+
+    def represent(self, x: Tensor) -> Tensor:
+        """Its representation."""
+        return self._evaluate("represent", x)
+
+    def extract(self, x: Tensor) -> Tensor:
+        """What its extractor gives."""
+        return self._evaluate("extract", x)
+
+
+class _Call(nn.Module):
+    """Lets `functional_call` reach any method of a network."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, method: str, *args: Any) -> Any:
+        return getattr(self.model, method)(*args)
+
+
+def frozen(model: nn.Module, weights: Mapping[str, Tensor]) -> Frozen:
+    """A reference network for a loss (teacher, previous model): the template `model` holding `weights` (by name)."""
+    return Frozen(model, weights)
+
+
+def numbers(sums: Mapping[str, Tensor]) -> dict[str, float]:
+    """The 0-d entries of `sums` as plain numbers; larger ones are the method's own business."""
+    return {name: float(value) for name, value in flatten(dict(sums)).items() if value.dim() == 0}

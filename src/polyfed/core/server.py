@@ -1,0 +1,92 @@
+"""The server: its own state, what it knows of the clients, and its streams of random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.architectures import Architectures
+from polyfed.core.client import Public
+from polyfed.core.message import Group, State
+from polyfed.core.randomness import generator
+
+
+@dataclass(frozen=True)
+class Member:
+    """What the server knows of a client."""
+
+    architecture: str
+    n: int  # training samples
+
+
+class Server:
+    """The server half's view of the federation.
+
+    Attributes:
+        state: the method's own named tensors, replaced and never written into. round, rounds: 1-based number of the
+        present round, and how many there will be. exchange: name of the present passage. clients: by number.
+        public: data that everybody may see, or None. classes: number of classes of the task.
+    """
+
+    def __init__(
+        self,
+        clients: Mapping[int, Member],
+        architectures: Architectures,
+        *,
+        rounds: int,
+        classes: int,
+        seed: int,
+        public: Public | None = None,
+        initial: Mapping[int, nn.Module] | None = None,
+    ) -> None:
+        self.state: State = {}
+        self.round = 0
+        self.rounds = rounds
+        self.exchange = "train"
+        self.clients = dict(clients)
+        self.classes = classes
+        self.public = public
+        self._architectures = architectures
+        self._seed = seed
+        self._given = dict(initial or {})
+
+    @property
+    def architectures(self) -> list[str]:
+        """The architectures present, in order of first use."""
+        return list(dict.fromkeys(member.architecture for member in self.clients.values()))
+
+    def generator(self, purpose: str, *ids: int) -> torch.Generator:
+        """The server's stream for `purpose` in this round."""
+        return generator(self._seed, f"server {purpose}", self.round, *ids)
+
+    def initial(self, architecture: str, variant: str = "") -> dict[str, Tensor]:
+        """Seeded weights of an architecture that belong to no client: where a shared model starts."""
+        return self._architectures.initial(architecture, variant)
+
+    def weights(self, client_id: int) -> Group:
+        """What was last kept of the client's weights (`keep`), else the seeded ones it starts from."""
+        kept = self.state.get(f"weights {client_id}")
+        if kept is None or isinstance(kept, Tensor):
+            architecture = self.clients[client_id].architecture
+            return self._architectures.initial(architecture, owner=client_id, given=self._given.get(client_id))
+        return kept
+
+    def keep(self, client_id: int, weights: Group) -> None:
+        """Keep a client's uploaded weights in the state, for `weights`."""
+        self.state[f"weights {client_id}"] = {name: tensor.detach().clone() for name, tensor in weights.items()}
+
+    def has_kept(self, client_id: int) -> bool:
+        """Whether the client has uploaded weights that were kept."""
+        return f"weights {client_id}" in self.state
+
+    def model(self, architecture: str, weights: Group, variant: str = "") -> nn.Module:
+        """The template of an architecture holding `weights`, in eval mode, for a pass at the server."""
+        return self._architectures.bound(architecture, variant, weights).eval()
+
+    @property
+    def device(self) -> torch.device:
+        """Where templates compute."""
+        return self._architectures.device

@@ -1,0 +1,129 @@
+"""Decoded data sets kept on disk, so that images are decoded once per machine. Safetensors only, never pickle.
+
+A cache is a convenience: a file that is missing, cut short or altered is rebuilt, and a folder that cannot be written
+is passed over. Neither is an error, and nothing is ever written beside the user's data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+_CHUNK = 1 << 20  # bytes read at a time while hashing
+
+
+def folder() -> Path | None:
+    """``$POLYFED_CACHE``, else ``~/.cache/polyfed``; None when there is no home folder either."""
+    chosen = os.environ.get("POLYFED_CACHE")
+    try:
+        return (Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "polyfed") / "datasets"
+    except RuntimeError:
+        return None
+
+
+def digest(parts: Iterable[str]) -> str:
+    """One sha256 (hex) of a sequence of strings; their boundaries count."""
+    return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()
+
+
+def file_checksums(paths: Iterable[Path]) -> list[str]:
+    """The sha256 (hex) of each file's content.
+
+    A file whose path, size and times are those of an earlier call is not read again; the memory of this is a small
+    JSON file in the cache folder.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    place = folder()
+    notes = place / "checksums.json" if place else None
+    known: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        read = json.loads(notes.read_text()) if notes else {}
+        known = read if isinstance(read, dict) else {}
+    sums, changed = [], False
+    for path in paths:
+        status = path.stat()
+        stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+        entry = known.get(str(path.resolve()))
+        if not (isinstance(entry, list) and len(entry) == 4 and entry[:3] == stamp and isinstance(entry[3], str)):
+            hasher = hashlib.sha256()
+            with path.open("rb") as stream:
+                while block := stream.read(_CHUNK):
+                    hasher.update(block)
+            entry, changed = [*stamp, hasher.hexdigest()], True
+            known[str(path.resolve())] = entry
+        sums.append(entry[3])
+    if changed and notes:
+        text = json.dumps(known)
+        _write(notes, lambda temporary: temporary.write_text(text))
+    return sums
+
+
+def fetch(key: str) -> tuple[dict[str, Tensor], dict[str, str]] | None:
+    """The tensors and the facts stored under `key`, or None when there is no whole and unaltered file."""
+    from safetensors import SafetensorError, safe_open
+
+    place = folder()
+    path = place / f"{key}.safetensors" if place else None
+    try:
+        if path is None or not path.is_file():
+            return None
+        with safe_open(str(path), framework="pt") as stored:
+            facts = dict(stored.metadata() or {})
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118  not a dict
+    except (OSError, SafetensorError, ValueError):
+        return None
+    return (tensors, facts) if facts.get("checksum") == _checksum(tensors, facts) else None
+
+
+def store(key: str, tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
+    """Keep tensors and string facts under `key`, whole or not at all; gives up quietly when the disk refuses."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    place = folder()
+    if place is None:
+        return
+    kept = dict(tensors)
+    metadata = {**facts, "checksum": _checksum(kept, facts)}
+    with contextlib.suppress(SafetensorError):
+        _write(place / f"{key}.safetensors", lambda temporary: save_file(kept, temporary, metadata=metadata))
+
+
+def _checksum(tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> str:
+    """The sha256 of every tensor's name, type, shape and bytes, and of the facts."""
+    hasher = hashlib.sha256(json.dumps(sorted((k, v) for k, v in facts.items() if k != "checksum")).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        hasher.update(memoryview(tensor.numpy()).cast("B") if tensor.numel() else b"")
+    return hasher.hexdigest()
+
+
+def _write(path: Path, write: Any) -> None:
+    """Write through a temporary file, fsync and rename; an unwritable place leaves things as they were."""
+    temporary: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        os.close(handle)
+        temporary = Path(name)
+        write(temporary)
+        with temporary.open("rb+") as stream:
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        pass  # the cache is only a convenience
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                temporary.unlink()

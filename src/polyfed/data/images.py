@@ -1,0 +1,390 @@
+"""Labelled images from Parquet files in the layout of the Hugging Face Hub, decoded once to uint8.
+
+The files are read with pyarrow (it comes with `datasets`), not with ``datasets.load_dataset``: that one first writes
+a converted copy of every file, and needs no less memory. What `datasets` knows about the columns (which are images,
+which are labels and what the classes are called) stands in the files' own schema and is read from there.
+
+Shapes: N images, C channels (1 grey, 3 RGB), H x W pixels.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from polyfed.data import cache
+from polyfed.data.samples import Samples
+from polyfed.errors import RequestError
+from polyfed.registry import nearest
+
+_VERSION = "images-1"  # part of every cache key: raise it when decoding or label handling changes
+_SPLITS = {"train": ("train", "training"), "test": ("test", "testing"), "validation": ("validation", "valid", "val")}
+_IMAGE_NAMES = ("img", "image", "images", "picture", "pixels")
+_LABEL_NAMES = ("label", "labels", "fine_label", "coarse_label", "target", "targets", "class", "y")
+_ROWS = 1000  # rows decoded at a time
+
+
+@dataclass(frozen=True)
+class LabelledImages:
+    """What a folder held: both sides, and what the classes are called."""
+
+    train: Samples
+    test: Samples | None
+    class_names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Which columns to read. `class_names` is None when the files do not name the classes."""
+
+    image: str
+    label: str
+    class_names: tuple[str, ...] | None
+
+
+def has_parquet(folder: Path) -> bool:
+    """Whether `folder`, or a folder right under it, holds a file named ``*.parquet``."""
+    return folder.is_dir() and bool(_parquet_files(folder))
+
+
+def read_folder(folder: Path, image_column: str | None = None, label_column: str | None = None) -> LabelledImages:
+    """Read and decode a folder of Parquet files, or take the decoded copy from the cache.
+
+    Files whose name (or folder) says train are the training side, those that say test the test side. Without a test
+    file, validation files are the test side (Tiny-ImageNet); beside one they are not read. When no name says anything,
+    all files are training files.
+
+    Labels are kept as they are when the files name the classes (a ClassLabel feature) or when they are whole numbers
+    that fill 0..C-1. Otherwise (say 0 and 4, or strings) the sorted distinct values of both sides become 0..C-1 and
+    their spelling the classes' names.
+
+    Args:
+        folder: holds ``*.parquet``, directly or one folder down.
+        image_column: the column with encoded images; None to find it.
+        label_column: the column with labels; None to find it.
+
+    Raises:
+        RequestError: no training files, a file that is not whole Parquet, columns missing or ambiguous, an image that
+            does not decode, images of several shapes, labels that are missing or out of range.
+    """
+    files = _split_files(folder)
+    every = [path for paths in files.values() for path in paths]
+    columns = _find_columns(every, image_column, label_column)
+    try:
+        sums = cache.file_checksums(every)
+    except OSError as error:
+        raise RequestError(f"cannot read the files in {folder}: {first_line(error)}") from error
+    sides = [side for side, paths in files.items() for _ in paths]
+    parts = (f"{side} {checksum}" for side, checksum in zip(sides, sums, strict=True))
+    key = cache.digest([_VERSION, columns.image, columns.label, *parts])
+    return _from_cache(key) or _decoded(files, columns, key)
+
+
+def _from_cache(key: str) -> LabelledImages | None:
+    """The decoded copy, or None."""
+    found = cache.fetch(key)
+    if found is None:
+        return None
+    tensors, facts = found
+    test = Samples(tensors["test_x"], tensors["test_y"]) if "test_x" in tensors else None
+    names = tuple(str(name) for name in json.loads(facts["class_names"]))
+    return LabelledImages(Samples(tensors["train_x"], tensors["train_y"]), test, names)
+
+
+def _decoded(files: dict[str, list[Path]], columns: _Columns, key: str) -> LabelledImages:
+    """Decode all files and leave a copy in the cache."""
+    images: dict[str, torch.Tensor] = {}
+    raw: dict[str, NDArray[Any]] = {}
+    shape: tuple[int, ...] | None = None
+    for side, paths in files.items():
+        pixels, raw[side] = _read_side(paths, columns, shape)
+        shape = pixels.shape[1:]
+        images[side] = torch.from_numpy(pixels)
+    labels, names = _number_labels(raw, columns)
+    sides = {side: Samples(images[side], torch.from_numpy(labels[side])) for side in files}
+    tensors = {f"{side}_{part}": getattr(sides[side], part) for side in sides for part in ("x", "y")}
+    cache.store(key, tensors, {"class_names": json.dumps(names)})
+    return LabelledImages(sides["train"], sides.get("test"), names)
+
+
+# files ---------------------------------------------------------------------------------------------------------------
+
+
+def _parquet_files(folder: Path) -> list[Path]:
+    """The Parquet files of a folder, sorted by name; those one folder down when it has none itself."""
+    for pattern in ("*.parquet", "*/*.parquet"):
+        found = sorted(p for p in folder.glob(pattern) if p.is_file() and not p.name.startswith("."))
+        if found:
+            return found
+    return []
+
+
+def _split_of(path: Path, folder: Path) -> str | None:
+    """Which side a file belongs to, by a whole word in its own name, else in its folder's below `folder`."""
+    parts = [path.stem, *(() if path.parent == folder else (path.parent.name,))]
+    for part in parts:
+        words = set(re.split(r"[^a-z]+", part.lower()))
+        for split, spellings in _SPLITS.items():
+            if words & set(spellings):
+                return split
+    return None
+
+
+def _split_files(folder: Path) -> dict[str, list[Path]]:
+    """The files of the training side and, if there are any, of the test side.
+
+    Raises:
+        RequestError: no Parquet file, no training file, or several data sets in one folder.
+    """
+    if not folder.is_dir():
+        raise RequestError(f"expected a folder with Parquet files at {folder}, came no such folder")
+    found = _parquet_files(folder)
+    if not found:
+        raise RequestError(f"expected Parquet files (train*.parquet, test*.parquet) in {folder}, came none")
+    splits: dict[str | None, list[Path]] = {}
+    for path in found:
+        splits.setdefault(_split_of(path, folder), []).append(path)
+    train = splits.get("train", splits[None] if set(splits) == {None} else [])
+    if not train:
+        raise RequestError(
+            f"expected a training file (train*.parquet) in {folder}, came only {', '.join(p.name for p in found[:4])}"
+        )
+    homes = sorted({path.parent.name for path in train})
+    if len(homes) > 1:
+        raise RequestError(f"expected one data set in {folder}, came several: {', '.join(homes)}; name one as the root")
+    test = splits.get("test") or splits.get("validation") or []
+    return {"train": train, "test": test} if test else {"train": train}
+
+
+def _open(path: Path) -> Any:
+    """A ``pyarrow.parquet.ParquetFile``.
+
+    Raises:
+        RequestError: not a whole Parquet file.
+    """
+    import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
+    import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
+
+    try:
+        return pq.ParquetFile(path)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise RequestError(f"expected a whole Parquet file, came {path}: {first_line(error)}") from error
+
+
+# columns -------------------------------------------------------------------------------------------------------------
+
+
+def _find_columns(paths: Sequence[Path], image_column: str | None, label_column: str | None) -> _Columns:
+    """The image and the label column, the same in every file.
+
+    Raises:
+        RequestError: none, several, one that is named but absent, or files that differ.
+    """
+    chosen: _Columns | None = None
+    for path in paths:
+        schema = _open(path).schema_arrow
+        features = _features(schema.metadata)
+        image = _pick("image", image_column, _image_columns(schema, features), schema.names, path)
+        label = _pick("label", label_column, _label_columns(schema, features), schema.names, path)
+        _check_types(schema, image, label, path)
+        names = features.get(label, {}).get("names") if features.get(label, {}).get("_type") == "ClassLabel" else None
+        came = _Columns(image, label, tuple(str(name) for name in names) if isinstance(names, list) else None)
+        if chosen is not None and came != chosen:
+            raise RequestError(
+                f"expected the columns '{chosen.image}' and '{chosen.label}' with the same classes in every file, "
+                f"came '{came.image}' and '{came.label}' with other names or classes in {path}"
+            )
+        chosen = came
+    assert chosen is not None  # _split_files gave at least one path
+    return chosen
+
+
+def _features(metadata: dict[bytes, bytes] | None) -> dict[str, dict[str, Any]]:
+    """What `datasets` wrote about the columns; empty for a file from elsewhere."""
+    try:
+        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
+        return {name: kind for name, kind in features.items() if isinstance(kind, dict)}
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _image_columns(schema: Any, features: dict[str, dict[str, Any]]) -> list[str]:
+    """Columns of feature type Image, else those with a usual name that can hold encoded images."""
+    said = [name for name in schema.names if features.get(name, {}).get("_type") == "Image"]
+    return said or [name for name in schema.names if name in _IMAGE_NAMES and _holds_bytes(schema.field(name).type)]
+
+
+def _label_columns(schema: Any, features: dict[str, dict[str, Any]]) -> list[str]:
+    """Columns of feature type ClassLabel, else those with a usual name that can hold labels."""
+    said = [name for name in schema.names if features.get(name, {}).get("_type") == "ClassLabel"]
+    return said or [name for name in schema.names if name in _LABEL_NAMES and _holds_labels(schema.field(name).type)]
+
+
+def _holds_bytes(kind: Any) -> bool:
+    import pyarrow.types as types  # type: ignore[import-untyped, unused-ignore]
+
+    if types.is_struct(kind):
+        return any(field.name == "bytes" and _holds_bytes(field.type) for field in kind)
+    return bool(types.is_binary(kind) or types.is_large_binary(kind))
+
+
+def _holds_labels(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    return bool(
+        types.is_integer(kind) or types.is_boolean(kind) or types.is_string(kind) or types.is_large_string(kind)
+    )
+
+
+def _pick(what: str, named: str | None, candidates: list[str], names: list[str], path: Path) -> str:
+    """The named column, else the only candidate."""
+    if named is not None:
+        if named not in names:
+            raise RequestError(f"expected the {what} column '{named}' in {path}, came no such{nearest(named, names)}")
+        return named
+    if len(candidates) == 1:
+        return candidates[0]
+    came = f"several: {', '.join(candidates)}" if candidates else f"none among: {', '.join(names)}"
+    raise RequestError(f"expected one {what} column in {path}, came {came}; name it with {what}_column")
+
+
+def _check_types(schema: Any, image: str, label: str, path: Path) -> None:
+    """Refuse columns that cannot hold what they should."""
+    for name in (image, label):
+        if schema.names.count(name) > 1:
+            raise RequestError(f"expected one column '{name}' in {path}, came {schema.names.count(name)}")
+    if not _holds_bytes(schema.field(image).type):
+        raise RequestError(
+            f"expected encoded images (bytes) in column '{image}' of {path}, came type {schema.field(image).type}"
+        )
+    if not _holds_labels(schema.field(label).type):
+        raise RequestError(
+            f"expected whole numbers or strings in label column '{label}' of {path}, "
+            f"came type {schema.field(label).type}"
+        )
+
+
+# rows ----------------------------------------------------------------------------------------------------------------
+
+
+def _read_side(
+    paths: Sequence[Path], columns: _Columns, shape: tuple[int, ...] | None
+) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+    """Every image and raw label of some files, in file order.
+
+    Args:
+        paths: the files of one side.
+        columns: what to read.
+        shape: (C, H, W) that the images must have; None for that of the first.
+
+    Returns:
+        (N, C, H, W) uint8 and (N,) labels, int64 or strings.
+    """
+    total = sum(_open(path).metadata.num_rows for path in paths)
+    if total == 0:
+        raise RequestError(f"expected at least one row in {paths[0]}, came an empty file")
+    pixels: NDArray[np.uint8] | None = None
+    labels: list[NDArray[Any]] = []
+    row = 0
+    for path in paths:
+        start = row
+        for cells, marks in _batches(path, columns):
+            labels.append(marks)
+            for cell in cells:
+                image = _decode(cell, path, row - start)
+                if pixels is None:
+                    shape = shape or image.shape
+                    pixels = np.empty((total, *shape), dtype=np.uint8)
+                if image.shape != shape:
+                    raise RequestError(
+                        f"expected every image to have {_words(shape)}, as the first one has, "
+                        f"came {_words(image.shape)} in row {row - start} of {path}"
+                    )
+                pixels[row] = image
+                row += 1
+    if pixels is None or row != total:
+        raise RequestError(f"expected {total} rows, as the files say, came {row} from {paths[0].parent}")
+    return pixels, np.concatenate(labels)
+
+
+def _batches(path: Path, columns: _Columns) -> Iterator[tuple[list[bytes | None], NDArray[Any]]]:
+    """Encoded images and labels of one file, some rows at a time."""
+    import pyarrow as pa
+    import pyarrow.types as types
+
+    try:
+        for batch in _open(path).iter_batches(batch_size=_ROWS, columns=[columns.image, columns.label]):
+            cells, marks = batch.column(columns.image), batch.column(columns.label)
+            if types.is_struct(cells.type):
+                cells = pa.compute.struct_field(cells, "bytes")
+            if marks.null_count:
+                raise RequestError(f"expected a label in every row, came an empty one in '{columns.label}' of {path}")
+            whole = types.is_integer(marks.type) or types.is_boolean(marks.type)
+            yield cells.to_pylist(), np.array(marks.to_pylist(), dtype=np.int64 if whole else None)
+    except (pa.ArrowException, OSError, OverflowError, UnicodeDecodeError) as error:
+        raise RequestError(f"expected a whole Parquet file, came {path}: {first_line(error)}") from error
+
+
+def _decode(cell: bytes | None, path: Path, row: int) -> NDArray[np.uint8]:
+    """One image as (C, H, W) uint8: grey stays one channel; black-and-white becomes grey, a palette RGB."""
+    from PIL import Image
+
+    if not cell:
+        raise RequestError(f"expected an encoded image in row {row} of {path}, came none (paths alone are not followed)")
+    try:
+        with Image.open(io.BytesIO(cell)) as image:
+            mode = {"1": "L", "P": "RGB"}.get(image.mode, image.mode)
+            pixels = np.asarray(image if mode == image.mode else image.convert(mode))
+    except Exception as error:  # Pillow's decoders raise nearly anything on foreign bytes
+        raise RequestError(
+            f"expected an image in row {row} of {path}, came bytes that do not decode: {first_line(error)}"
+        ) from error
+    if mode == "L":
+        return pixels[None]
+    if mode == "RGB":
+        return pixels.transpose(2, 0, 1)
+    raise RequestError(f"expected grey (L) or RGB images, came mode {mode} in row {row} of {path}")
+
+
+def _words(shape: tuple[int, ...]) -> str:
+    colour = {1: "grey", 3: "RGB"}[shape[0]]
+    return f"{colour} {shape[1]}x{shape[2]} pixels"
+
+
+# labels --------------------------------------------------------------------------------------------------------------
+
+
+def _number_labels(
+    raw: dict[str, NDArray[Any]], columns: _Columns
+) -> tuple[dict[str, NDArray[np.int64]], tuple[str, ...]]:
+    """Labels as 0..C-1 and the classes' names (see `read_folder`)."""
+    values = np.unique(np.concatenate(list(raw.values())))
+    names = columns.class_names
+    if values.dtype == np.int64:
+        if names is None and np.array_equal(values, np.arange(len(values))):
+            names = tuple(str(value) for value in values)
+        if names is not None:
+            if values[0] < 0 or values[-1] >= len(names):
+                wrong = values[0] if values[0] < 0 else values[-1]
+                raise RequestError(
+                    f"expected labels 0..{len(names) - 1} in column '{columns.label}', which names {len(names)} "
+                    f"classes, came {wrong}"
+                )
+            return {side: marks.astype(np.int64) for side, marks in raw.items()}, names
+    numbered = {side: np.searchsorted(values, marks).astype(np.int64) for side, marks in raw.items()}
+    return numbered, tuple(str(value) for value in values)
+
+
+def first_line(error: BaseException) -> str:
+    """An error's first line."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

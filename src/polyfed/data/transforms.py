@@ -1,0 +1,105 @@
+"""From stored images to what a network sees: normalising, and augmentation of a whole batch at once.
+
+Both are tensor functions of a batch (engine.md section 5: 3.7 times the speed of per-sample Pillow transforms), and
+augmentation draws from the generator it is handed, so it repeats.
+
+Shapes: N images, C channels, H x W pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polyfed.errors import RequestError
+from polyfed.registry import nearest
+
+Augmentation = Callable[[Tensor, torch.Generator], Tensor]
+
+_PADDING = 4  # pixels; He et al. 2016, and the authors' code of FedHeNN, FedGH and FedIN
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Stored inputs to network inputs: ``(x / 255 - mean) / std`` for uint8 images, on whatever device they are.
+
+    Only uint8 means "a stored image". Float inputs are taken to be ready (features, embeddings, or images that the user
+    has normalised) and pass unchanged, whatever their shape.
+
+    Args:
+        mean: per channel, in 0..1.
+        std: per channel, in 0..1, above 0.
+
+    Raises:
+        RequestError: as many means as stds are expected, and positive stds; on call: images with other channels.
+
+    >>> Prepare((0.5,), (0.25,))(torch.tensor([[[[0, 255]]]], dtype=torch.uint8))
+    tensor([[[[-2.,  2.]]]])
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != len(self.std) or not all(s > 0 for s in self.std):
+            raise RequestError(f"expected one positive std per mean, came mean {self.mean} and std {self.std}")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(..., C, H, W) uint8 to float32 of the same shape; float inputs as they are."""
+        if x.is_floating_point():
+            return x
+        channels = len(self.mean)
+        if x.dtype != torch.uint8 or x.dim() < 3 or x.shape[-3] != channels:
+            raise RequestError(
+                f"expected uint8 images of shape (N, {channels}, H, W), came {tuple(x.shape)} of type {x.dtype}"
+            )
+        scale = [1 / (255 * s) for s in self.std]
+        shift = [-m / s for m, s in zip(self.mean, self.std, strict=True)]
+        constants = torch.tensor([scale, shift], dtype=torch.float32).to(x.device, non_blocking=True)
+        scale_C11, shift_C11 = constants.view(2, channels, 1, 1)
+        return x.to(torch.float32) * scale_C11 + shift_C11
+
+
+def augment(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Random crop after padding with 4 black pixels, and a horizontal flip of every other image on average.
+
+    Args:
+        x: (N, C, H, W) images before `Prepare`, so that the padding is black.
+        generator: on the CPU, the same images come out on every device.
+
+    Returns:
+        (N, C, H, W) of x's type, a new tensor.
+
+    Raises:
+        RequestError: not a batch of images.
+    """
+    if x.dim() != 4:
+        raise RequestError(f"expected images of shape (N, C, H, W) to augment, came {tuple(x.shape)}")
+    count, channels, height, width = x.shape
+    device = generator.device
+    corner_N2 = torch.randint(0, 2 * _PADDING + 1, (count, 2), generator=generator, device=device).to(x.device)
+    flip_N1 = torch.randint(0, 2, (count, 1), generator=generator, device=device).to(x.device)
+    across_W = torch.arange(width, device=x.device)
+    across_NW = torch.where(flip_N1 == 1, width - 1 - across_W, across_W) + corner_N2[:, 1:]
+    down_NH = torch.arange(height, device=x.device) + corner_N2[:, :1]
+    padded = torch.nn.functional.pad(x, (_PADDING, _PADDING, _PADDING, _PADDING))
+    pixel = down_NH[:, :, None] * (width + 2 * _PADDING) + across_NW[:, None, :]
+    pixel = pixel.view(count, 1, height * width).expand(count, channels, height * width)
+    return padded.flatten(2).gather(2, pixel).view(count, channels, height, width)
+
+
+AUGMENTATIONS: dict[str, Augmentation | None] = {"none": None, "crop-flip": augment}
+
+
+def augmentation(name: str) -> Augmentation | None:
+    """The augmentation of that name; None for "none".
+
+    Raises:
+        RequestError: unknown, with the nearest name.
+    """
+    if name not in AUGMENTATIONS:
+        raise RequestError(f"unknown augmentation '{name}'{nearest(str(name), AUGMENTATIONS)}")
+    return AUGMENTATIONS[name]

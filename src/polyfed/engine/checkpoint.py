@@ -1,0 +1,113 @@
+"""Checkpoints: the whole state of a federation after a round, verified by checksum when it is read.
+
+`checkpoint/round-000010/` holds `server.safetensors`, `clients.safetensors` and `index.json`. It appears by one rename.
+The last two are kept: if the newest is damaged, the one before it is used, and said so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from polyfed.core.message import State, flatten, from_bytes, to_bytes, unflatten
+from polyfed.engine.folder import sync_folder
+from polyfed.errors import RequestError
+
+KEPT = 2
+_CLIENT = "client"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A federation between two rounds. weights: None for a client that has none of its own yet."""
+
+    round: int
+    server: State
+    weights: Mapping[int, dict[str, Tensor] | None]
+    states: Mapping[int, State]
+    extra: Mapping[str, Any]  # plain numbers of the engine's own
+
+
+def write(folder: Path, snapshot: Snapshot) -> None:
+    """Write a checkpoint, then drop all but the last `KEPT`."""
+    final = folder / f"round-{snapshot.round:06d}"
+    if final.exists():
+        return
+    temporary = folder / f".round-{snapshot.round:06d}.{os.getpid()}.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    clients: State = {}
+    for number, weights in snapshot.weights.items():
+        if weights is not None:
+            clients[f"{_CLIENT} {number} weights"] = weights
+        if snapshot.states[number]:
+            clients[f"{_CLIENT} {number} state"] = dict(flatten(snapshot.states[number]))
+    files = {"server.safetensors": to_bytes(snapshot.server), "clients.safetensors": to_bytes(clients)}
+    index = {
+        "round": snapshot.round,
+        "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
+        "extra": dict(snapshot.extra),
+    }
+    for name, data in {**files, "index.json": json.dumps(index).encode()}.items():
+        with (temporary / name).open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    sync_folder(temporary)
+    temporary.rename(final)
+    sync_folder(folder)
+    for old in _all(folder)[:-KEPT]:
+        shutil.rmtree(old)
+
+
+def latest(folder: Path, clients: int) -> Snapshot | None:
+    """The newest checkpoint that is whole, or None where there is none.
+
+    Args:
+        folder: `checkpoint/` of a run folder.
+        clients: how many clients the federation has.
+
+    Raises:
+        RequestError: there are checkpoints and none of them is whole.
+    """
+    found = _all(folder)
+    for path in reversed(found):
+        try:
+            return _read(path, clients)
+        except (OSError, ValueError, KeyError, TypeError, RequestError) as error:
+            warnings.warn(f"the checkpoint {path} is damaged ({error}); trying the one before it", stacklevel=2)
+    if found:
+        raise RequestError(f"expected a whole checkpoint in {folder}, all {len(found)} are damaged; start again with --force")
+    return None
+
+
+def _all(folder: Path) -> list[Path]:
+    return sorted(folder.glob("round-[0-9]*")) if folder.is_dir() else []
+
+
+def _read(path: Path, clients: int) -> Snapshot:
+    index = json.loads((path / "index.json").read_bytes())
+    contents: dict[str, State] = {}
+    for name in ("server.safetensors", "clients.safetensors"):
+        data = (path / name).read_bytes()
+        if hashlib.sha256(data).hexdigest() != index["sha256"][name]:
+            raise ValueError(f"{name} does not match its checksum")
+        contents[name] = from_bytes(data)
+    stored = contents["clients.safetensors"]
+    weights: dict[int, dict[str, Tensor] | None] = {}
+    states: dict[int, State] = {}
+    for number in range(clients):
+        own = stored.get(f"{_CLIENT} {number} weights")
+        weights[number] = None if own is None or isinstance(own, Tensor) else own
+        state = stored.get(f"{_CLIENT} {number} state", {})
+        states[number] = {} if isinstance(state, Tensor) else unflatten(state)
+    return Snapshot(int(index["round"]), contents["server.safetensors"], weights, states, index["extra"])

@@ -1,0 +1,144 @@
+"""How the clients' work of one exchange is carried out. `serial` is the reference that any other must equal."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from polyfed.core.architectures import Architectures
+from polyfed.core.client import Client
+from polyfed.core.message import Message, State, copied, nbytes, not_finite, read_only, shallow
+from polyfed.core.method import Exchange, Method, Trained, numbers
+from polyfed.core.randomness import derive, scoped_global
+from polyfed.engine.evaluation import Score, score_model
+from polyfed.engine.training import train
+from polyfed.errors import PolyfedError, RunError
+
+
+@dataclass(frozen=True)
+class Job:
+    """One client's part in an exchange: what it is told, which of its networks it trains."""
+
+    client: Client
+    message: Message
+    variant: str
+    exchange: Exchange
+    round: int
+    scores: bool = False  # score it right after local training, too
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a job. `refused` says why nothing of it counts; weights and state are then those from before."""
+
+    client_id: int
+    message: Message
+    weights: dict[str, Tensor]
+    state: State
+    trained: Trained
+    bytes_up: int = 0
+    sums: dict[str, float] = field(default_factory=dict)
+    score: Score | None = None
+    refused: str | None = None
+
+
+class Executor(Protocol):
+    """Runs the jobs of an exchange; outcomes come back in the order of the jobs."""
+
+    def run(self, jobs: Sequence[Job], done: Callable[[int], None]) -> list[Outcome]:
+        """Carry out `jobs`; `done(count)` is called as they finish."""
+        ...
+
+
+class Serial:
+    """One client after the other, in this process."""
+
+    def __init__(self, method: Method, architectures: Architectures) -> None:
+        self._method = method
+        self._architectures = architectures
+
+    def run(self, jobs: Sequence[Job], done: Callable[[int], None]) -> list[Outcome]:
+        """See `Executor`."""
+        outcomes = []
+        for count, job in enumerate(jobs, 1):
+            outcomes.append(carry_out(job, self._method, self._architectures))
+            done(count)
+        return outcomes
+
+
+def carry_out(job: Job, method: Method, architectures: Architectures) -> Outcome:
+    """Receive, train, upload: on copies, so that a refused or failed client is as it was.
+
+    Raises:
+        RunError: the method failed; says for which client, in which round and at which stage.
+    """
+    client = at_work(job.client, job.variant, architectures)
+    client.round, client.exchange = job.round, job.exchange.name
+    stage, trained = "receiving", Trained()
+    try:
+        with scoped_global(derive(client.seed, "layers", client.exchange, client.round, client.id)):
+            context = method.receive(client, read_only(job.message))
+            if job.exchange.trains:
+                stage = "training"
+                trained = train(client, method, context)
+            score = None
+            if job.scores:
+                stage = "scoring"
+                score = score_model(client, method, client.data.test)
+            stage = "uploading"
+            message = read_only(copied(method.upload(client, trained)))
+    except PolyfedError as error:
+        raise type(error)(f"client {client.id}, round {job.round}, {stage}: {error}") from error
+    except Exception as error:
+        raise RunError(
+            f"client {client.id} ({client.architecture}), round {job.round}, {stage}: {type(error).__name__}: {error}"
+        ) from error
+    weights = {name: tensor.detach().cpu().clone() for name, tensor in client.model.state_dict().items()}
+    bad = _refusal(job, trained, message, weights)
+    return Outcome(
+        client.id,
+        message,
+        weights,
+        client.state,
+        trained,
+        nbytes(message),
+        {} if bad else numbers(trained.sums or {}),
+        None if bad else score,
+        bad,
+    )
+
+
+def at_work(client: Client, variant: str, architectures: Architectures) -> Client:
+    """A working copy of the client with its weights in the template; the client itself stays as it is."""
+    worker = copy.copy(client)
+    worker.state = shallow(client.state)
+    template = architectures.template(client.architecture, variant)
+    weights = own_weights(client, variant, architectures)
+    worker.bound = architectures.bound(client.architecture, variant, weights)
+    template.train()
+    return worker
+
+
+def own_weights(client: Client, variant: str, architectures: Architectures) -> dict[str, Tensor]:
+    """The client's weights, or those it starts from (again, if its network is now another one)."""
+    template = architectures.template(client.architecture, variant).state_dict()
+    weights = client.weights
+    if weights is not None and all(n in weights and weights[n].shape == t.shape for n, t in template.items()):
+        return {name: weights[name] for name in template}
+    return architectures.initial(client.architecture, variant, client.id, copy.deepcopy(client.given))
+
+
+def _refusal(job: Job, trained: Trained, message: Message, weights: dict[str, Tensor]) -> str | None:
+    if job.exchange.trains and trained.steps == 0:
+        return "no training step: too few samples for a batch of this model"
+    if trained.loss != trained.loss or trained.loss in (float("inf"), float("-inf")):
+        return f"the training loss is {trained.loss}"
+    if name := not_finite(message):
+        return f"the upload is not finite ('{name}')"
+    if name := not_finite({"weights": weights}):
+        return f"the model is not finite ('{name}')"
+    return None

@@ -1,0 +1,501 @@
+"""The only round loop: select, send down, let the clients work, take up, aggregate, score, record, checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.architectures import Architectures, Builder
+from polyfed.core.client import Client, Public
+from polyfed.core.message import Message, flatten, nbytes, read_only, shallow
+from polyfed.core.method import Exchange, Method
+from polyfed.core.randomness import generator
+from polyfed.core.server import Member, Server
+from polyfed.core.settings import Evaluation, Training
+from polyfed.data.samples import ClientData, Samples
+from polyfed.engine import checkpoint
+from polyfed.engine.checkpoint import Snapshot
+from polyfed.engine.evaluation import Memory, Score, summary
+from polyfed.engine.executors import Executor, Job, Outcome, Serial, at_work
+from polyfed.engine.fit import check_fit
+from polyfed.engine.folder import RunFolder
+from polyfed.engine.history import result_of
+from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError
+from polyfed.models.split import SplitModel
+
+
+class Tracker(Protocol):
+    """Somebody who watches a run: progress on a terminal, curves elsewhere."""
+
+    def start(self, info: Mapping[str, Any]) -> None: ...  # noqa: D102
+    def client_done(self, done: int, total: int) -> None: ...  # noqa: D102
+    def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None: ...  # noqa: D102
+    def message(self, text: str) -> None: ...  # noqa: D102
+    def end(self, result: Mapping[str, Any] | None) -> None: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run. history: the records of `rounds.jsonl`; result: that of `result.json`; models: one per client."""
+
+    result: Mapping[str, Any]
+    history: Sequence[Mapping[str, Any]]
+    models: Mapping[int, nn.Module]
+    path: Path | None
+
+
+class Federation:
+    """Clients, a server and a method.
+
+    Args:
+        clients: in order; their numbers are their places.
+        method: e.g. ``polyfed.methods.FedGH()``.
+        training, evaluation: settings; see there.
+        seed: every random draw of the run is derived from it.
+        public: hold-out data that everybody may see. test: one test set shared by all clients, in place of their own.
+        classes: of the task; default: the largest label anywhere plus one.
+        builders: architecture name -> function that makes the network, for clients given by architecture name.
+        device: where networks compute ("cpu", "cuda", "cuda:1").
+        out: run folder; None writes nothing. checkpoint_every: rounds between checkpoints.
+        dataset: name for the records. settings: the resolved recipe, if there is one. label: name of the run in tables.
+        trackers: who watches.
+
+    Raises:
+        RequestError: models or data do not fit the method, a device is not there, there are no clients.
+    """
+
+    def __init__(
+        self,
+        clients: Sequence[Client],
+        method: Method,
+        training: Training | None = None,
+        evaluation: Evaluation | None = None,
+        *,
+        seed: int = 0,
+        public: Public | None = None,
+        test: Samples | None = None,
+        classes: int | None = None,
+        builders: Mapping[str, Builder] | None = None,
+        device: str = "cpu",
+        out: Path | str | None = None,
+        checkpoint_every: int = 5,
+        dataset: str = "own data",
+        settings: Mapping[str, Any] | None = None,
+        label: str | None = None,
+        trackers: Sequence[Tracker] = (),
+    ) -> None:
+        if not clients:
+            raise RequestError("expected at least one client, came none")
+        self.clients = [copy.copy(client) for client in clients]
+        self.method = method
+        self.training = training or Training()
+        self.evaluation = evaluation or Evaluation()
+        self.seed = seed
+        self.shared_test = test
+        self.stages = self.evaluation.stages(method.scored)
+        self.classes = classes or 1 + max(_largest_label(client.data, test) for client in self.clients)
+        for number, client in enumerate(self.clients):
+            data = client.data if test is None else ClientData(client.data.train, client.data.validation, test)
+            client.id, client.classes, client.seed, client.data = number, self.classes, seed, data
+            client.training, client.public = self.training, public
+        named = _name_architectures(self.clients, dict(builders or {}))
+        self.architectures = Architectures(named, method, seed, _device(device))
+        check_fit(method, self.clients, self.architectures, public)
+        self.server = Server(
+            {client.id: Member(client.architecture, client.n) for client in self.clients},
+            self.architectures,
+            rounds=self.training.rounds,
+            classes=self.classes,
+            seed=seed,
+            public=public,
+            initial={client.id: client.given for client in self.clients if client.given is not None},
+        )
+        self.executor: Executor = Serial(method, self.architectures)
+        self.folder = None if out is None else RunFolder(out)
+        self.checkpoint_every = checkpoint_every
+        self.trackers = list(trackers)
+        self.facts = {
+            "method": method.name or type(method).__name__,
+            "knobs": dataclasses.asdict(method) if dataclasses.is_dataclass(method) else {},
+            "label": label,
+            "dataset": dataset,
+            "clients": len(self.clients),
+            "rounds": self.training.rounds,
+            "seed": seed,
+            "evaluation": {
+                "stage": self.stages[0],
+                "mean": self.evaluation.mean,
+                "test": "client" if test is None else "global",
+                "every": self.evaluation.every,
+                "stages": self.stages,
+            },
+        }
+        self.settings = settings if settings is not None else self._settings()
+        self.history: list[dict[str, Any]] = []
+        self._memory = Memory()
+
+    # running ------------------------------------------------------------------------------------------------
+
+    def run(self, resume: bool = False, force: bool = False) -> Run:
+        """Run all rounds; with `resume`, those after the last checkpoint of the run folder.
+
+        Raises:
+            RequestError: the run folder is taken, or holds another recipe's run; nothing has been written then.
+            RunError: a client or the server failed; says which, when and where.
+            Interrupted: Ctrl-C; a checkpoint of the last whole round has been written.
+        """
+        if self.folder is not None:
+            self.folder.check(self.settings, resume, force)
+            result = self.folder.read_result() if resume else None
+            if result is not None:
+                self._restore()
+                return self._finished(result)
+            self.folder.open(self.settings, resume, force)
+        with _one_thread():
+            first = self._restore() + 1
+            if first == 1:
+                self.method.start(self.server)
+            info = {**self.facts, "start_round": first, "out": None if self.folder is None else str(self.folder.path)}
+            self._tell("start", info)
+            try:
+                for number in range(first, self.training.rounds + 1):
+                    self._round_or_undo(number)
+                    if self.folder is not None and self._checkpoint_is_due(number):
+                        self._checkpoint(number)
+                result = result_of(self.history, self.facts)
+                if self.folder is not None:
+                    self._write_models()
+                    self.folder.write_result(result)
+            except BaseException:
+                self._tell("end", None)
+                raise
+        self._tell("end", result)
+        return self._finished(result)
+
+    def _round_or_undo(self, number: int) -> None:
+        """A whole round or nothing: what is interrupted or fails leaves the federation as it was before."""
+        before = self._snapshot(number - 1)
+        began = time.perf_counter()
+        try:
+            record = self._round(number)
+            record["seconds"] = time.perf_counter() - began
+            if self.folder is not None:
+                self.folder.append(record)
+        except KeyboardInterrupt:
+            self._take_back(before)
+            if self.folder is not None and number > 1:
+                self._checkpoint(number - 1)
+            raise Interrupted(f"interrupted in round {number}; {number - 1} whole rounds are kept") from None
+        except Exception:
+            self._take_back(before)
+            raise
+        self.history.append(record)
+        pace = sum(r["seconds"] for r in self.history) / len(self.history)
+        self._tell("round", record, pace * (self.training.rounds - number))
+
+    def _round(self, number: int) -> dict[str, Any]:
+        method, server = self.method, self.server
+        server.round = number
+        selected = self._select(number)
+        tally = _Tally()
+        with _at("planning", number):
+            method.plan(server, selected)
+        for exchange in method.exchanges(number):
+            server.exchange = exchange.name
+            ids = selected if exchange.who == "selected" else sorted(server.clients)
+            with _at("broadcast", number):
+                jobs = [self._job(client_id, exchange, number) for client_id in ids]
+            outcomes = self.executor.run(jobs, lambda done, total=len(jobs): self._tell("client_done", done, total))
+            for job, outcome in zip(jobs, outcomes, strict=True):
+                tally.add(job, outcome, method)
+                if outcome.refused is None:
+                    client = self.clients[outcome.client_id]
+                    client.weights, client.state = outcome.weights, outcome.state
+                    client.version += 1
+                else:
+                    text = f"round {number}: client {outcome.client_id} refused: {outcome.refused}"
+                    self._tell("message", text)
+            with _at("aggregation", number):
+                method.aggregate(server, {o.client_id: o.message for o in outcomes if o.refused is None})
+        server.exchange = "train"
+        record = {"round": number, "seconds": 0.0, "clients": selected, **tally.record()}
+        due = number % self.evaluation.every == 0 or number == self.training.rounds
+        return {**record, "evaluated": due, **(self._evaluate(tally.scores) if due else _NOT_EVALUATED)}
+
+    def _select(self, number: int) -> list[int]:
+        """The clients of a round: max(1, floor(C N)) of N, without replacement, in order of number."""
+        count = max(1, int(self.training.participation * len(self.clients) + 1e-9))
+        order = torch.randperm(len(self.clients), generator=generator(self.seed, "selection", number))
+        return sorted(order[:count].tolist())
+
+    def _job(self, client_id: int, exchange: Exchange, number: int) -> Job:
+        message = read_only(self.method.broadcast(self.server, client_id))
+        variant = self.method.variant(self.server, client_id)
+        due = number % self.evaluation.every == 0 or number == self.training.rounds
+        scores = due and exchange.trains and "after_local" in self.stages
+        return Job(self.clients[client_id], message, variant, exchange, number, scores)
+
+    # scoring --------------------------------------------------------------------------------------------------
+
+    def _evaluate(self, after_local: Mapping[int, Score]) -> dict[str, Any]:
+        """Accuracies of all stages, and the validation accuracy of the main one."""
+        accuracy, per_client, validation = {}, [], None
+        for place, stage in enumerate(self.stages):
+            scores = {c.id: self._score(c, stage, "test") for c in self.clients} if stage != "after_local" else after_local
+            if figures := summary(scores.values(), self.evaluation.mean):
+                accuracy[stage] = figures
+            if place == 0:
+                found = (scores.get(client.id) for client in self.clients)
+                per_client = [s.correct / s.total if s is not None and s.total else None for s in found]
+                validated = stage if stage != "after_local" else "personal"
+                held = [self._score(c, validated, "validation") for c in self.clients if len(c.data.validation)]
+                validation = summary(held, self.evaluation.mean).get("mean")
+        self._memory.forget_content()
+        return {"accuracy": accuracy, "accuracy_per_client": per_client, "validation": validation}
+
+    def _score(self, client: Client, stage: str, part: str) -> Score:
+        samples: Samples = getattr(client.data, part)
+        if not len(samples):
+            return Score(0, 0)
+        received = stage == "received" or client.weights is None  # who never took part has nothing of its own
+        message = self.method.broadcast(self.server, client.id) if received else {}
+        variant = self.method.variant(self.server, client.id)
+        key = _Key(client.version, variant, received, message)
+        known = self._memory.recall(client.id, stage, part, key)
+        if known is None:
+            worker = self._worker(client, variant, message if received else None)
+            known = self._memory.score(worker, self.method, samples, samples is self.shared_test)
+            self._memory.keep(client.id, stage, part, key, known)
+        return known
+
+    def _worker(self, client: Client, variant: str, message: Message | None) -> Client:
+        """A working copy holding the client's own weights, after receiving `message` if there is one."""
+        worker = at_work(client, variant, self.architectures)
+        worker.round = self.server.round
+        if message is not None:
+            self.method.receive(worker, read_only(message))
+        return worker
+
+    def export(self, client_id: int) -> nn.Module:
+        """A copy of the client's personal model; of one that never took part, what it would receive now."""
+        client = self.clients[client_id]
+        variant = self.method.variant(self.server, client_id)
+        message = self.method.broadcast(self.server, client_id) if client.weights is None else None
+        return copy.deepcopy(self.method.personal(self._worker(client, variant, message).model)).eval()
+
+    # keeping --------------------------------------------------------------------------------------------------
+
+    def _snapshot(self, number: int) -> Snapshot:
+        """The present state; its tensors are never written into, so that references are enough."""
+        weights = {client.id: client.weights for client in self.clients}
+        states = {client.id: shallow(client.state) for client in self.clients}
+        return Snapshot(number, shallow(self.server.state), weights, states, {})
+
+    def _take_back(self, snapshot: Snapshot) -> None:
+        self.server.state, self.server.round, self.server.exchange = shallow(snapshot.server), snapshot.round, "train"
+        for client in self.clients:
+            client.weights, client.state = snapshot.weights[client.id], shallow(snapshot.states[client.id])
+            client.version += 1
+
+    def _checkpoint_is_due(self, number: int) -> bool:
+        return number % self.checkpoint_every == 0 or number == self.training.rounds
+
+    def _checkpoint(self, number: int) -> None:
+        if self.folder is not None:
+            checkpoint.write(self.folder.checkpoints, self._snapshot(number))
+
+    def _restore(self) -> int:
+        """Go back to the run folder's last checkpoint; the number of its round, 0 where there is none."""
+        snapshot = None if self.folder is None else checkpoint.latest(self.folder.checkpoints, len(self.clients))
+        if self.folder is None or snapshot is None:
+            if self.folder is not None:
+                self.folder.rounds(0)
+            return 0
+        self._take_back(snapshot)
+        self.history = self.folder.rounds(snapshot.round)
+        return snapshot.round
+
+    def _write_models(self) -> None:
+        assert self.folder is not None
+        models: dict[int, dict[str, Tensor]] = {}
+        index: dict[int, dict[str, Any]] = {}
+        for client in self.clients:
+            module = self.export(client.id)
+            exported = module.export() if isinstance(module, SplitModel) else module.state_dict()
+            models[client.id] = {name: tensor.detach().cpu() for name, tensor in exported.items()}
+            index[client.id] = {"architecture": client.architecture, "classes": self.classes, "samples": client.n}
+        self.folder.write_models(models, index)
+
+    def _finished(self, result: Mapping[str, Any]) -> Run:
+        path = None if self.folder is None else self.folder.path
+        return Run(result, self.history, _Models(self.export, len(self.clients)), path)
+
+    def _tell(self, event: str, *what: Any) -> None:
+        for tracker in self.trackers:
+            getattr(tracker, event)(*what)
+
+    def _settings(self) -> dict[str, Any]:
+        """What a run folder records of a federation that was made in Python."""
+        knobs = {k: v for k, v in self.facts["knobs"].items() if v is not None}  # type: ignore[attr-defined]
+        return {
+            "method": {"name": self.facts["method"], **knobs},
+            "training": self.training.model_dump(exclude_none=True),
+            "evaluation": self.evaluation.model_dump(exclude_none=True),
+            "run": {"seed": self.seed},
+            "federation": {
+                "dataset": self.facts["dataset"],
+                "architectures": [client.architecture for client in self.clients],
+                "samples": [client.n for client in self.clients],
+            },
+        }
+
+
+_NOT_EVALUATED: Mapping[str, Any] = {"accuracy": {}, "accuracy_per_client": [], "validation": None}
+
+
+class _Tally:
+    """What a round adds up to, over its exchanges."""
+
+    def __init__(self) -> None:
+        self.down: dict[int, int] = {}
+        self.up: dict[int, int] = {}
+        self.paper = [0, 0]
+        self.refused: list[dict[str, Any]] = []
+        self.loss = self.samples = self.steps = 0.0
+        self.sums: dict[str, float] = {}
+        self.scores: dict[int, Score] = {}
+
+    def add(self, job: Job, outcome: Outcome, method: Method) -> None:
+        """Count one outcome. Bytes count when sent, also those of a refused upload."""
+        number = outcome.client_id
+        self.down[number] = self.down.get(number, 0) + nbytes(job.message)
+        self.up[number] = self.up.get(number, 0) + outcome.bytes_up
+        self.paper[0] += method.paper_nbytes(job.message)
+        self.paper[1] += method.paper_nbytes(outcome.message)
+        if outcome.refused is not None:
+            self.refused.append({"client": number, "reason": outcome.refused})
+            return
+        self.loss += outcome.trained.loss * outcome.trained.samples
+        self.samples += outcome.trained.samples
+        self.steps += outcome.trained.steps
+        for name, value in outcome.sums.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+        if outcome.score is not None:
+            self.scores[number] = outcome.score
+
+    def record(self) -> dict[str, Any]:
+        """The round's part of `rounds.jsonl`; `sums` are the method's own, per training step."""
+        return {
+            "bytes_up": sum(self.up.values()),
+            "bytes_down": sum(self.down.values()),
+            "bytes_up_as_in_paper": self.paper[1],
+            "bytes_down_as_in_paper": self.paper[0],
+            "bytes_by_client": {str(n): {"down": self.down[n], "up": self.up[n]} for n in sorted(self.down)},
+            "train_loss": self.loss / self.samples if self.samples else None,
+            "samples": int(self.samples),
+            "refused": self.refused,
+            "sums": {name: value / max(self.steps, 1) for name, value in self.sums.items()},
+        }
+
+
+class _Key:
+    """What a score depends on. Equal only if the message is made of the very same tensors, which nobody writes into."""
+
+    def __init__(self, version: int, variant: str, received: bool, message: Message) -> None:
+        self._facts = (version, variant, received)
+        self._tensors = flatten(message)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _Key)
+            and self._facts == other._facts
+            and self._tensors.keys() == other._tensors.keys()
+            and all(tensor is other._tensors[name] for name, tensor in self._tensors.items())
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class _Models(Mapping[int, nn.Module]):
+    """Personal models by client number, made when asked for."""
+
+    def __init__(self, export: Callable[[int], nn.Module], count: int) -> None:
+        self._export, self._count = export, count
+
+    def __getitem__(self, client_id: int) -> nn.Module:
+        if not 0 <= client_id < self._count:
+            raise KeyError(client_id)
+        return self._export(client_id)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self._count))
+
+    def __len__(self) -> int:
+        return self._count
+
+
+@contextlib.contextmanager
+def _at(stage: str, number: int) -> Iterator[None]:
+    """Errors of the server half name the stage and the round."""
+    try:
+        yield
+    except PolyfedError:
+        raise
+    except Exception as error:
+        raise RunError(f"server, round {number}, {stage}: {type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """One computing thread: the same bits whatever the machine's cores, and no slow-down beside busy neighbours."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise RequestError(f"expected a device that is here ('cpu', 'cuda', ...), came '{name}': {str(error).splitlines()[0]}") from None
+    return device
+
+
+def _largest_label(data: ClientData, test: Samples | None) -> int:
+    parts = [data.train, data.validation, data.test, *([] if test is None else [test])]
+    return max(int(part.y.max()) for part in parts if len(part))
+
+
+def _name_architectures(clients: Sequence[Client], builders: dict[str, Builder]) -> dict[str, Builder]:
+    """Name the architectures of clients that came with a network: alike in class and tensors means alike."""
+    known: dict[object, str] = {}
+    named: dict[str, Builder] = {}
+    for client in clients:
+        if client.given is None:
+            if client.architecture not in builders:
+                raise RequestError(f"expected a builder for the architecture '{client.architecture}', came {sorted(builders)}")
+            named[client.architecture] = builders[client.architecture]
+            continue
+        module = client.given
+        shapes = tuple((name, tuple(t.shape), t.dtype) for name, t in module.state_dict().items())
+        kind = (type(module), repr(module), shapes)
+        if kind not in known:
+            base = getattr(module, "architecture", "") or type(module).__name__
+            taken = set(named) | set(builders)
+            known[kind] = base if base not in taken else next(n for i in range(2, len(clients) + 2) if (n := f"{base}-{i}") not in taken)
+            named[known[kind]] = lambda module=module: copy.deepcopy(module)  # type: ignore[misc]
+        client.architecture = known[kind]
+    return named

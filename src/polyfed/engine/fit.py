@@ -1,0 +1,118 @@
+"""Whether these models and data can carry this method: asked before round 1, answered in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from polyfed.core.architectures import Architectures
+from polyfed.core.client import Client, Public
+from polyfed.core.method import Method, Needs, floats
+from polyfed.errors import RequestError
+from polyfed.functional.modes import evaluating
+from polyfed.models.split import SplitModel, cuts
+
+
+def check_fit(method: Method, clients: Sequence[Client], architectures: Architectures, public: Public | None) -> None:
+    """Check every architecture against its clients' data and against `method.needs`.
+
+    Raises:
+        RequestError: the first thing that does not fit, with the client, both sides and what to do.
+    """
+    first = {client.architecture: client for client in reversed(clients)}
+    templates = {client.architecture: architectures.template(client.architecture) for client in clients}
+    for architecture, module in templates.items():
+        _check_forward(first[architecture], module)
+    needs, name = method.needs, method.name or type(method).__name__
+    _check_public(name, needs, public)
+    if needs.split_model or needs.one_feature_dim or needs.one_head or needs.equal_cuts:
+        for architecture, module in templates.items():
+            if not isinstance(module, SplitModel):
+                raise RequestError(
+                    f"{name} needs split models; client {first[architecture].id} ('{architecture}') is a plain "
+                    f"{type(module).__name__}; split it with polyfed.split(module, head=..., extractor=...)"
+                )
+    for needed, what, facts in (
+        (needs.one_architecture, "one architecture for all clients", {a: a for a in templates}),
+        (needs.one_feature_dim, "one feature width for all clients", _facts(templates, _feature_dim)),
+        (needs.one_head, "heads with the same tensors", _facts(templates, _head)),
+    ):
+        if needed:
+            _check_equal(name, needs, what, facts, first)
+    if needs.equal_cuts:
+        facts = {a: _cut_shapes(first[a], m) for a, m in templates.items()}
+        _check_equal(name, needs, "equally shaped cuts (into and out of the intermediate part)", facts, first)
+    if needs.nested:
+        _check_nested(name, needs, templates, first)
+
+
+def _check_forward(client: Client, module: nn.Module) -> None:
+    x = client.prepare(client.data.train.x[:1]).to(next(iter(module.parameters())).device)
+    try:
+        with torch.inference_mode(), evaluating(module):
+            scores = module(x)
+    except Exception as error:
+        problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RequestError(
+            f"client {client.id} ('{client.architecture}') cannot take its inputs of shape {tuple(x.shape[1:])}: {problem}"
+        ) from error
+    if scores.dim() != 2 or scores.shape[1] != client.classes:
+        raise RequestError(
+            f"expected {client.classes} scores per sample from client {client.id} ('{client.architecture}'), "
+            f"came shape {tuple(scores.shape[1:])}"
+        )
+
+
+def _check_public(name: str, needs: Needs, public: Public | None) -> None:
+    held = 0 if public is None else len(public)
+    if held < needs.public:
+        raise RequestError(
+            f"{name} needs {needs.public} rows that everybody may see, came {held}; set data.holdout to at least "
+            f"{needs.public} (for every method that is compared alike), or ask the method for fewer"
+        )
+
+
+def _check_equal(
+    name: str, needs: Needs, what: str, facts: Mapping[str, Any], first: Mapping[str, Client]
+) -> None:
+    """All architectures must give the same fact; the message names the first client and the first that differs."""
+    ordered = sorted(facts, key=lambda architecture: first[architecture].id)
+    for other in ordered[1:]:
+        if facts[other] != facts[ordered[0]]:
+            a, b = first[other], first[ordered[0]]
+            raise RequestError(
+                f"{name} needs {what}; client {a.id} ('{other}') gives {facts[other]}, client {b.id} ('{ordered[0]}') "
+                f"gives {facts[ordered[0]]}" + (f"; {needs.instead}" if needs.instead else "")
+            )
+
+
+def _check_nested(name: str, needs: Needs, templates: Mapping[str, nn.Module], first: Mapping[str, Client]) -> None:
+    known: dict[str, tuple[tuple[int, ...], str]] = {}
+    for architecture in sorted(templates, key=lambda a: first[a].id):
+        for tensor_name, tensor in floats(templates[architecture]).items():
+            shape, owner = known.setdefault(tensor_name, (tuple(tensor.shape), architecture))
+            if shape != tuple(tensor.shape):
+                facts = {architecture: f"'{tensor_name}' {tuple(tensor.shape)}", owner: f"'{tensor_name}' {shape}"}
+                _check_equal(name, needs, "tensors of one name to have one shape", facts, first)
+
+
+def _facts(templates: Mapping[str, nn.Module], fact: Any) -> dict[str, Any]:
+    return {architecture: fact(module) for architecture, module in templates.items() if isinstance(module, SplitModel)}
+
+
+def _feature_dim(model: SplitModel) -> int:
+    return model.feature_dim
+
+
+def _head(model: SplitModel) -> str:
+    return ", ".join(f"{name} {tuple(t.shape)}" for name, t in model.head.state_dict().items())
+
+
+def _cut_shapes(client: Client, module: nn.Module) -> str:
+    assert isinstance(module, SplitModel)
+    x = client.prepare(client.data.train.x[:1]).to(next(iter(module.parameters())).device)
+    into, out = cuts(module, x)
+    return f"{tuple(into)} and {tuple(out)}"

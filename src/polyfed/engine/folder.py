@@ -1,0 +1,165 @@
+"""The run folder: everything needed to resume, to rebuild tables and figures, and to use the models elsewhere.
+
+    recipe.toml      the resolved settings                     rounds.jsonl   one object per round
+    result.json      written when the run is done              checkpoint/    the last two whole states
+    models/          client-007.safetensors, and index.json with each client's architecture
+
+Every file is written under a temporary name, flushed to disk and renamed, so that a process killed at any moment leaves
+a folder that resumes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import tomli_w
+from torch import Tensor
+
+from polyfed.errors import RequestError
+
+_OURS = ("recipe.toml", "rounds.jsonl", "result.json", "checkpoint", "models")
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file so that it is either the old one or the whole new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush a folder's entries to disk, where the system lets one."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+class RunFolder:
+    """One run's folder. Nothing is written before `open`."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the checkpoints lie."""
+        return self.path / "checkpoint"
+
+    def check(self, settings: Mapping[str, Any], resume: bool, force: bool) -> None:
+        """Whether `open` would succeed.
+
+        Raises:
+            RequestError: the folder holds a run and neither `resume` nor `force` was given, it holds a run of another
+                recipe, or something else lies in its place.
+        """
+        if resume and force:
+            raise RequestError("expected one of --resume and --force, came both")
+        if self.path.exists() and not self.path.is_dir():
+            raise RequestError(f"expected a folder for the run, came the file {self.path}")
+        present = [name for name in _OURS if (self.path / name).exists()]
+        if self.path.exists() and not present and any(self.path.iterdir()):
+            raise RequestError(f"expected an empty or new folder for the run, came {self.path} with other files in it")
+        if present and not resume and not force:
+            raise RequestError(f"{self.path} already holds a run; continue it with --resume, or replace it with --force")
+        if resume and present:
+            self._same_recipe(settings)
+
+    def _same_recipe(self, settings: Mapping[str, Any]) -> None:
+        path = self.path / "recipe.toml"
+        try:
+            stored = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise RequestError(f"expected the run's recipe in {path}, came nothing readable: {error}") from None
+        if difference := _first_difference(stored, tomllib.loads(tomli_w.dumps(settings))):
+            raise RequestError(f"{self.path} was run with another recipe: {difference}; choose another --out or --force")
+
+    def open(self, settings: Mapping[str, Any], resume: bool, force: bool) -> None:
+        """Make the folder ready, after `check`. With `force` the old run's own files go, and nothing else."""
+        self.check(settings, resume, force)
+        self.path.mkdir(parents=True, exist_ok=True)
+        if force:
+            for name in ("result.json", "checkpoint", "rounds.jsonl", "models", "recipe.toml"):
+                entry = self.path / name
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
+        if not (self.path / "recipe.toml").exists():
+            write_atomically(self.path / "recipe.toml", tomli_w.dumps(settings).encode())
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add one round's line."""
+        with (self.path / "rounds.jsonl").open("ab") as file:
+            file.write((json.dumps(record) + "\n").encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def rounds(self, upto: int) -> list[dict[str, Any]]:
+        """The records of rounds 1 to `upto`; later ones, and a half-written last line, are cut off the file."""
+        path = self.path / "rounds.jsonl"
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        try:
+            kept = [json.loads(line) for line in lines[:upto]]
+            whole = [record["round"] for record in kept] == list(range(1, upto + 1))
+        except (ValueError, KeyError, TypeError):
+            whole = False
+        if not whole:
+            raise RequestError(f"expected rounds 1 to {upto} in {path}, as the checkpoint says; they are not all there")
+        if len(lines) > upto:
+            write_atomically(path, b"".join(lines[:upto]))
+        return kept
+
+    def write_result(self, result: Mapping[str, Any]) -> None:
+        """The last thing written of a run."""
+        write_atomically(self.path / "result.json", (json.dumps(result, indent=2) + "\n").encode())
+
+    def read_result(self) -> dict[str, Any] | None:
+        """The result of a finished run, or None."""
+        path = self.path / "result.json"
+        if not path.exists():
+            return None
+        try:
+            result = json.loads(path.read_bytes())
+        except ValueError as error:
+            raise RequestError(f"expected JSON in {path}, came something else: {error}") from None
+        return dict(result)
+
+    def write_models(self, models: Mapping[int, Mapping[str, Tensor]], index: Mapping[int, Mapping[str, Any]]) -> None:
+        """One safetensors file per client, then `index.json` that says what each is."""
+        folder = self.path / "models"
+        folder.mkdir(exist_ok=True)
+        for number, tensors in models.items():
+            data = safetensors.torch.save({name: t.contiguous() for name, t in tensors.items()})
+            write_atomically(folder / f"client-{number:03d}.safetensors", data)
+        entries = {f"client-{n:03d}.safetensors": dict(entry) for n, entry in index.items()}
+        write_atomically(folder / "index.json", (json.dumps(entries, indent=2) + "\n").encode())
+
+
+def _first_difference(stored: Mapping[str, Any], asked: Mapping[str, Any], place: str = "") -> str | None:
+    """Where two resolved settings differ; where and how often things are written may differ."""
+    for key in [*stored, *(k for k in asked if k not in stored)]:
+        here = f"{place}{key}"
+        if here in ("run.out", "run.checkpoint_every", "run.workers", "run.label"):
+            continue
+        old, new = stored.get(key), asked.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            if found := _first_difference(old, new, f"{here}."):
+                return found
+        elif old != new:
+            return f"{here} was {old!r}, now {new!r}"
+    return None

@@ -1,0 +1,109 @@
+"""The local loop: the only place where a client's minibatches are walked through."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.client import Client
+from polyfed.core.message import group
+from polyfed.core.method import Batch, Context, Method, Phase, Trained, trainable
+from polyfed.core.settings import Training
+from polyfed.data.samples import Samples
+from polyfed.data.transforms import augmentation
+from polyfed.functional.modes import has_batchnorm
+
+
+def train(client: Client, method: Method, context: Context) -> Trained:
+    """Train `client.model` in place, as `client.training` and the method's phases say.
+
+    Returns:
+        Steps, samples, mean loss and the method's sums. The loss may be NaN: the caller judges.
+    """
+    model = client.model.train()
+    draws = client.generator("inputs")
+    order = client.generator("batches")
+    noise = client.generator("augment")
+    steps = samples = 0
+    total = torch.zeros((), dtype=torch.float64)
+    sums: dict[str, Tensor] = {}
+    for phase in method.phases(client.training):
+        client.phase = phase.name
+        rows: Samples = getattr(client.data, phase.data)
+        mask = None if phase.mask is None else group(context, phase.mask)
+        with _only(model, phase):
+            names, parameters = trainable(model)
+            if not parameters:
+                continue
+            optimizer = _optimizer(parameters, client.training, phase.lr)
+            for batch in _batches(client, model, rows, phase.epochs, order, noise):
+                with_inputs = {**context, **method.inputs(client, steps, draws)}
+                grads, loss, extra = method.gradients(model, batch, with_inputs)
+                for name, parameter in zip(names, parameters, strict=True):
+                    parameter.grad = grads.get(name)
+                before = None if mask is None else {n: p.detach().clone() for n, p in zip(names, parameters) if n in mask}
+                optimizer.step()
+                if mask is not None and before is not None:
+                    _restore(dict(zip(names, parameters, strict=True)), before, mask)
+                steps += 1
+                samples += len(batch.y)
+                total += loss.detach().double().cpu() * len(batch.y)
+                for name, value in extra.items():
+                    sums[name] = sums[name] + value if name in sums else value
+            optimizer.zero_grad(set_to_none=True)
+    client.phase = ""
+    return Trained(steps, samples, float(total) / max(samples, 1), sums)
+
+
+def _batches(
+    client: Client, model: nn.Module, rows: Samples, epochs: int, order: torch.Generator, noise: torch.Generator
+) -> Iterator[Batch]:
+    """Shuffled minibatches, the last one ragged. A single row is left out where BatchNorm could not take it."""
+    device = next(iter(model.parameters())).device
+    augment = augmentation(client.training.augment)
+    size, smallest = client.training.batch_size, 2 if has_batchnorm(model) else 1
+    for _ in range(epochs):
+        for chosen in torch.randperm(len(rows), generator=order).split(size):
+            if len(chosen) >= smallest:
+                x = rows.x[chosen]
+                x = client.prepare((x if augment is None else augment(x, noise)).to(device))
+                yield Batch(x, rows.y[chosen].to(device), torch.ones(len(chosen), device=device))
+
+
+def _optimizer(parameters: Sequence[nn.Parameter], training: Training, lr: float | None) -> torch.optim.Optimizer:
+    rate = training.lr if lr is None else lr
+    if training.optimizer == "sgd":
+        return torch.optim.SGD(parameters, rate, training.momentum, weight_decay=training.weight_decay)
+    kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
+    return kind(parameters, rate, weight_decay=training.weight_decay, fused=True)
+
+
+@contextlib.contextmanager
+def _only(model: nn.Module, phase: Phase) -> Iterator[None]:
+    """Within the block only the phase's parameters take a gradient; layers of which none does run in eval mode."""
+    if phase.trains is None:
+        yield
+        return
+    trains = phase.trains
+    still = [(name, p) for name, p in model.named_parameters() if p.requires_grad and not trains(name)]
+    for _, parameter in still:
+        parameter.requires_grad_(False)
+    resting = [m for m in model.modules() if any(True for _ in m.parameters()) and not any(p.requires_grad for p in m.parameters())]
+    for module in resting:
+        module.eval()
+    try:
+        yield
+    finally:
+        for _, parameter in still:
+            parameter.requires_grad_(True)
+        model.train()
+
+
+def _restore(parameters: dict[str, nn.Parameter], before: dict[str, Tensor], mask: object) -> None:
+    """Put back the entries whose mask is 0, bit for bit."""
+    with torch.no_grad():
+        for name, old in before.items():
+            parameters[name].copy_(torch.where(mask[name].to(old.device).bool(), parameters[name], old))  # type: ignore[index]

@@ -1,0 +1,143 @@
+"""Averages of models: weighted (FedAvg), and layer by layer over those who hold the layer (FedIN, InclusiveFL).
+
+A model is a mapping from names to tensors, as ``state_dict()`` gives it. Floating-point tensors are averaged with float64
+sums and cast back, so the average of identical float32 (or narrower) models is that model bit for bit. Integer tensors
+are counters (BatchNorm's ``num_batches_tracked``); of them the largest is kept, element by element. Results never share
+memory with what came in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+
+def normalise(weights: Sequence[float]) -> list[float]:
+    """The weights divided by their sum.
+
+    Args:
+        weights: finite, none negative, at least one positive.
+
+    Raises:
+        ValueError: the weights are empty, all zero, negative, or not finite.
+
+    >>> normalise([1, 3])
+    [0.25, 0.75]
+    """
+    values = [float(w) for w in weights]
+    if not values:
+        raise ValueError("expected at least one weight, got none")
+    bad = [(i, w) for i, w in enumerate(values) if not math.isfinite(w) or w < 0]
+    if bad:
+        raise ValueError(f"expected finite weights of at least 0, got {bad[0][1]} at position {bad[0][0]}")
+    total = sum(values)
+    if not 0 < total < math.inf:
+        raise ValueError(f"expected weights with a positive finite sum, got {len(values)} weights of sum {total}")
+    return [w / total for w in values]
+
+
+def weighted_mean(models: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
+    """W = sum_i n_i W_i / sum_i n_i, name by name.
+
+    Args:
+        models: one mapping per client, all with the same names and shapes.
+        weights: one number per model (the paper's n_i), normalised here. A model of weight 0 has no say at all.
+
+    Returns:
+        A new mapping in the order and with the dtypes of the first model.
+
+    Raises:
+        ValueError: weights are unusable (see ``normalise``) or not one per model; names or shapes differ.
+
+    Source: McMahan et al., AISTATS 2017, Algorithm 1; FedHeNN, Algorithm 1.
+
+    >>> weighted_mean([{"w": torch.tensor([1.0])}, {"w": torch.tensor([5.0])}], [3, 1])
+    {'w': tensor([2.])}
+    """
+    shares = _shares(models, weights)
+    first = models[0]
+    for i, model in enumerate(models):
+        if model.keys() != first.keys():
+            name = sorted(model.keys() ^ first.keys())[0]
+            raise ValueError(f"expected the same tensors in every model, but only one of models 0 and {i} has '{name}'")
+        for name, tensor in model.items():
+            _same_shape(name, first[name], tensor, f"model {i}", "model 0")
+    return {name: _mean([m[name] for m in models], shares, like) for name, like in first.items()}
+
+
+def layer_wise_mean(
+    models: Sequence[Mapping[str, Tensor]], weights: Sequence[float], base: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """w_l = sum of w_k w_l^k over the models k that have tensor l, their weights renormalised to sum 1.
+
+    Args:
+        models: one mapping per client; each may hold any subset of ``base``.
+        weights: one number per model; equal weights give the paper's plain mean.
+        base: the union model (every architecture's tensors, by name). A tensor that no model of positive weight has
+            is returned as a copy of the one in ``base``.
+
+    Returns:
+        A new mapping with the names, order and dtypes of ``base``.
+
+    Raises:
+        ValueError: weights are unusable (see ``normalise``) or not one per model; a name is not in ``base``; a shape
+            differs from the one in ``base``.
+
+    Source: FedIN, eq. 19 (groups ordered by size are the special case of nested names).
+    """
+    shares = _shares(models, weights)
+    for i, model in enumerate(models):
+        for name, tensor in model.items():
+            if name not in base:
+                raise ValueError(f"expected only tensors of the union model, got '{name}' from model {i}")
+            _same_shape(name, base[name], tensor, f"model {i}", "the union model")
+    mean = {}
+    for name, like in base.items():
+        held = [(m[name], s) for m, s in zip(models, shares, strict=True) if name in m and s > 0]
+        if held:
+            tensors, parts = [t for t, _ in held], [s for _, s in held]
+            mean[name] = _mean(tensors, normalise(parts), like)
+        else:
+            mean[name] = like.detach().clone()
+    return mean
+
+
+def by_group(groups: Sequence[str]) -> dict[str, list[int]]:
+    """Positions of each group (architecture), groups in order of first appearance; for means within a group.
+
+    >>> by_group(["cnn", "resnet", "cnn"])
+    {'cnn': [0, 2], 'resnet': [1]}
+    """
+    positions: dict[str, list[int]] = {}
+    for i, group in enumerate(groups):
+        positions.setdefault(group, []).append(i)
+    return positions
+
+
+def _shares(models: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> list[float]:
+    if len(models) != len(weights):
+        raise ValueError(f"expected one weight per model, got {len(weights)} weights for {len(models)} models")
+    return normalise(weights)
+
+
+def _same_shape(name: str, expected: Tensor, tensor: Tensor, who: str, owner: str) -> None:
+    if tensor.shape != expected.shape:
+        raise ValueError(
+            f"expected '{name}' of shape {tuple(expected.shape)} as in {owner}, got {tuple(tensor.shape)} from {who}"
+        )
+
+
+def _mean(tensors: Sequence[Tensor], shares: Sequence[float], like: Tensor) -> Tensor:
+    counted = [(t.detach(), s) for t, s in zip(tensors, shares, strict=True) if s > 0]
+    if not like.is_floating_point():
+        largest = counted[0][0].clone()
+        for tensor, _ in counted[1:]:
+            largest = torch.maximum(largest, tensor)
+        return largest.to(like.dtype)
+    total = torch.zeros_like(like, dtype=torch.float64, requires_grad=False)
+    for tensor, share in counted:
+        total.add_(tensor, alpha=share)
+    return total.to(like.dtype)

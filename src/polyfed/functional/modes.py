@@ -1,0 +1,53 @@
+"""Modes of modules for a while: scoring, and forward passes that leave BatchNorm's running statistics alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[nn.Module]:
+    """Eval mode inside; afterwards every submodule has its own training flag back (a frozen part stays frozen).
+
+    >>> net = nn.Sequential(nn.Dropout().eval(), nn.Dropout())
+    >>> with evaluating(net):
+    ...     [m.training for m in net]
+    [False, False]
+    >>> [m.training for m in net]
+    [False, True]
+    """
+    flags = [(m, m.training) for m in module.modules()]
+    try:
+        yield module.eval()
+    finally:
+        for m, flag in flags:
+            m.training = flag
+
+
+@contextmanager
+def untracked_statistics(module: nn.Module) -> Iterator[nn.Module]:
+    """BatchNorm layers inside ``module`` normalise by the batch and update neither running statistics nor counters.
+
+    Holds whatever mode the module is in; all other layers keep theirs. Used for FedIN's pass over received features.
+    """
+    layers = [(m, m.training, m.track_running_stats) for m in module.modules() if isinstance(m, _BatchNorm)]
+    try:
+        for m, _, _ in layers:
+            m.training, m.track_running_stats = True, False  # then torch hands no buffers to batch_norm
+        yield module
+    finally:
+        for m, training, track in layers:
+            m.training, m.track_running_stats = training, track
+
+
+def has_batchnorm(module: nn.Module) -> bool:
+    """Whether any layer normalises by the batch (BatchNorm1d to 3d, SyncBatchNorm and their subclasses).
+
+    >>> has_batchnorm(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+    True
+    """
+    return any(isinstance(m, _BatchNorm) for m in module.modules())

@@ -1,0 +1,138 @@
+"""Class means of representations, and the header trained on them (FedGH; FedProto and FedTGP use the same means).
+
+Shapes: N samples, M pairs (mean, class), C classes, S classes present, D feature width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class ClassMeans:
+    """Mean representation per class, batch after batch: Rbar^s = (1/|D^s|) sum over D^s of F(phi; x).
+
+    Sums and counts are kept, not means of batches (those are wrong when batches hold different numbers of a class).
+    The sums are float64: a class with one sample gives that sample's float32 representation bit for bit, and neither
+    the batch size nor the order shows in the result.
+
+    Args:
+        classes: C, the number of classes of the task.
+
+    Raises:
+        ValueError: ``classes`` is below 1.
+
+    Source: FedGH (Yi et al., ACM MM 2023), eq. 3.
+    """
+
+    def __init__(self, classes: int) -> None:
+        if classes < 1:
+            raise ValueError(f"expected at least one class, got {classes}")
+        self.classes = classes
+        self._sums: Tensor | None = None  # (C, D) float64
+        self._counts: Tensor | None = None  # (C,) int64
+
+    def add(self, z_ND: Tensor, y_N: Tensor) -> None:
+        """Take in one batch.
+
+        Args:
+            z_ND: representations; no gradient is kept.
+            y_N: their classes, integers in [0, C).
+
+        Raises:
+            ValueError: shapes do not fit each other or an earlier batch, or a class is out of range.
+        """
+        if z_ND.dim() != 2 or y_N.shape != z_ND.shape[:1]:
+            raise ValueError(f"expected z (N, D) and y (N,), got {tuple(z_ND.shape)} and {tuple(y_N.shape)}")
+        y_N = y_N.detach().to(device=z_ND.device, dtype=torch.int64)
+        if y_N.numel() and not bool(((y_N >= 0) & (y_N < self.classes)).all()):
+            raise ValueError(f"expected classes in [0, {self.classes}), got {int(y_N.min())} to {int(y_N.max())}")
+        if self._sums is None or self._counts is None:
+            self._sums = torch.zeros(self.classes, z_ND.shape[1], dtype=torch.float64, device=z_ND.device)
+            self._counts = torch.zeros(self.classes, dtype=torch.int64, device=z_ND.device)
+        if z_ND.shape[1] != self._sums.shape[1]:
+            raise ValueError(f"expected feature width {self._sums.shape[1]} as in the first batch, got {z_ND.shape[1]}")
+        self._sums.index_add_(0, y_N, z_ND.detach().to(torch.float64))
+        self._counts.index_add_(0, y_N, torch.ones_like(y_N))
+
+    def result(self, min_count: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+        """The means so far.
+
+        Args:
+            min_count: classes with fewer samples are left out (1: only the absent ones; they are never zeros).
+
+        Returns:
+            labels (S,) int32 ascending, means (S, D) float32, counts (S,) int64.
+
+        Raises:
+            ValueError: nothing was added, or ``min_count`` is below 1.
+        """
+        if min_count < 1:
+            raise ValueError(f"expected min_count of at least 1, got {min_count}")
+        if self._sums is None or self._counts is None:
+            raise ValueError("expected at least one batch before the class means are asked for, got none")
+        labels_S = (self._counts >= min_count).nonzero().flatten()
+        counts_S = self._counts[labels_S]
+        means_SD = self._sums[labels_S] / counts_S.unsqueeze(1)
+        return labels_S.to(torch.int32), means_SD.to(torch.float32), counts_S
+
+
+def class_means(z_ND: Tensor, y_N: Tensor, classes: int, min_count: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    """``ClassMeans`` for one batch that holds everything: labels (S,), means (S, D), counts (S,).
+
+    >>> class_means(torch.tensor([[1.0], [3.0], [7.0]]), torch.tensor([2, 2, 0]), classes=3)[:2]
+    (tensor([0, 2], dtype=torch.int32), tensor([[7.],
+            [2.]]))
+    """
+    means = ClassMeans(classes)
+    means.add(z_ND, y_N)
+    return means.result(min_count)
+
+
+def header_step(
+    weight_CD: Tensor, bias_C: Tensor, z_MD: Tensor, y_M: Tensor, w_M: Tensor, lr: float, clip: float | None
+) -> tuple[Tensor, Tensor]:
+    """One SGD step of a linear header on the weighted mean cross entropy over M pairs, by its closed form.
+
+    With p_m = softmax(theta z_m + b) and v_m = w_m / sum w:
+    grad theta = sum_m v_m (p_m - onehot(y_m)) z_m^T,  grad b = sum_m v_m (p_m - onehot(y_m)).
+
+    Only the ratios of the weights count, so a weight has no effect on a single pair (scale ``lr`` there). If all are
+    0 nothing moves.
+
+    Args:
+        weight_CD: theta.
+        bias_C: b.
+        z_MD: class means (prototypes).
+        y_M: their classes, integers in [0, C).
+        w_M: their weights, not negative.
+        lr: eta_theta; 0 returns the header as it was.
+        clip: largest norm of (grad theta, grad b) taken together; 0 or None: no limit.
+
+    Returns:
+        The new theta and b; the arguments are left alone.
+
+    Raises:
+        ValueError: shapes do not fit.
+
+    Source: FedGH, eq. 4; Jensen's inequality makes this a lower bound of the loss on all representations.
+    """
+    c, d = weight_CD.shape
+    m = z_MD.shape[0]
+    if bias_C.shape != (c,) or z_MD.shape != (m, d) or y_M.shape != (m,) or w_M.shape != (m,):
+        raise ValueError(
+            f"expected bias ({c},), z (M, {d}), y (M,), w (M,) for a header of shape ({c}, {d}), got "
+            f"{tuple(bias_C.shape)}, {tuple(z_MD.shape)}, {tuple(y_M.shape)}, {tuple(w_M.shape)}"
+        )
+    w_M = w_M.to(weight_CD.dtype)
+    total = w_M.sum()
+    v_M = w_M / torch.where(total > 0, total, torch.ones_like(total))
+    p_MC = torch.log_softmax(z_MD @ weight_CD.T + bias_C, dim=1).exp()
+    onehot_MC = torch.nn.functional.one_hot(y_M.long(), c).to(p_MC.dtype)
+    residual_MC = v_M.unsqueeze(1) * (p_MC - onehot_MC)
+    grad_weight_CD, grad_bias_C = residual_MC.T @ z_MD, residual_MC.sum(dim=0)
+    if clip:
+        norm = (grad_weight_CD.square().sum() + grad_bias_C.square().sum()).sqrt()
+        shrink = clip / norm.clamp(min=clip)
+        grad_weight_CD, grad_bias_C = shrink * grad_weight_CD, shrink * grad_bias_C
+    return weight_CD - lr * grad_weight_CD, bias_C - lr * grad_bias_C

@@ -1,0 +1,156 @@
+"""Combining two gradients of the same tensors: FedIN's gradient alleviation (section 3.3 of its specification).
+
+With a = <G_local, G_local> and b = <G_local, G_IN> (Frobenius products), every rule is G_IN + c G_local:
+
+    "simple"    c = lambda / 2                 eq. 13, the paper's setting with lambda = 1
+    "literal"   c = max(0, -b/a)               eq. 12: the projection Z alone
+    "project"   c = 1 + max(0, -b/a)           G_local + Z: the private data go on training these tensors too
+    "adaptive"  c = max(1, -2b/a) / 2          eq. 13 with the smallest lambda >= 1 that meets <Z, G_local> >= 0
+    "none"      c = 1                          G_local + G_IN, the ablation "w/o Opt"
+
+Where a = 0, b/a counts as 0. No branch looks at a tensor's value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+MODES = ("simple", "project", "literal", "adaptive", "none")
+GRANULARITIES = ("tensor", "block")
+
+
+def project(g_local: Tensor, g_in: Tensor) -> Tensor:
+    """The Z nearest to G_IN with <Z, G_local> >= 0: G_IN if b >= 0, else G_IN - (b/a) G_local.
+
+    Args:
+        g_local: G_local, any shape.
+        g_in: G_IN, same shape.
+
+    Raises:
+        ValueError: the shapes differ.
+
+    Source: FedIN, eq. 12.
+
+    >>> project(torch.tensor([1.0, 0.0]), torch.tensor([-2.0, 3.0]))
+    tensor([0., 3.])
+    """
+    return _combine_one(g_local, g_in, "literal", 0.0)
+
+
+def simple(g_local: Tensor, g_in: Tensor, lam: float) -> Tensor:
+    """Z = G_IN + (lambda / 2) G_local. Source: FedIN, eq. 13 (``lam`` = 1 in the paper; 0 gives G_IN).
+
+    Raises:
+        ValueError: the shapes differ.
+    """
+    return _combine_one(g_local, g_in, "simple", lam)
+
+
+def adaptive(g_local: Tensor, g_in: Tensor) -> Tensor:
+    """Eq. 13 with lambda = max(1, -2b/a): the paper's mix, raised just far enough that <Z, G_local> >= 0 or more.
+
+    Raises:
+        ValueError: the shapes differ.
+    """
+    return _combine_one(g_local, g_in, "adaptive", 0.0)
+
+
+def combine(
+    g_local: Mapping[str, Tensor], g_in: Mapping[str, Tensor], mode: str, lam: float, granularity: str = "tensor"
+) -> dict[str, Tensor]:
+    """The gradient that moves the intermediate tensors.
+
+    Args:
+        g_local: G_local by name.
+        g_in: G_IN by name; same names and shapes.
+        mode: a row of the table at the top of this file.
+        lam: lambda of "simple"; the other modes do not look at it.
+        granularity: "tensor": a and b tensor by tensor; "block": all tensors as one vector.
+
+    Returns:
+        New tensors, in the order of ``g_local`` and the dtypes of ``g_in``.
+
+    Raises:
+        ValueError: unknown mode or granularity; names or shapes differ.
+    """
+    if mode not in MODES:
+        raise ValueError(f"expected a mode among {', '.join(MODES)}, got '{mode}'")
+    if granularity not in GRANULARITIES:
+        raise ValueError(f"expected granularity 'tensor' or 'block', got '{granularity}'")
+    _same_names(g_local, g_in)
+    if granularity == "tensor":
+        return {name: _combine_one(g_local[name], g_in[name], mode, lam) for name in g_local}
+    c = _coefficient(list(g_local.values()), [g_in[name] for name in g_local], mode, lam)
+    return {name: _add(g_in[name], c, g_local[name]) for name in g_local}
+
+
+def cosine(g_local: Mapping[str, Tensor], g_in: Mapping[str, Tensor]) -> Tensor:
+    """Cosine of the angle between the two gradients, all tensors taken as one vector (0-d); 0 where one of them is 0.
+
+    Raises:
+        ValueError: names or shapes differ.
+    """
+    _same_names(g_local, g_in)
+    left, _ = _scaled(list(g_local.values()))
+    right, _ = _scaled([g_in[name] for name in g_local])
+    aa, bb, ab = _product(left, left), _product(right, right), _product(left, right)
+    defined = (aa > 0) & (bb > 0)
+    return torch.where(defined, ab / torch.where(defined, aa * bb, torch.ones_like(aa)).sqrt(), torch.zeros_like(ab))
+
+
+def _same_names(g_local: Mapping[str, Tensor], g_in: Mapping[str, Tensor]) -> None:
+    if g_local.keys() != g_in.keys():
+        name = sorted(g_local.keys() ^ g_in.keys())[0]
+        raise ValueError(f"expected both gradients for the same tensors, but only one has '{name}'")
+    if not g_local:
+        raise ValueError("expected gradients of at least one tensor, got none")
+    for name in g_local:
+        if g_local[name].shape != g_in[name].shape:
+            shapes = f"{tuple(g_local[name].shape)} and {tuple(g_in[name].shape)}"
+            raise ValueError(f"expected both gradients of '{name}' in one shape, got {shapes}")
+
+
+def _combine_one(g_local: Tensor, g_in: Tensor, mode: str, lam: float) -> Tensor:
+    if g_local.shape != g_in.shape:
+        raise ValueError(f"expected gradients of one shape, got {tuple(g_local.shape)} and {tuple(g_in.shape)}")
+    return _add(g_in, _coefficient([g_local], [g_in], mode, lam), g_local)
+
+
+def _add(g_in: Tensor, c: Tensor | float, g_local: Tensor) -> Tensor:
+    return (_wide(g_in) + c * _wide(g_local)).to(g_in.dtype)
+
+
+def _coefficient(g_local: list[Tensor], g_in: list[Tensor], mode: str, lam: float) -> Tensor | float:
+    if mode == "simple":
+        return lam / 2
+    if mode == "none":
+        return 1.0
+    minus_b_over_a = _minus_ratio(g_local, g_in)
+    if mode == "adaptive":
+        return (2 * minus_b_over_a).clamp(min=1) / 2
+    return minus_b_over_a.clamp(min=0) + (1.0 if mode == "project" else 0.0)
+
+
+def _minus_ratio(g_local: list[Tensor], g_in: list[Tensor]) -> Tensor:
+    """-b/a over a list of tensors; G_local is first divided by its largest entry, so that a cannot under- or overflow."""
+    unit, largest = _scaled(g_local)
+    a, b = _product(unit, unit), _product(unit, [_wide(g) for g in g_in])
+    one = torch.ones_like(a)
+    return torch.where(a > 0, -b / torch.where(a > 0, a, one) / torch.where(a > 0, largest, one), torch.zeros_like(b))
+
+
+def _scaled(tensors: list[Tensor]) -> tuple[list[Tensor], Tensor]:
+    largest = torch.stack([_wide(t).abs().amax() for t in tensors]).amax()
+    divisor = torch.where(largest > 0, largest, torch.ones_like(largest))
+    return [_wide(t) / divisor for t in tensors], largest
+
+
+def _product(left: list[Tensor], right: list[Tensor]) -> Tensor:
+    return torch.stack([(x * y).sum() for x, y in zip(left, right, strict=True)]).sum()
+
+
+def _wide(t: Tensor) -> Tensor:
+    return t.to(torch.promote_types(t.dtype, torch.float32))

@@ -1,0 +1,26 @@
+"""Local (also called Standalone): every client learns alone; the row that every other method must beat.
+
+Client k:  E local epochs of SGD on CE(f(x; w_k), y).
+Sent per round: nothing. State: the client's weights.
+A client trains only in the rounds in which it is drawn, so that it learns exactly as long as under the other methods.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from polyfed.core.method import Batch, Context, Method, knobs
+from polyfed.functional.losses import cross_entropy
+
+
+@knobs
+class Local(Method):
+    """No exchange at all."""
+
+    name: ClassVar[str] = "local"
+    paper: ClassVar[str] = "every client for itself"
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        return cross_entropy(model(batch.x), batch.y, batch.w)

@@ -1,0 +1,378 @@
+"""Any nn.Module (timm, torchvision, your own) becomes a SplitModel by naming its head and the end of its extractor.
+
+The module's own forward is recorded once with torch.fx and the record is cut at the outputs of the two named
+submodules, so skip connections and functional calls stay where they are, and the parts put together compute exactly what
+the module computes, in eval and in train mode. Recording only enters the modules that contain a named one; everything
+else is called as it is and may be written in any way.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, cast
+
+import torch
+from torch import Tensor, fx, nn
+
+from polyfed.errors import RequestError
+from polyfed.models.split import Part, SplitModel, evaluating, in_features, projection_and_head
+from polyfed.registry import nearest
+
+_ROOT = "original"  # the name under which a wrapper holds the module, and so the prefix of its state-dict keys
+_Run = Callable[[nn.Module, Tensor], Tensor]
+
+
+def split(
+    module: nn.Module,
+    head: str = "fc",
+    extractor: str | None = "layer1",
+    *,
+    example: Tensor | None = None,
+    architecture: str | None = None,
+) -> SplitModel:
+    """Cuts a module into extractor, intermediate part and head, without changing it; the parameters stay shared.
+
+    Args:
+        module: takes one tensor (further arguments keep their defaults), returns the logits, a tensor.
+        head: dotted name of the submodule that turns the representation into logits. It is called last.
+        extractor: dotted name of the last submodule of the extractor, which ends at its output; the first block, where
+            FedIN is to run. None: everything before the head (FedGH and FedHeNN need no more), an empty intermediate part.
+        example: a batch (N x ...). Tells the feature width where the head has no ``in_features``, and is run through
+            both the module and the parts, in eval mode, to check that they agree.
+        architecture: name for messages and exports; by default the module's class.
+
+    Returns:
+        A model whose `original` is `module`, whose keys are the module's under the prefix ``original.``, and whose
+        `export` gives the module's own keys back.
+
+    Raises:
+        RequestError: there is no such submodule; it is not called exactly once; the forward cannot be recorded; something
+            computed before the cut is used after it; something follows the head; parts share a parameter; the feature
+            width is unknown; the example disagrees.
+
+    >>> net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    >>> model = split(net, head="4", extractor="1")
+    >>> model.feature_dim, model.names("intermediate"), list(model.export())[:2]
+    (5, ('original.2.weight', 'original.2.bias'), ['0.weight', '0.bias'])
+    """
+    if not isinstance(module, nn.Module):
+        raise RequestError(f"split expects an nn.Module; a {type(module).__name__} came")
+    if isinstance(module, SplitModel):
+        raise RequestError(f"{module.architecture} is a SplitModel already; use it as it is")
+    model = Adapted(module, head, extractor, architecture or type(module).__name__)
+    if example is None:
+        model.feature_dim = in_features(model.head)
+        return model
+    with evaluating(model), torch.no_grad():
+        z = model.represent(example)
+        agrees = torch.equal(model.head(z), module(example))
+    if not isinstance(z, Tensor) or z.dim() != 2:
+        shape = tuple(z.shape) if isinstance(z, Tensor) else type(z).__name__
+        raise RequestError(f"the input of head '{head}' should be N x D; {shape} came: name a later submodule as head")
+    if not agrees:
+        raise RequestError(
+            f"the parts of {model.architecture} do not repeat its own forward on the example (it draws random numbers or "
+            "keeps state in eval mode?); build it as polyfed.models.Staged(extractor, intermediate, head)"
+        )
+    model.feature_dim = z.shape[1]
+    return model
+
+
+class Adapted(SplitModel):
+    """What `split` returns: holds the module as `original` and runs the two halves of its recorded forward."""
+
+    original: nn.Module
+
+    def __init__(self, module: nn.Module, head: str, extractor: str | None, architecture: str) -> None:
+        super().__init__(architecture, feature_dim=0)  # split sets the width
+        self.original = module
+        self._head = _canonical(module, head, "head")
+        self._extractor = None if extractor is None else _canonical(module, extractor, "extractor")
+        self.train(module.training)
+        for m, flag in [(m, m.training) for m in module.modules()]:
+            m.training = flag
+        self._record()
+
+    @property
+    def head(self) -> nn.Module:
+        """The submodule of `original` that was named as its head."""
+        return self.original.get_submodule(self._head)
+
+    def extract(self, x: Tensor) -> Tensor:
+        """The input to what leaves the named end of the extractor."""
+        return self._halves[self._mode()].extract(self, x)
+
+    def transform(self, s_in: Tensor) -> Tensor:
+        """What left the extractor to what enters the head (N x D)."""
+        return self._halves[self._mode()].transform(self, s_in)
+
+    def part_of(self, name: str) -> Part:
+        """Which part a name of this wrapper (``original.*``) belongs to."""
+        if name not in self._parts:
+            raise RequestError(f"{self.architecture} has no tensor '{name}'{nearest(name, self._parts)}")
+        return self._parts[name]
+
+    def export(self) -> dict[str, Tensor]:
+        """The state dict under the original module's own keys."""
+        return {name.removeprefix(f"{_ROOT}."): tensor for name, tensor in self.state_dict().items()}
+
+    def projected(self, feature_dim: int) -> SplitModel:
+        """A copy whose head's place is taken by projection, ReLU and a new head (``<head>.projection``, ``<head>.head``)."""
+        projection, head = projection_and_head(self.head, feature_dim)
+        module = copy.deepcopy(self.original)
+        module.set_submodule(self._head, nn.Sequential(OrderedDict(projection=projection, relu=nn.ReLU(), head=head)))
+        return split(module, f"{self._head}.head", self._extractor, architecture=self.architecture)
+
+    def _mode(self) -> bool:
+        """Which record applies, train or eval; they differ only where the module's own code asks for its mode."""
+        training = self.original.training
+        if self._mode_matters and any(self.original.get_submodule(name).training != training for name in self._entered):
+            raise RequestError(
+                f"{self.architecture} asks for its mode inside its forward (functional dropout?), so all of "
+                f"{', '.join(name or 'the module' for name in self._entered)} must be in one mode; use nn.Dropout instead"
+            )
+        return training
+
+    def _record(self) -> None:
+        """Traces and cuts the forward in both modes; sets `_halves`, `_parts`, `_entered` and `_mode_matters`."""
+        named = [self._head] if self._extractor is None else [self._head, self._extractor]
+        dotted = [name.split(".") for name in named]
+        self._entered = sorted({".".join(steps[:i]) for steps in dotted for i in range(len(steps))})
+        flags = [(m, m.training) for m in map(self.original.get_submodule, self._entered)]
+        cut: dict[bool, _Cut] = {}
+        try:
+            for mode in (True, False):
+                for m, _ in flags:
+                    m.training = mode
+                graph, root = _trace(self.original, self._entered, self.architecture)
+                cut[mode] = _Cut(graph, self._head, self._extractor, self.architecture)
+                self._adopt_constants(graph, root, mode)
+        finally:
+            for m, flag in flags:
+                m.training = flag
+        self._parts = self._assign(cut)
+        self._halves = {mode: _Halves(_compiled(c.extract()), _compiled(c.transform())) for mode, c in cut.items()}
+        sources = [[str(n.format_node()) for n in c.nodes] for c in cut.values()]
+        self._mode_matters = sources[0] != sources[1]
+
+    def _adopt_constants(self, graph: fx.Graph, root: nn.Module, mode: bool) -> None:
+        """Tensors that the forward makes out of nothing were left on `root`: keep them as non-persistent buffers here."""
+        for node in graph.nodes:
+            if node.op == "get_attr" and not node.target.startswith(f"{_ROOT}."):
+                name = f"_{'train' if mode else 'eval'}{node.target}"
+                self.register_buffer(name, getattr(root, node.target), persistent=False)
+                node.target = name
+
+    def _assign(self, cut: dict[bool, _Cut]) -> dict[str, Part]:
+        """The part of every state-dict key, parameter and buffer, from which side of the cut uses it."""
+        used: dict[str, Part] = {f"{_ROOT}.{self._head}": "head"}
+        for c in cut.values():
+            for part, nodes in (("extractor", c.before), ("intermediate", c.after)):
+                for node in nodes:
+                    if node.op in ("call_module", "get_attr"):
+                        if used.setdefault(str(node.target), cast(Part, part)) != part and self._trainable(node):
+                            self._shared(str(node.target), used[str(node.target)], part)
+        unused: Part = "extractor" if self._extractor is None else "intermediate"
+        names = dict.fromkeys(self.state_dict())
+        names |= dict.fromkeys(name for name, _ in self.named_buffers())
+        parameters = dict(self.named_parameters(remove_duplicate=False))
+        parts: dict[str, Part] = {}
+        for name in names | dict.fromkeys(parameters):
+            steps = name.split(".")
+            owners = (".".join(steps[:i]) for i in range(len(steps), 0, -1))
+            parts[name] = next((used[owner] for owner in owners if owner in used), unused)
+        first: dict[int, str] = {}
+        for name, parameter in parameters.items():
+            other = first.setdefault(id(parameter), name)
+            if parts[other] != parts[name]:
+                self._shared(name, parts[other], parts[name])
+        return parts
+
+    def _trainable(self, node: fx.Node) -> bool:
+        if node.op == "call_module":
+            return any(True for _ in self.get_submodule(str(node.target)).parameters())
+        return str(node.target) in dict(self.named_parameters(remove_duplicate=False))
+
+    def _shared(self, name: str, part: str, other: str) -> NoReturn:
+        raise RequestError(
+            f"{self.architecture}: '{name.removeprefix(_ROOT + '.')}' is used both in the {part} and in the {other}, so it "
+            "cannot belong to one part; name another end of the extractor, or extractor=None"
+        )
+
+    # Compiled functions cannot be pickled (the record is made anew), and need not be copied ------------------------
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_halves"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._record()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Adapted:
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        nn.Module.__setstate__(twin, copy.deepcopy(self.__dict__, memo))  # type: ignore[no-untyped-call]
+        return twin
+
+
+@dataclass(frozen=True)
+class _Halves:
+    extract: _Run
+    transform: _Run
+
+
+class _Cut:
+    """A recorded forward, divided: nodes `before` the end of the extractor, and `after` it, up to the head's input."""
+
+    def __init__(self, graph: fx.Graph, head: str, extractor: str | None, architecture: str) -> None:
+        self.nodes = list(graph.nodes)
+        self._name = architecture
+        self.input = next(node for node in self.nodes if node.op == "placeholder")
+        head_node = self._call(head, "head")
+        at_head = self.nodes.index(head_node)
+        returned = self.nodes[-1].args[0]
+        following = self.nodes[at_head + 1 : -1]
+        if following or returned is not head_node:
+            what = f"'{_said(following[0])}' is called" if following else f"the forward returns {_kind(returned)}"
+            raise RequestError(
+                f"{architecture}: {what} after the head '{head}'; the head's output must be what the forward returns: name "
+                "as head the submodule that ends the network, or take that step out (losses here expect plain logits)"
+            )
+        inputs = [*head_node.args, *head_node.kwargs.values()]
+        if len(inputs) != 1 or not isinstance(inputs[0], fx.Node):
+            raise RequestError(f"{architecture}: the head '{head}' must be called with one tensor; {len(inputs)} came")
+        self.z = inputs[0]
+        if extractor is None:
+            self.s_in, self.before, self.after = self.z, self.nodes[:at_head], []
+            return
+        self.s_in = self._call(extractor, "extractor")
+        at_cut = self.nodes.index(self.s_in) + 1
+        if at_cut > at_head:
+            raise RequestError(f"{architecture}: the extractor's end '{extractor}' is called after the head '{head}'")
+        self.before, self.after = self.nodes[:at_cut], self.nodes[at_cut:at_head]
+        early = set(self.before) - {self.s_in}
+        for node in [*self.after, head_node]:
+            for needed in node.all_input_nodes:
+                if needed in early and needed.op != "get_attr":
+                    raise RequestError(
+                        f"{architecture} cannot be cut after '{extractor}': '{_said(node)}' comes after the cut and also needs "
+                        f"{_origin(needed)}, from before it; end the extractor where one tensor passes, or extractor=None"
+                    )
+        for node in self.after:
+            if node.target.__class__.__name__ == "builtin_function_or_method" and node.name.startswith("getitem"):
+                if node.args[0] is self.s_in and isinstance(node.args[1], int):
+                    raise RequestError(
+                        f"{architecture}: '{extractor}' returns several values; end the extractor at a submodule that "
+                        "returns one tensor, or extractor=None"
+                    )
+
+    def _call(self, name: str, role: str) -> fx.Node:
+        calls = [n for n in self.nodes if n.op == "call_module" and n.target == f"{_ROOT}.{name}"]
+        if len(calls) != 1:
+            often = f"called {len(calls)} times" if calls else "never called"
+            raise RequestError(f"{self._name}: its {role} '{name}' is {often} in the forward; expected exactly once")
+        return calls[0]
+
+    def extract(self) -> fx.Graph:
+        """x -> s_in."""
+        graph = fx.Graph()
+        copies = {self.input: graph.placeholder("x")}
+        return _finish(graph, [n for n in self.before if n is not self.input], copies, self.s_in)
+
+    def transform(self) -> fx.Graph:
+        """s_in -> z. Works on a copy of s_in, which in-place layers (``ReLU(inplace=True)``) would otherwise overwrite."""
+        graph = fx.Graph()
+        s_in = graph.placeholder("s_in")
+        copies = {self.s_in: graph.call_method("clone", (s_in,)) if self.after else s_in}
+        needed = {node for later in self.after for node in later.all_input_nodes}
+        constants = [n for n in self.before if n.op == "get_attr" and n in needed]
+        return _finish(graph, [*constants, *self.after], copies, self.z)
+
+
+class _Tracer(fx.Tracer):
+    """Enters only the modules in `entered`; records reads of buffers, so that nothing is frozen into the record."""
+
+    proxy_buffer_attributes = True
+
+    def __init__(self, entered: Sequence[str]) -> None:
+        super().__init__()
+        self._entered = {f"{_ROOT}.{name}" if name else _ROOT for name in entered}
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Whether a module is called as a whole."""
+        return module_qualified_name not in self._entered
+
+
+class _Entry(nn.Module):
+    """Calls the module with one input, so that its further arguments take their defaults."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.original = module
+
+    def forward(self, x: Tensor) -> Any:
+        return self.original(x)
+
+
+def _trace(module: nn.Module, entered: Sequence[str], architecture: str) -> tuple[fx.Graph, nn.Module]:
+    """Records the forward in the mode the module is in."""
+    root, before = _Entry(module), torch.get_rng_state()
+    try:
+        graph = _Tracer(entered).trace(root)
+    except Exception as error:  # user code under a tracer can fail in any way
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise RequestError(
+            f"{architecture} cannot be cut: its forward cannot be recorded ({reason}); move branches on tensor values into "
+            "submodules, or build it as polyfed.models.Staged(extractor, intermediate, head)"
+        ) from error
+    drawn = not torch.equal(before, torch.get_rng_state())
+    torch.set_rng_state(before)
+    if drawn:
+        raise RequestError(
+            f"{architecture} cannot be cut: its forward draws random numbers that do not depend on the input, and a record "
+            "would repeat one draw for ever; move them into a submodule"
+        )
+    return graph, root
+
+
+def _finish(graph: fx.Graph, nodes: Sequence[fx.Node], copies: dict[fx.Node, fx.Node], result: fx.Node) -> fx.Graph:
+    for node in nodes:
+        copies[node] = graph.node_copy(node, lambda old: copies[old])
+    graph.output(copies[result])
+    return graph
+
+
+def _compiled(graph: fx.Graph) -> _Run:
+    """The graph as a function of (the wrapper, one tensor); names in it are looked up on the wrapper when it runs."""
+    code = graph.python_code("self")
+    scope: dict[str, Any] = dict(code.globals)
+    exec(compile(code.src, "<polyfed.models.adapt>", "exec"), scope)
+    return cast(_Run, scope["forward"])
+
+
+def _canonical(module: nn.Module, name: str, role: str) -> str:
+    """The name under which torch.fx knows the submodule: the first, where it is registered under several."""
+    names = {found: m for found, m in module.named_modules(remove_duplicate=False) if found}
+    if name not in names:
+        raise RequestError(
+            f"{type(module).__name__} has no submodule '{name}' to be its {role}"
+            f"{nearest(name, names) if name else '; pass its dotted name'}"
+        )
+    return next(found for found, m in names.items() if m is names[name])
+
+
+def _said(node: fx.Node) -> str:
+    """A recorded call in the user's words."""
+    if node.op == "call_function":
+        return str(getattr(node.target, "__name__", node.target))
+    return str(node.target).removeprefix(f"{_ROOT}.")
+
+
+def _origin(node: fx.Node) -> str:
+    return "the input x" if node.op == "placeholder" else f"the output of '{_said(node)}'"
+
+
+def _kind(returned: object) -> str:
+    return "another tensor" if isinstance(returned, fx.Node) else f"a {type(returned).__name__}"

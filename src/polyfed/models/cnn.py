@@ -1,0 +1,192 @@
+"""The plain convolutional networks of FedGH and FedHeNN, and five small ones for the bundled 8 x 8 digits.
+
+All are conv blocks (conv, ReLU, 2 x 2 max pool), flatten, hidden layers (Linear, ReLU), and a linear head. Cuts: extractor
+= the first block, intermediate = the rest up to the last hidden ReLU, head = the last Linear. No activation on
+the logits. Layer sizes follow from the image size and the class count.
+
+FedGH, Table 2 (Yi et al., ACM MM 2023, doi:10.1145/3581783.3611781), 3 x 32 x 32; conv 5 x 5 without padding, D = 500,
+s_in = 16 x 14 x 14. Sizes are float32, 10 classes:
+
+    name        conv    fc1   10 classes   100 classes   MiB
+    fedgh-cnn1  16, 32  2000  2 621 558    2 666 648     10.0005
+    fedgh-cnn2  16, 16  2000  1 815 142    1 860 232     6.9242
+    fedgh-cnn3  16, 32  1000  1 320 558    1 365 648     5.0375
+    fedgh-cnn4  16, 32  800   1 060 358    1 105 448     4.0449  (the paper prints 3.81, which fits no reading of its row)
+    fedgh-cnn5  16, 32  500   670 058      715 148       2.5561
+
+FedHeNN (Makhija et al., ICML 2022), 3 x 32 x 32; conv 5 x 5 without padding (H5: 3 x 3, padding 1). The ends of the set H1..H5 are the paper's, the middle
+three take the code's sizes. From 100 classes on H3 and H4 are wider, as the networks for CIFAR-100 are; the others only
+get the larger head:
+
+    name              conv, hidden (10 classes)       D     10 classes  100 classes
+    fedhenn-h1        32                              6272  65 162      629 732
+    fedhenn-h2        32, FC 64                       64    404 554     410 404
+    fedhenn-h3        64, 64, FC 120                  120   300 658     1 054 948  (64, 128, FC 256; D = 256)
+    fedhenn-h4        64, 64, FC 120-64               64    307 842     1 075 044  (64, 128, FC 256-128; D = 128)
+    fedhenn-h5        64, 128, 128, FC 256-128        128   781 962     793 572
+    fedhenn-cifar10   as h4 for 10, at any class count      64   307 842
+    fedhenn-cifar100  64, 128, FC 256-128, at any class count    128  1 075 044 with 100 classes
+
+Digits, 1 x 8 x 8, 10 classes; conv 3 x 3, padding 1, the same first block of 16 (s_in = 16 x 4 x 4), D = 64. They differ in
+the intermediate part, in depth and width (a bar marks a block without pooling):
+
+    name         after the first block     parameters
+    digits-cnn1  FC 64                     17 258
+    digits-cnn2  FC 128-64                 41 962
+    digits-cnn3  conv 32, FC 64            13 706
+    digits-cnn4  conv 32|, conv 32, FC 64  22 954
+    digits-cnn5  conv 32, conv 64|, FC 64  40 394
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from torch import nn
+
+from polyfed.errors import RequestError
+from polyfed.models.split import SplitModel, Staged, check_request
+
+ImageShape = tuple[int, int, int]  # channels, height, width
+
+
+def _cnn(
+    name: str,
+    in_shape: ImageShape,
+    classes: int,
+    convs: Sequence[int],
+    hidden: Sequence[int],
+    kernel: int = 5,
+    padding: int = 0,
+    unpooled: Sequence[int] = (),
+) -> SplitModel:
+    """Blocks of `convs` filters (`unpooled`: indices of those without pooling), then `hidden` layers, then the head."""
+    channels, height, width = check_request(name, in_shape, classes)
+
+    def after_blocks(size: int) -> int:
+        for i in range(len(convs)):
+            size = size + 2 * padding - kernel + 1
+            size = size if i in unpooled else size // 2
+            if size < 1:
+                return 0
+        return size
+
+    if after_blocks(min(height, width)) < 1:
+        least = next(size for size in range(1, 1000) if after_blocks(size))
+        raise RequestError(
+            f"{name} needs images of at least {least} x {least}; {height} x {width} came: "
+            "resize the images, or choose a network for small ones (digits-cnn1..5 take 8 x 8)"
+        )
+
+    blocks: list[OrderedDict[str, nn.Module]] = []
+    for i, filters in enumerate(convs, start=1):
+        block: OrderedDict[str, nn.Module] = OrderedDict()
+        block[f"conv{i}"] = nn.Conv2d(channels, filters, kernel, padding=padding)
+        block[f"relu{i}"] = nn.ReLU()
+        if i - 1 not in unpooled:
+            block[f"pool{i}"] = nn.MaxPool2d(2)
+        blocks.append(block)
+        channels = filters
+    body: OrderedDict[str, nn.Module] = OrderedDict()
+    for block in blocks[1:]:
+        body.update(block)
+    body["flatten"] = nn.Flatten()
+    features = channels * after_blocks(height) * after_blocks(width)
+    for i, units in enumerate(hidden, start=1):
+        body[f"fc{i}"] = nn.Linear(features, units)
+        body[f"fc{i}_relu"] = nn.ReLU()
+        features = units
+    return Staged(nn.Sequential(blocks[0]), nn.Sequential(body), nn.Linear(features, classes), architecture=name)
+
+
+def fedgh_cnn1(in_shape: ImageShape, classes: int) -> SplitModel:
+    """FedGH's CNN-1: conv 16, 32, FC 2000-500."""
+    return _cnn("fedgh-cnn1", in_shape, classes, convs=(16, 32), hidden=(2000, 500))
+
+
+def fedgh_cnn2(in_shape: ImageShape, classes: int) -> SplitModel:
+    """FedGH's CNN-2: conv 16, 16, FC 2000-500."""
+    return _cnn("fedgh-cnn2", in_shape, classes, convs=(16, 16), hidden=(2000, 500))
+
+
+def fedgh_cnn3(in_shape: ImageShape, classes: int) -> SplitModel:
+    """FedGH's CNN-3: conv 16, 32, FC 1000-500."""
+    return _cnn("fedgh-cnn3", in_shape, classes, convs=(16, 32), hidden=(1000, 500))
+
+
+def fedgh_cnn4(in_shape: ImageShape, classes: int) -> SplitModel:
+    """FedGH's CNN-4: conv 16, 32, FC 800-500."""
+    return _cnn("fedgh-cnn4", in_shape, classes, convs=(16, 32), hidden=(800, 500))
+
+
+def fedgh_cnn5(in_shape: ImageShape, classes: int) -> SplitModel:
+    """FedGH's CNN-5: conv 16, 32, FC 500-500."""
+    return _cnn("fedgh-cnn5", in_shape, classes, convs=(16, 32), hidden=(500, 500))
+
+
+_MANY_CLASSES = 100  # from here on FedHeNN's H3 and H4 take the sizes of its CIFAR-100 networks
+
+
+def fedhenn_h1(in_shape: ImageShape, classes: int) -> SplitModel:
+    """FedHeNN's smallest: conv 32 and the head; its representation is the flattened block."""
+    return _cnn("fedhenn-h1", in_shape, classes, convs=(32,), hidden=())
+
+
+def fedhenn_h2(in_shape: ImageShape, classes: int) -> SplitModel:
+    """FedHeNN's H2: conv 32, FC 64."""
+    return _cnn("fedhenn-h2", in_shape, classes, convs=(32,), hidden=(64,))
+
+
+def fedhenn_h3(in_shape: ImageShape, classes: int) -> SplitModel:
+    """FedHeNN's H3: conv 64, 64, FC 120; from 100 classes on conv 64, 128, FC 256."""
+    if classes >= _MANY_CLASSES:
+        return _cnn("fedhenn-h3", in_shape, classes, convs=(64, 128), hidden=(256,))
+    return _cnn("fedhenn-h3", in_shape, classes, convs=(64, 64), hidden=(120,))
+
+
+def fedhenn_h4(in_shape: ImageShape, classes: int) -> SplitModel:
+    """FedHeNN's H4: conv 64, 64, FC 120-64; from 100 classes on conv 64, 128, FC 256-128."""
+    if classes >= _MANY_CLASSES:
+        return _cnn("fedhenn-h4", in_shape, classes, convs=(64, 128), hidden=(256, 128))
+    return _cnn("fedhenn-h4", in_shape, classes, convs=(64, 64), hidden=(120, 64))
+
+
+def fedhenn_h5(in_shape: ImageShape, classes: int) -> SplitModel:
+    """FedHeNN's largest: conv 64, 128, 128 (3 x 3, padding 1), FC 256-128."""
+    return _cnn("fedhenn-h5", in_shape, classes, convs=(64, 128, 128), hidden=(256, 128), kernel=3, padding=1)
+
+
+def fedhenn_cifar10(in_shape: ImageShape, classes: int) -> SplitModel:
+    """FedHeNN's homogeneous network for CIFAR-10: conv 64, 64, FC 120-64."""
+    return _cnn("fedhenn-cifar10", in_shape, classes, convs=(64, 64), hidden=(120, 64))
+
+
+def fedhenn_cifar100(in_shape: ImageShape, classes: int) -> SplitModel:
+    """FedHeNN's homogeneous network for CIFAR-100: conv 64, 128, FC 256-128."""
+    return _cnn("fedhenn-cifar100", in_shape, classes, convs=(64, 128), hidden=(256, 128))
+
+
+def digits_cnn1(in_shape: ImageShape, classes: int) -> SplitModel:
+    """One block, FC 64."""
+    return _cnn("digits-cnn1", in_shape, classes, convs=(16,), hidden=(64,), kernel=3, padding=1)
+
+
+def digits_cnn2(in_shape: ImageShape, classes: int) -> SplitModel:
+    """One block, FC 128-64."""
+    return _cnn("digits-cnn2", in_shape, classes, convs=(16,), hidden=(128, 64), kernel=3, padding=1)
+
+
+def digits_cnn3(in_shape: ImageShape, classes: int) -> SplitModel:
+    """Two blocks (16, 32), FC 64."""
+    return _cnn("digits-cnn3", in_shape, classes, convs=(16, 32), hidden=(64,), kernel=3, padding=1)
+
+
+def digits_cnn4(in_shape: ImageShape, classes: int) -> SplitModel:
+    """Three blocks (16, 32 without pooling, 32), FC 64."""
+    return _cnn("digits-cnn4", in_shape, classes, (16, 32, 32), (64,), kernel=3, padding=1, unpooled=(1,))
+
+
+def digits_cnn5(in_shape: ImageShape, classes: int) -> SplitModel:
+    """Three blocks (16, 32, 64 without pooling), FC 64."""
+    return _cnn("digits-cnn5", in_shape, classes, (16, 32, 64), (64,), kernel=3, padding=1, unpooled=(2,))

@@ -1,0 +1,134 @@
+"""FedIN's five ResNets (He et al., arXiv 1512.03385, basic blocks of widths 64-128-256-512), nested by name.
+
+Extractor = stem (conv, BN, ReLU, max pool); intermediate = four stages, average pool, flatten; head = Linear(512, C).
+Every tensor of a smaller model has the name and shape it has in ResNet26, so layers can be averaged by name.
+
+    name      blocks   3 channels, 10 classes  1 channel   BN buffers (floats)
+    resnet10  1 1 1 1   4 910 922               4 904 650   5 760
+    resnet14  1 1 2 2  10 812 234              10 805 962   8 832
+    resnet18  2 2 2 2  11 181 642              11 175 370   9 600
+    resnet22  2 2 3 3  17 082 954              17 076 682  12 672
+    resnet26  3 3 3 3  17 452 362              17 446 090  13 440
+
+The mean, 12 288 023 (12 281 751), is the 12.28 M of FedIN (arXiv 2304.00759). Stem: 7 x 7 stride 2, 3 x 3 pool stride 2;
+with 32 x 32 images s_in is 64 x 8 x 8. `resnetNN_cifar` has a 3 x 3 stride 1 stem without pool (s_in 64 x 32 x 32). FedGH's
+network for CIFAR-100, 11 475 432 parameters, is ``build("resnet18-cifar", (3, 32, 32), 100, feature_dim=500)``.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyfed.errors import RequestError
+from polyfed.models.split import SplitModel, Staged, check_request
+
+ImageShape = tuple[int, int, int]  # channels, height, width
+
+BLOCKS = {10: (1, 1, 1, 1), 14: (1, 1, 2, 2), 18: (2, 2, 2, 2), 22: (2, 2, 3, 3), 26: (3, 3, 3, 3)}
+WIDTHS = (64, 128, 256, 512)
+_LEAST = 8  # pixels a side; below it the last stages would see nothing but padding
+
+
+class BasicBlock(nn.Module):
+    """relu(BN(conv(relu(BN(conv(x))))) + shortcut(x)), two 3 x 3 convolutions; N x c_in x h x w -> N x c_out x h/s x w/s.
+
+    Args:
+        c_in: channels in.
+        c_out: channels out.
+        stride: s, of the first convolution; the shortcut is a strided 1 x 1 convolution where a shape changes.
+    """
+
+    def __init__(self, c_in: int, c_out: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(c_in, c_out, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(c_out)
+        self.conv2 = nn.Conv2d(c_out, c_out, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(c_out)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or c_in != c_out:
+            conv, bn = nn.Conv2d(c_in, c_out, 1, stride, bias=False), nn.BatchNorm2d(c_out)
+            self.shortcut = nn.Sequential(OrderedDict(conv=conv, bn=bn))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """N x c_in x h x w -> N x c_out x h/s x w/s."""
+        inner = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(inner)) + self.shortcut(x))
+
+
+def _resnet(name: str, depth: int, in_shape: ImageShape, classes: int, cifar: bool) -> SplitModel:
+    channels, height, width = check_request(name, in_shape, classes)
+    if min(height, width) < _LEAST:
+        raise RequestError(f"{name} needs images of at least {_LEAST} x {_LEAST}; {height} x {width} came: resize them")
+    stem: OrderedDict[str, nn.Module] = OrderedDict()
+    kernel, stride = (3, 1) if cifar else (7, 2)
+    stem["conv1"] = nn.Conv2d(channels, WIDTHS[0], kernel, stride, padding=kernel // 2, bias=False)
+    stem["bn1"] = nn.BatchNorm2d(WIDTHS[0])
+    stem["relu"] = nn.ReLU()
+    if not cifar:
+        stem["pool"] = nn.MaxPool2d(3, stride=2, padding=1)
+    body: OrderedDict[str, nn.Module] = OrderedDict()
+    c_in = WIDTHS[0]
+    for s, (c_out, blocks) in enumerate(zip(WIDTHS, BLOCKS[depth], strict=True), start=1):
+        first = BasicBlock(c_in, c_out, stride=1 if s == 1 else 2)
+        body[f"stage{s}"] = nn.Sequential(first, *(BasicBlock(c_out, c_out, stride=1) for _ in range(blocks - 1)))
+        c_in = c_out
+    body["pool"] = nn.AdaptiveAvgPool2d(1)
+    body["flatten"] = nn.Flatten()
+    model = Staged(nn.Sequential(stem), nn.Sequential(body), nn.Linear(c_in, classes), architecture=name)
+    for module in model.modules():  # BatchNorm starts at weight 1, bias 0 by itself
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return model
+
+
+def resnet10(in_shape: ImageShape, classes: int) -> SplitModel:
+    """Blocks 1 1 1 1, 7 x 7 stem."""
+    return _resnet("resnet10", 10, in_shape, classes, cifar=False)
+
+
+def resnet14(in_shape: ImageShape, classes: int) -> SplitModel:
+    """Blocks 1 1 2 2, 7 x 7 stem."""
+    return _resnet("resnet14", 14, in_shape, classes, cifar=False)
+
+
+def resnet18(in_shape: ImageShape, classes: int) -> SplitModel:
+    """Blocks 2 2 2 2, 7 x 7 stem."""
+    return _resnet("resnet18", 18, in_shape, classes, cifar=False)
+
+
+def resnet22(in_shape: ImageShape, classes: int) -> SplitModel:
+    """Blocks 2 2 3 3, 7 x 7 stem."""
+    return _resnet("resnet22", 22, in_shape, classes, cifar=False)
+
+
+def resnet26(in_shape: ImageShape, classes: int) -> SplitModel:
+    """Blocks 3 3 3 3, 7 x 7 stem."""
+    return _resnet("resnet26", 26, in_shape, classes, cifar=False)
+
+
+def resnet10_cifar(in_shape: ImageShape, classes: int) -> SplitModel:
+    """Blocks 1 1 1 1, 3 x 3 stem without pool."""
+    return _resnet("resnet10-cifar", 10, in_shape, classes, cifar=True)
+
+
+def resnet14_cifar(in_shape: ImageShape, classes: int) -> SplitModel:
+    """Blocks 1 1 2 2, 3 x 3 stem without pool."""
+    return _resnet("resnet14-cifar", 14, in_shape, classes, cifar=True)
+
+
+def resnet18_cifar(in_shape: ImageShape, classes: int) -> SplitModel:
+    """Blocks 2 2 2 2, 3 x 3 stem without pool."""
+    return _resnet("resnet18-cifar", 18, in_shape, classes, cifar=True)
+
+
+def resnet22_cifar(in_shape: ImageShape, classes: int) -> SplitModel:
+    """Blocks 2 2 3 3, 3 x 3 stem without pool."""
+    return _resnet("resnet22-cifar", 22, in_shape, classes, cifar=True)
+
+
+def resnet26_cifar(in_shape: ImageShape, classes: int) -> SplitModel:
+    """Blocks 3 3 3 3, 3 x 3 stem without pool."""
+    return _resnet("resnet26-cifar", 26, in_shape, classes, cifar=True)

@@ -1,0 +1,104 @@
+"""Builds registered models by name, and lists them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from polyfed.errors import PolyfedError, RequestError
+from polyfed.models.split import SplitModel, with_projection
+from polyfed.registry import MODELS
+
+_CIFAR10, _CIFAR100, _DIGITS = ((3, 32, 32), 10), ((3, 32, 32), 100), ((1, 8, 8), 10)
+_HOMES = {  # name's beginning -> (home data: image shape, classes), paper; the longest beginning counts
+    "fedgh-": (_CIFAR10, "FedGH, Yi et al., ACM MM 2023, doi:10.1145/3581783.3611781"),
+    "fedhenn-": (_CIFAR10, "FedHeNN, Makhija et al., ICML 2022"),
+    "fedhenn-cifar100": (_CIFAR100, "FedHeNN, Makhija et al., ICML 2022"),
+    "resnet": (_CIFAR10, "FedIN, Chan et al., arXiv 2304.00759"),
+    "digits-": (_DIGITS, "polyfed"),
+}
+
+
+def build(name: str, in_shape: tuple[int, ...], classes: int, feature_dim: int | None = None) -> SplitModel:
+    """A fresh model with its architecture's name set; weights are drawn from torch's current generator.
+
+    Args:
+        name: a registered model, or ``"package.module:function"`` for a builder of your own, called as
+            ``function(in_shape, classes)`` and returning a `SplitModel` (`polyfed.models.adapt.split` makes one).
+        in_shape: shape of one sample; (channels, height, width) for the zoo.
+        classes: C.
+        feature_dim: adds a projection to this width (see `with_projection`); None leaves the network as it is.
+
+    Raises:
+        RequestError: no such model or builder; the data do not fit the network; the builder failed or returned
+            something else.
+
+    >>> build("digits-cnn1", (1, 8, 8), 10).feature_dim
+    64
+    """
+    model = _call(name, _imported(name) if ":" in name else MODELS[name], in_shape, classes)
+    model.architecture = name
+    return model if feature_dim is None else with_projection(model, feature_dim)
+
+
+def describe() -> list[dict[str, Any]]:
+    """One row per registered model: name, in_shape, classes, parameters and feature_dim on its home data, and paper.
+
+    Counted on networks built without memory (device "meta"). A model of your own has no home data: its counts are None.
+    """
+    rows = []
+    for name in MODELS:
+        known = [begin for begin in _HOMES if name.startswith(begin) and _is_ours(name)]
+        row: dict[str, Any] = dict.fromkeys(("name", "in_shape", "classes", "parameters", "feature_dim", "paper"))
+        row |= {"name": name, "paper": ""}
+        if known:
+            (in_shape, classes), paper = _HOMES[max(known, key=len)]
+            with torch.device("meta"):
+                model = build(name, in_shape, classes)
+            row |= {"in_shape": in_shape, "classes": classes, "feature_dim": model.feature_dim, "paper": paper}
+            row["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+        rows.append(row)
+    return rows
+
+
+def _is_ours(name: str) -> bool:
+    return getattr(MODELS[name], "__module__", "").startswith("polyfed.models.")
+
+
+def _imported(name: str) -> Callable[..., Any]:
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
+    except Exception as error:  # importing runs the user's code
+        raise RequestError(
+            f"cannot import model '{name}': {_reason(error)}; expected 'package.module:function', importable from here "
+            "(is its folder on PYTHONPATH?)"
+        ) from error
+
+
+def _call(name: str, builder: Callable[..., Any], in_shape: tuple[int, ...], classes: int) -> SplitModel:
+    if not callable(builder):
+        raise RequestError(f"model '{name}' should be a function (in_shape, classes); a {type(builder).__name__} came")
+    try:
+        model = builder(tuple(in_shape), classes)
+    except PolyfedError:
+        raise
+    except Exception as error:  # the builder may be the user's
+        shape = " x ".join(map(str, in_shape))
+        raise RequestError(
+            f"building '{name}' for {shape} inputs, {classes} classes failed: {_reason(error)}"
+        ) from error
+    if not isinstance(model, SplitModel):
+        raise RequestError(
+            f"model '{name}' should return a SplitModel; a {type(model).__name__} came: wrap it with "
+            "polyfed.models.adapt.split(module, head=..., extractor=...)"
+        )
+    return model
+
+
+def _reason(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

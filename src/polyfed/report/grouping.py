@@ -1,0 +1,141 @@
+"""Which runs may stand side by side, and the sentence over every table and figure that says what was measured.
+
+Two runs are comparable when they had the same data (dealt alike), the same number of clients and of rounds, and were
+scored on the same test data with the same mean. Everything else (knobs, learning rates, networks) is what a comparison
+is about, or is told in a note.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from textwrap import shorten
+from typing import Any
+
+from polyfed.errors import RequestError
+from polyfed.report.folders import RunRecord, show_value
+
+_TEST = {"client": "each client's own test data", "global": "one global test set"}
+_MEAN = {"clients": "plain mean over clients", "samples": "mean over clients weighted by samples"}
+_NOT_DATA = ("name", "root", "clients")  # root: where the files lie; the others are in every result
+
+
+@dataclass(frozen=True)
+class Group:
+    """Comparable runs: ``rows`` maps each name to its runs, Local first, one run per seed, seeds in order."""
+
+    rows: Mapping[str, Sequence[RunRecord]]
+    about: str  # "cifar10 (dirichlet, alpha=0.5), 20 clients, 15 rounds"
+    seeds: tuple[int, ...]
+    evaluation: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def runs(self) -> list[RunRecord]:
+        """All runs of the group, row after row."""
+        return [run for runs in self.rows.values() for run in runs]
+
+    def stages(self, stage: str | None) -> dict[str, str]:
+        """Row name -> the stage scored in it: the one asked for, else the one of the run's own evaluation."""
+        return {name: stage or runs[0].stage for name, runs in self.rows.items()}
+
+    def scoring(self, stage: str | None) -> str:
+        """What the accuracies are, in words."""
+        stages = list(dict.fromkeys(self.stages(stage).values()))
+        which = f"stage {stages[0]}" if len(stages) == 1 else f"each method's own stage ({' or '.join(stages)})"
+        test, mean = str(self.evaluation.get("test")), str(self.evaluation.get("mean"))
+        return f"{which}, on {_TEST.get(test, f'test data {test}')}, {_MEAN.get(mean, f'mean over {mean}')}"
+
+    def seeds_text(self) -> str:
+        """``"seed 0"`` or ``"seeds 0, 1"``."""
+        return f"seed{'s' if len(self.seeds) > 1 else ''} {', '.join(map(str, self.seeds))}"
+
+
+def group_runs(runs: Iterable[RunRecord], stage: str | None = None) -> tuple[list[Group], tuple[str, ...]]:
+    """Sort finished runs into comparable groups.
+
+    Args:
+        runs: from ``find_runs``.
+        stage: a stage that all of them must have been scored in.
+
+    Returns:
+        The groups, and notes on runs that were left out or odd.
+
+    Raises:
+        RequestError: nothing is finished, two runs claim the same row and seed, or a run lacks the stage.
+    """
+    runs = list(runs)
+    notes = tuple(f"left out: {note}" if not run.finished else note for run in runs for note in run.notes)
+    finished = [run for run in runs if run.finished]
+    if not finished:
+        where = f"; unfinished: {', '.join(str(run.path) for run in runs)}" if runs else ""
+        raise RequestError(f"no finished run to report on{where}")
+    for run in finished:
+        known = scored_stages(run)
+        if stage is not None and stage not in known:
+            raise RequestError(f"{run.path} was not scored in stage '{stage}'; it has: {', '.join(known)}")
+    keyed: dict[str, list[RunRecord]] = {}
+    for run in finished:
+        keyed.setdefault(json.dumps(_context(run), sort_keys=True, default=str), []).append(run)
+    contexts = [_context(members[0]) for members in keyed.values()]
+    every = [context["data"] for context in contexts]
+    differing = [
+        k for k in dict.fromkeys(k for d in every for k in d) if any(d.get(k) != every[0].get(k) for d in every)
+    ]
+    return [_group(members, differing) for members in keyed.values()], notes
+
+
+def scored_stages(run: RunRecord) -> list[str]:
+    """The stages that a finished run was scored in, its own first."""
+    return list(dict.fromkeys([run.stage, *(run.result.get("accuracy_by_stage") or {})]))
+
+
+def _context(run: RunRecord) -> dict[str, Any]:
+    evaluation = run.result["evaluation"]
+    return {
+        "dataset": run.result["dataset"],
+        "clients": run.result["clients"],
+        "rounds": run.result["rounds"],
+        "test": evaluation.get("test"),
+        "mean": evaluation.get("mean"),
+        "data": {key: value for key, value in run.recipe.get("data", {}).items() if key not in _NOT_DATA},
+    }
+
+
+def _group(runs: list[RunRecord], differing: Iterable[str]) -> Group:
+    rows: dict[str, list[RunRecord]] = {}
+    for run in sorted(runs, key=lambda run: run.method != "local"):  # stable: Local first, then as found
+        rows.setdefault(run.name or run.method, []).append(run)
+    for name, members in rows.items():
+        members.sort(key=lambda run: run.seed)
+        for one, two in pairwise(members):
+            if one.seed == two.seed:
+                both = f"{one.path} and {two.path}"
+                raise RequestError(f"two runs are '{name}' with seed {one.seed}: {both}; leave one out or label them")
+    seeds = tuple(sorted({run.seed for run in runs}))
+    return Group(rows, _about(runs[0], differing), seeds, runs[0].result["evaluation"], tuple(_unlike(rows)))
+
+
+def _unlike(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
+    """Tells where methods were trained or built differently, so that nobody takes the rows for alike in all else."""
+    for section in ("training", "models"):
+        settings = {name: runs[0].recipe[section] for name, runs in rows.items() if section in runs[0].recipe}
+        for key in dict.fromkeys(key for found in settings.values() for key in found if key != "rounds"):
+            values: dict[str, list[str]] = {}
+            for name, found in settings.items():
+                values.setdefault(shorten(show_value(found.get(key, "unset")), 60, placeholder="..."), []).append(name)
+            if len(values) > 1:
+                told = "; ".join(f"{value} for {', '.join(names)}" for value, names in values.items())
+                yield f"{section}.{key} differs: {told}"
+
+
+def _about(run: RunRecord, differing: Iterable[str]) -> str:
+    data = run.recipe.get("data", {})
+    partition = data.get("partition")
+    dealt = {"dirichlet": ["alpha"], "classes": ["classes_per_client", "deal"]}.get(str(partition), [])
+    keys = list(dict.fromkeys([*dealt, *(key for key in differing if key != "partition")]))
+    details = ([str(partition)] if partition else []) + [f"{k}={show_value(data[k])}" for k in keys if k in data]
+    dataset = f"{run.result['dataset']} ({', '.join(details)})" if details else str(run.result["dataset"])
+    return f"{dataset}, {run.result['clients']} clients, {run.result['rounds']} rounds"

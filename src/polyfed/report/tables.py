@@ -1,0 +1,473 @@
+"""The comparison table: methods down, accuracy, cost and the difference to Local across; one table per experiment.
+
+Runs of one name are averaged over their seeds. "±" is the sample standard deviation over seeds (n - 1) and is left
+blank with one seed: a spread over one run is unknown, not zero. The best round is the one best on validation data,
+never on test data. CSV and JSON hold accuracies in [0, 1] and exact bytes; the other formats show percent and KiB/MiB.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import statistics
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polyfed.errors import RequestError
+from polyfed.registry import nearest
+from polyfed.report.folders import RunRecord
+from polyfed.report.grouping import Group, group_runs
+from polyfed.report.writing import make_folder, write_whole
+from polyfed.units import human_bytes, human_seconds
+
+__all__ = [
+    "Row",
+    "Section",
+    "Table",
+    "comparison",
+    "to_csv",
+    "to_json",
+    "to_latex",
+    "to_markdown",
+    "to_text",
+    "write",
+]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method or variant over its seeds. Accuracies in [0, 1]; None is "not known". Means are over seeds.
+
+    Attributes:
+        name: method or label, with the knobs that tell variants apart.
+        method: the method's registered name.
+        stage: the stage that the accuracies were scored in.
+        seeds: the seeds averaged over.
+        accuracy: last round, mean over clients.
+        accuracy_std_seeds: sample standard deviation over seeds; None with one seed.
+        accuracy_std_clients: standard deviation over clients.
+        accuracy_min_client: the lowest client.
+        accuracy_best_by_validation: test accuracy in the round that was best on validation data.
+        accuracy_by_stage: every stage scored in all of the row's runs.
+        bytes_up: clients to server, one whole run; an int when all seeds agree.
+        bytes_down: server to clients, likewise.
+        seconds: one whole run.
+        refused: uploads refused, summed over the runs.
+        difference: accuracy minus Local's, paired on the seeds that both have.
+        difference_std: sample standard deviation of those differences.
+        difference_seeds: the seeds paired.
+        runs: what each run gave, with its folder.
+    """
+
+    name: str
+    method: str
+    stage: str
+    seeds: tuple[int, ...]
+    accuracy: float | None
+    accuracy_std_seeds: float | None
+    accuracy_std_clients: float | None
+    accuracy_min_client: float | None
+    accuracy_best_by_validation: float | None
+    accuracy_by_stage: Mapping[str, float]
+    bytes_up: float | None
+    bytes_down: float | None
+    seconds: float | None
+    refused: int
+    difference: float | None
+    difference_std: float | None
+    difference_seeds: tuple[int, ...]
+    runs: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Section:
+    """One table: comparable runs under one caption.
+
+    Attributes:
+        caption: data, clients, rounds, seeds and what the accuracies are.
+        facts: the same for machines: dataset, clients, rounds, seeds, test, mean.
+        rows: Local first.
+        notes: what the columns mean, and what a reader must know about these runs.
+    """
+
+    caption: str
+    facts: Mapping[str, Any]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def extra_stages(self) -> list[str]:
+        """The stages that get a column of their own: all that were scored, less the one that every row shows anyway."""
+        scored = dict.fromkeys(stage for row in self.rows for stage in row.accuracy_by_stage)
+        own = {row.stage for row in self.rows}
+        return [stage for stage in scored if own != {stage}]
+
+
+@dataclass(frozen=True)
+class Table:
+    """The comparison: one section for each set of comparable runs, and notes on runs left out."""
+
+    sections: tuple[Section, ...]
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return to_text(self)
+
+
+# building -------------------------------------------------------------------------------------------------------
+def comparison(runs: Iterable[RunRecord], stage: str | None = None) -> Table:
+    """Compare runs, grouped by name over seeds; different data, clients or rounds give separate tables.
+
+    Args:
+        runs: from ``find_runs``.
+        stage: which stage to compare; by default each run's own evaluation.
+
+    Raises:
+        RequestError: no finished run, two runs with the same name and seed, or a run without the stage.
+    """
+    groups, notes = group_runs(runs, stage)
+    return Table(tuple(_section(group, stage) for group in groups), notes)
+
+
+def _section(group: Group, stage: str | None) -> Section:
+    notes = list(group.notes)
+    local = [name for name, runs in group.rows.items() if runs[0].method == "local"]
+    if len(local) > 1:
+        notes.append(f"several Local rows ({', '.join(local)}): no difference to Local is shown")
+    reference = group.rows[local[0]] if len(local) == 1 else ()
+    stages = group.stages(stage)
+    rows = tuple(_row(name, runs, stages[name], reference, notes) for name, runs in group.rows.items())
+    several = any(len(row.seeds) > 1 for row in rows)
+    spread = "; ± is the sample standard deviation over seeds" if several else ""
+    if any(row.difference is not None for row in rows if row.method != "local"):
+        spread += f"; the difference to Local{' is paired by seed and' if several else ''} is in percentage points"
+    notes.insert(0, f"accuracy in % after the last round{spread}; std and min are over clients; bytes of one whole run")
+    facts = {
+        "dataset": group.runs[0].result["dataset"],
+        "clients": group.runs[0].result["clients"],
+        "rounds": group.runs[0].result["rounds"],
+        "seeds": list(group.seeds),
+        "test": group.evaluation.get("test"),
+        "mean": group.evaluation.get("mean"),
+    }
+    caption = f"{group.about}, {group.seeds_text()}. Accuracy: {group.scoring(stage)}."
+    return Section(caption, facts, rows, tuple(notes))
+
+
+def _row(name: str, runs: Sequence[RunRecord], stage: str, local: Sequence[RunRecord], notes: list[str]) -> Row:
+    scores = [_score(run, stage) for run in runs]
+    accuracies = [score["mean"] for score in scores]
+    stages = [run.result.get("accuracy_by_stage") or {} for run in runs]
+    shared = [key for key in stages[0] if all(key in other for other in stages)]
+    difference, seeds = _differences(runs, stage, local, notes, name)
+    best = [run.result.get("accuracy_best_by_validation") if run.stage == stage else None for run in runs]
+    return Row(
+        name=name,
+        method=runs[0].method,
+        stage=stage,
+        seeds=tuple(run.seed for run in runs),
+        accuracy=_mean(accuracies),
+        accuracy_std_seeds=_std(accuracies),
+        accuracy_std_clients=_mean([score["std"] for score in scores]),
+        accuracy_min_client=_mean([score["min"] for score in scores]),
+        accuracy_best_by_validation=_mean(best),
+        accuracy_by_stage={
+            key: mean for key in shared if (mean := _mean([by_stage[key]["mean"] for by_stage in stages])) is not None
+        },
+        bytes_up=_mean([run.result.get("bytes_up") for run in runs]),
+        bytes_down=_mean([run.result.get("bytes_down") for run in runs]),
+        seconds=_mean([run.result.get("seconds") for run in runs]),
+        refused=sum(int(run.result.get("refused") or 0) for run in runs),
+        difference=_mean(difference),
+        difference_std=_std(difference),
+        difference_seeds=seeds,
+        runs=tuple(
+            {
+                "seed": run.seed,
+                "path": str(run.path),
+                "accuracy": score["mean"],
+                **{key: _number(run.result.get(key)) for key in ("bytes_up", "bytes_down", "seconds", "refused")},
+                "knobs": run.result.get("knobs"),
+            }
+            for run, score in zip(runs, scores, strict=True)
+        ),
+    )
+
+
+def _score(run: RunRecord, stage: str) -> dict[str, float | None]:
+    """Mean, std and min over clients of the run's last evaluation in a stage; None for what it does not tell."""
+    found: Mapping[str, Any] = (run.result.get("accuracy_by_stage") or {}).get(stage) or {}
+    score: dict[str, float | None] = {key: _number(found.get(key)) for key in ("mean", "std", "min")}
+    if stage == run.stage:
+        clients = [value for value in map(_number, run.result.get("accuracy_per_client") or []) if value is not None]
+        score["mean"] = _number(run.result["accuracy"])
+        score["std"] = _number(run.result.get("accuracy_std")) if score["std"] is None else score["std"]
+        score["min"] = min(clients, default=None) if score["min"] is None else score["min"]
+    return score
+
+
+def _differences(
+    runs: Sequence[RunRecord], stage: str, local: Sequence[RunRecord], notes: list[str], name: str
+) -> tuple[list[float | None], tuple[int, ...]]:
+    """The run's accuracy minus Local's, for each seed that both have, and those seeds."""
+    if not local or runs[0].method == "local":
+        return [], ()
+    reference = {run.seed: run for run in local}
+    pairs = [(run, reference[run.seed]) for run in runs if run.seed in reference]
+    compared = stage
+    if any(_score(other, stage)["mean"] is None for _, other in pairs):
+        compared = local[0].stage
+        notes.append(f"{name}: its stage {stage} is compared with Local's stage {compared}")
+    found: list[float | None] = []
+    for run, other in pairs:
+        mine, its = _score(run, stage)["mean"], _score(other, compared)["mean"]
+        found.append(None if mine is None or its is None else mine - its)
+    return found, tuple(run.seed for run, _ in pairs)
+
+
+def _number(value: Any) -> float | None:
+    """The value if it is a finite number, else None: a table shows "-", never "nan"."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return value
+
+
+def _mean(values: Sequence[Any]) -> float | None:
+    """The mean, exact when all are equal (bytes stay whole numbers); None unless every value is known."""
+    known = [number for value in values if (number := _number(value)) is not None]
+    if not known or len(known) < len(values):
+        return None
+    return known[0] if all(value == known[0] for value in known) else statistics.fmean(known)
+
+
+def _std(values: Sequence[Any]) -> float | None:
+    known = [number for value in values if (number := _number(value)) is not None]
+    return statistics.stdev(known) if len(known) == len(values) and len(known) > 1 else None
+
+
+# for machines ---------------------------------------------------------------------------------------------------
+def to_csv(table: Table) -> str:
+    """All sections in one sheet: a line per row, with the evaluation in columns of its own; None is empty."""
+    stages = list(
+        dict.fromkeys(stage for section in table.sections for row in section.rows for stage in row.accuracy_by_stage)
+    )
+    lines: list[dict[str, Any]] = []
+    for number, section in enumerate(table.sections, start=1):
+        for row in section.rows:
+            line = {"table": number, **section.facts, "name": row.name, **_plain(row)}
+            line["seeds"] = " ".join(map(str, row.seeds))
+            line["difference_seeds"] = " ".join(map(str, row.difference_seeds))
+            by_stage = line.pop("accuracy_by_stage")
+            del line["runs"]
+            lines.append(line | {f"accuracy_{stage}": by_stage.get(stage) for stage in stages})
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, fieldnames=list(lines[0]) if lines else ["table"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return stream.getvalue()
+
+
+def to_json(table: Table) -> str:
+    """Everything, exact, with what each run gave."""
+    tables = [
+        {"caption": s.caption, **s.facts, "rows": [_plain(row) for row in s.rows], "notes": list(s.notes)}
+        for s in table.sections
+    ]
+    return json.dumps({"tables": tables, "notes": list(table.notes)}, indent=2, ensure_ascii=False) + "\n"
+
+
+def _plain(row: Row) -> dict[str, Any]:
+    found = dict(vars(row))
+    runs = [
+        {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in r.items()} for r in row.runs
+    ]
+    return found | {"accuracy_by_stage": dict(row.accuracy_by_stage), "runs": runs}
+
+
+# for people -----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class _Column:
+    """A column to show: its heading (lines), its cells, and whether they are words (aligned left) or numbers."""
+
+    heading: str
+    cells: list[str]
+    words: bool = False
+
+
+def _columns(section: Section) -> list[_Column]:
+    """What people see. Columns in which nothing is known are left out."""
+    rows = section.rows
+    columns = [_Column("method", [row.name for row in rows], words=True)]
+    if len({row.stage for row in rows}) > 1:
+        columns.append(_Column("stage", [row.stage for row in rows], words=True))
+    if len({row.seeds for row in rows}) > 1:
+        columns.append(_Column("seeds", [" ".join(map(str, row.seeds)) for row in rows], words=True))
+    numbers = [
+        ("accuracy", _with_spread([(row.accuracy, row.accuracy_std_seeds) for row in rows])),
+        ("std\nclients", [_percent(row.accuracy_std_clients) for row in rows]),
+        ("min\nclient", [_percent(row.accuracy_min_client) for row in rows]),
+        ("best by\nvalid.", [_percent(row.accuracy_best_by_validation) for row in rows]),
+        *((stage, [_percent(row.accuracy_by_stage.get(stage)) for row in rows]) for stage in section.extra_stages),
+        ("vs Local", _with_spread([(row.difference, row.difference_std) for row in rows], sign="+")),
+        ("bytes\nup", ["-" if row.bytes_up is None else human_bytes(row.bytes_up) for row in rows]),
+        ("bytes\ndown", ["-" if row.bytes_down is None else human_bytes(row.bytes_down) for row in rows]),
+        ("time", ["-" if row.seconds is None else human_seconds(row.seconds) for row in rows]),
+        ("refused", [str(row.refused or "-") for row in rows]),
+    ]
+    columns += [
+        _Column(head, cells) for head, cells in numbers if any(cell != "-" for cell in cells) or head == "accuracy"
+    ]
+    return columns
+
+
+def _percent(value: float | None, sign: str = "") -> str:
+    return "-" if value is None else f"{100 * value:{sign}.2f}"
+
+
+def _with_spread(pairs: list[tuple[float | None, float | None]], sign: str = "") -> list[str]:
+    """``"75.12 ± 0.40"``; a spread that is not known stays away, and keeps its place where other rows have one."""
+    spreads = [_percent(std) for _, std in pairs]
+    width = max(map(len, spreads))
+    shown = any(std is not None for _, std in pairs)
+    return [
+        _percent(mean, sign) + (f" ± {spread:>{width}}" if shown and mean is not None else "")
+        for (mean, _), spread in zip(pairs, spreads, strict=True)
+    ]
+
+
+def to_markdown(table: Table) -> str:
+    """GitHub's tables, each under its caption."""
+    blocks = []
+    for section in table.sections:
+        columns = _columns(section)
+        lines = [
+            _markdown_line(column.heading.replace("\n", " ") for column in columns),
+            _markdown_line(":--" if column.words else "--:" for column in columns),
+            *(_markdown_line(cells) for cells in zip(*(column.cells for column in columns), strict=True)),
+        ]
+        notes = "\n".join(f"- {note}" for note in section.notes)
+        blocks.append(f"**{section.caption}**\n\n" + "\n".join(lines) + f"\n\n{notes}\n")
+    if table.notes:
+        blocks.append("\n".join(f"- {note}" for note in table.notes) + "\n")
+    return "\n".join(blocks)
+
+
+def _markdown_line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
+
+
+def to_latex(table: Table) -> str:
+    """One ``table`` with ``booktabs`` rules for each section."""
+    blocks = []
+    for section in table.sections:
+        columns = _columns(section)
+        rows = [" & ".join(map(_latex, cells)) for cells in zip(*(column.cells for column in columns), strict=True)]
+        heading = " & ".join(_latex(column.heading.replace("\n", " ")) for column in columns)
+        blocks.append(
+            "\\begin{table}\n\\centering\n"
+            f"\\caption{{{_latex(section.caption)}}}\n"
+            f"\\begin{{tabular}}{{{''.join('l' if column.words else 'r' for column in columns)}}}\n"
+            "\\toprule\n" + heading + " \\\\\n\\midrule\n" + "".join(f"{row} \\\\\n" for row in rows) + "\\bottomrule\n"
+            "\\end{tabular}\n" + "".join(f"\\par\\small {_latex(note)}\n" for note in section.notes) + "\\end{table}\n"
+        )
+    return "% needs \\usepackage{booktabs}\n" + "\n".join(blocks) + "".join(f"% {note}\n" for note in table.notes)
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "<": r"$<$",
+    ">": r"$>$",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+}
+
+
+def _latex(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
+
+
+def to_text(table: Table, width: int = 100, ascii_only: bool = False) -> str:
+    """Aligned plain text; long names wrap so that it fits ``width`` columns where the numbers leave room.
+
+    Args:
+        table: what to show.
+        width: columns to aim for.
+        ascii_only: write "+/-" for "±", for terminals that are not UTF-8.
+    """
+    blocks = [_text_section(section, width) for section in table.sections]
+    if table.notes:
+        blocks.append("\n".join(_wrap(f"note: {note}", width) for note in table.notes) + "\n")
+    text = "\n".join(blocks)
+    return text.replace("±", "+/-").encode("ascii", "replace").decode("ascii") if ascii_only else text
+
+
+def _wrap(text: str, width: int) -> str:
+    return textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False)
+
+
+def _text_section(section: Section, width: int) -> str:
+    columns = _columns(section)
+    widths = [max(len(part) for text in [c.heading, *c.cells] for part in text.split("\n")) for c in columns]
+    others = sum(widths[1:]) + 2 * (len(columns) - 1)
+    widths[0] = min(widths[0], max(16, width - others))
+    lines = [*_physical_lines([column.heading for column in columns], columns, widths, bottom=True)]
+    lines.append("  ".join("-" * w for w in widths))
+    for cells in zip(*(column.cells for column in columns), strict=True):
+        lines += _physical_lines(cells, columns, widths)
+    notes = "\n".join(_wrap(note, width) for note in section.notes)
+    return f"{_wrap(section.caption, width)}\n\n" + "\n".join(lines) + f"\n\n{notes}\n"
+
+
+def _physical_lines(
+    cells: Sequence[str], columns: Sequence[_Column], widths: Sequence[int], bottom: bool = False
+) -> list[str]:
+    """One row as it is printed: the name wrapped over lines, the numbers on the first (headings: on the last)."""
+    split = [
+        textwrap.wrap(cell, width, subsequent_indent=" ") if column.words and not bottom else cell.split("\n")
+        for cell, column, width in zip(cells, columns, widths, strict=True)
+    ]
+    height = max(map(len, split))
+    lines = []
+    for index in range(height):
+        parts = []
+        for texts, column, width in zip(split, columns, widths, strict=True):
+            at = index - (height - len(texts)) if bottom else index
+            text = texts[at] if 0 <= at < len(texts) else ""
+            parts.append(f"{text:<{width}}" if column.words else f"{text:>{width}}")
+        lines.append("  ".join(parts).rstrip())
+    return lines
+
+
+# files ----------------------------------------------------------------------------------------------------------
+_FORMATS = {"md": to_markdown, "csv": to_csv, "json": to_json, "tex": to_latex, "txt": to_text}
+
+
+def write(
+    table: Table, folder: str | Path, formats: Sequence[str] = ("md", "csv", "json"), name: str = "comparison"
+) -> list[Path]:
+    """Write ``<name>.<format>`` for each format into the folder (made if missing), each file whole or not at all.
+
+    Args:
+        table: from ``comparison``.
+        folder: where to.
+        formats: of md, csv, json, tex, txt.
+        name: the files' name without its ending.
+
+    Returns:
+        The files written.
+
+    Raises:
+        RequestError: unknown format, or the folder cannot be written to.
+    """
+    for form in formats:
+        if form not in _FORMATS:
+            raise RequestError(f"unknown table format '{form}'{nearest(form, _FORMATS)}")
+    path = make_folder(folder)
+    return [write_whole(path / f"{name}.{form}", _FORMATS[form](table).encode("utf-8")) for form in formats]

@@ -1,0 +1,294 @@
+"""Who may know whom (docs/architecture.md): read off the imports, without running them."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from polyfed.registry import METHODS
+
+SOURCE = Path(__file__).resolve().parent.parent / "src" / "polyfed"
+MAX_METHOD_LINES = 150
+MAX_FACE_LINES = 40
+
+# room -> what of polyfed its files may import, besides their own room
+MAY_IMPORT = {
+    "errors": set(),
+    "registry": {"errors"},
+    "functional": set(),
+    "models": {"functional", "errors", "registry"},
+    "data": {"functional", "errors", "registry"},
+    "core": {"models.split", "data.samples", "functional", "errors"},
+    "methods": {"core", "functional", "errors"},
+    "engine": {"core", "data", "models", "functional", "errors", "registry"},
+}
+MAY_NOT_IMPORT = {
+    "report": {"engine", "core", "data", "models", "methods"},
+    "track": {"engine"},
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, as ``importer`` wrote it at ``line``."""
+
+    importer: str
+    imported: str
+    line: int
+    for_types: bool  # inside `if TYPE_CHECKING:`
+
+    def __str__(self) -> str:
+        return f"{self.importer}:{self.line} imports {self.imported}"
+
+
+def modules(source: Path) -> dict[str, Path]:
+    """Module name -> file, for everything under a package's folder."""
+    found = {}
+    for path in sorted(source.rglob("*.py")):
+        parts = [source.name, *path.relative_to(source).with_suffix("").parts]
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def _walk(node: ast.AST, for_types: bool = False) -> Iterator[tuple[ast.AST, bool]]:
+    """Every node, with whether it stands under ``if TYPE_CHECKING:``."""
+    yield node, for_types
+    guarded = isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}
+    for child in ast.iter_child_nodes(node):
+        yield from _walk(child, for_types or (guarded and child in node.body))
+
+
+def imports(name: str, known: dict[str, Path]) -> list[Import]:
+    """All imports of a module, nested ones too; ``from package import module`` counts as the module."""
+    path = known[name]
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    found = []
+    for node, for_types in _walk(ast.parse(path.read_text(encoding="utf-8"))):
+        targets: list[str] = []
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, base] if base else above)
+            full = [f"{base}.{alias.name}" for alias in node.names]
+            targets = [target if target in known else base for target in full]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in {"import_module", "importlib.import_module"}:
+            targets = [arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant)]
+        if targets:
+            found += [Import(name, target, node.lineno, for_types) for target in dict.fromkeys(targets)]
+    return found
+
+
+def room(module: str) -> str:
+    """``polyfed.core.message`` -> ``core``; the face itself is ``polyfed``."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else parts[0]
+
+
+def within(module: str, places: set[str]) -> bool:
+    """Whether a module lies in one of the named rooms or modules of polyfed."""
+    return any(f"{module}.".startswith(f"polyfed.{place}.") for place in places)
+
+
+def trespasses(known: dict[str, Path]) -> list[str]:
+    """Every import that crosses a boundary, one line each."""
+    found = []
+    for name in known:
+        for one in imports(name, known):
+            here, top = room(name), one.imported.partition(".")[0]
+            if top == "flwr" and here != "deploy":
+                found.append(f"{one}: only deploy/ may")
+            if here == "functional" and top not in {"torch", "polyfed", *sys.stdlib_module_names}:
+                found.append(f"{one}: functional/ knows torch only")
+            if top != "polyfed":
+                continue
+            own = {here}
+            if here == "methods":  # methods that share lines share a function in functional/, not each other;
+                own = {here, "registry"} if name == "polyfed.methods" else set()  # the folder's face lists them all
+            if here in MAY_IMPORT and not within(one.imported, MAY_IMPORT[here] | own):
+                found.append(f"{one}: {here} may know {', '.join(sorted(MAY_IMPORT[here])) or 'nothing of polyfed'}")
+            if within(one.imported, MAY_NOT_IMPORT.get(here, set())):
+                found.append(f"{one}: {here} must not")
+    return found
+
+
+def circle(known: dict[str, Path], by_room: bool = False) -> list[str] | None:
+    """A circle of imports between files, or between rooms; None when there is none. Types alone do not count."""
+    graph: dict[str, set[str]] = {}
+    for name in known:
+        for one in imports(name, known):
+            if one.imported in known and not one.for_types:
+                here, there = (room(name), room(one.imported)) if by_room else (name, one.imported)
+                if not (by_room and here == there):
+                    graph.setdefault(here, set()).add(there)
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return None
+
+
+KNOWN = modules(SOURCE)
+METHOD_FILES = [path for path in sorted((SOURCE / "methods").glob("*.py")) if path.name != "__init__.py"]
+
+
+def tree(name: str) -> ast.Module:
+    """The parsed module."""
+    return ast.parse(KNOWN[name].read_text(encoding="utf-8"))
+
+
+def test_there_are_files_to_check() -> None:
+    assert {"polyfed.errors", "polyfed.registry"} <= set(KNOWN)
+    assert METHOD_FILES, "no method in src/polyfed/methods"
+    assert set(map(room, KNOWN)) >= {"functional", "models", "data", "core", "methods", "engine", "report", "track"}
+
+
+def test_nobody_trespasses() -> None:
+    assert trespasses(KNOWN) == []
+
+
+def test_no_circle_between_files() -> None:
+    assert circle(KNOWN) is None
+
+
+def test_no_circle_between_rooms() -> None:
+    assert circle(KNOWN, by_room=True) is None
+
+
+def test_the_engine_names_no_method() -> None:
+    # "local" is also an ordinary word (local training), so that one name proves nothing
+    names = {name.lower() for name in METHODS} - {"local"}
+    for name in (name for name in KNOWN if room(name) == "engine"):
+        for node in ast.walk(tree(name)):
+            for said in (getattr(node, field, None) for field in ("value", "id", "attr")):
+                assert not (isinstance(said, str) and said.lower() in names), f"{name}:{node.lineno} names {said}"
+
+
+def test_the_face_is_short() -> None:
+    face = SOURCE / "__init__.py"
+    assert len(face.read_text(encoding="utf-8").splitlines()) < MAX_FACE_LINES
+
+
+@pytest.mark.parametrize("path", METHOD_FILES, ids=lambda path: path.stem)
+def test_a_method_is_short_and_leaves_the_loop_to_the_engine(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= MAX_METHOD_LINES
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.For | ast.comprehension):
+            words = re.findall(r"\w+", f"{ast.unparse(node.target)} {ast.unparse(node.iter)}")
+            loops = [word for word in words if re.fullmatch(r"(mini)?batch(es)?|\w*loader", word)]
+            assert not loops, f"{path.name}: a loop over {loops[0]}; the loop over batches belongs to the engine"
+
+
+HELP = "import runpy; sys.argv = ['polyfed', '--help']; runpy.run_module('polyfed', run_name='__main__')"
+FACES = {"import polyfed": "polyfed", "import polyfed.cli": "polyfed.cli", HELP: "polyfed.cli"}
+
+
+@pytest.mark.parametrize("statement", [statement for statement, module in FACES.items() if module in KNOWN])
+def test_torch_is_not_loaded_before_it_is_needed(statement: str) -> None:
+    code = f"import sys\ntry:\n    {statement}\nexcept SystemExit:\n    pass\nprint('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def dangers(code: ast.AST) -> list[str]:
+    """What could run code out of a file or a string: unpickling and evaluation."""
+    found = []
+    for node in ast.walk(code):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+            found += [name for name in names if name.partition(".")[0] in {"pickle", "dill", "cloudpickle", "joblib"}]
+        elif isinstance(node, ast.Call):
+            function = ast.unparse(node.func)
+            if function in {"eval", "exec", "torch.load", "torch.save"}:
+                found.append(f"{function}(")
+            found += [
+                "allow_pickle"
+                for keyword in node.keywords
+                if keyword.arg == "allow_pickle" and getattr(keyword.value, "value", True) is not False
+            ]
+    return found
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_nothing_unpickles_or_evaluates(name: str) -> None:
+    assert dangers(tree(name)) == []
+
+
+# The checks themselves, on a small house with every fault built in
+
+
+def build(folder: Path, files: dict[str, str]) -> dict[str, Path]:
+    """Write a small package ``polyfed`` and list its modules."""
+    for name, text in files.items():
+        path = folder / "polyfed" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text), encoding="utf-8")
+    return modules(folder / "polyfed")
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("functional/kernels.py", "import numpy"),
+        ("functional/kernels.py", "from polyfed.errors import RequestError"),
+        ("methods/fedgh.py", "def f():\n    from polyfed.engine import federation"),
+        ("methods/fedgh.py", "from .local import Local"),
+        ("methods/fedgh.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import polyfed.data.sources"),
+        ("core/client.py", "from polyfed.models import cnn"),
+        ("engine/loop.py", "import importlib\nimportlib.import_module('polyfed.methods.local')"),
+        ("engine/loop.py", "from .. import methods"),
+        ("report/tables.py", "from ..core.message import Message"),
+        ("track/console.py", "import polyfed.engine.federation as f"),
+        ("cli.py", "import flwr.client"),
+    ],
+)
+def test_a_trespass_is_seen(tmp_path: Path, file: str, text: str) -> None:
+    house = {"methods/__init__.py": "", "methods/local.py": "", "models/__init__.py": "", "models/cnn.py": ""}
+    assert len(trespasses(build(tmp_path, {**house, file: text}))) == 1
+
+
+def test_what_is_allowed_is_no_trespass(tmp_path: Path) -> None:
+    house = {
+        "models/split.py": "",
+        "functional/kernels.py": "import math\nimport torch.nn.functional as F\nfrom . import averaging",
+        "functional/averaging.py": "",
+        "core/client.py": "from polyfed.models.split import SplitModel\nfrom .message import Message",
+        "core/message.py": "",
+        "methods/__init__.py": "from polyfed.methods.local import Local",
+        "methods/local.py": "from polyfed.core import client\nfrom polyfed.functional.kernels import cka",
+        "deploy/server.py": "import flwr\nfrom polyfed.engine import federation",
+    }
+    assert trespasses(build(tmp_path, house)) == []
+
+
+def test_a_circle_is_seen(tmp_path: Path) -> None:
+    late = "def f():\n    from polyfed import a\n"
+    assert circle(build(tmp_path / "1", {"a.py": "import polyfed.b", "b.py": late})) is not None
+    rooms = {"x/a.py": "import polyfed.y.a", "y/a.py": "", "y/b.py": "import polyfed.x.b", "x/b.py": ""}
+    known = build(tmp_path / "2", rooms)
+    assert circle(known) is None
+    assert circle(known, by_room=True) is not None
+    typed = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import polyfed.a\nelse:\n    pass"
+    assert circle(build(tmp_path / "3", {"a.py": "import polyfed.b", "b.py": typed})) is None
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["import pickle", "from pickle import loads", "torch.load(f)", "eval('1')", "np.load(f, allow_pickle=True)"],
+)
+def test_a_danger_is_seen(code: str) -> None:
+    assert len(dangers(ast.parse(code))) >= 1
+    assert dangers(ast.parse("model.eval(); np.load(f, allow_pickle=False)")) == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +50,8 @@ class Client:
     Attributes:
         id: 0-based number. architecture: name shared by all clients of the same network. classes: number of classes of
         the task. n: number of training samples. state: what the method keeps here between rounds (named tensors,
-        replaced and never written into). round, exchange, phase: what is going on. training: settings. public: data
+        replaced and never written into). round, exchange, phase: what is going on. context: what the method's
+        `receive` returned, while the client trains. training: settings. public: data
         shared by all, if any. weights: the client's own weights by name, None until it first has any.
     """
 
@@ -76,6 +77,7 @@ class Client:
         self.round = 0
         self.exchange = "train"
         self.phase = ""
+        self.context: Mapping[str, Any] = {}
         self.training = Training()
         self.public: Public | None = None
         self.state: State = {}

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from polyfed.core.message import Message, flatten, nbytes
 from polyfed.core.settings import Stage, Training
 from polyfed.functional.modes import evaluating
+from polyfed.models.split import SplitModel
 
 if TYPE_CHECKING:
     from polyfed.core.client import Client
@@ -67,6 +68,7 @@ class Needs:
     split_model: bool = False  # extract, transform and head
     one_feature_dim: bool = False  # the representation is equally wide everywhere
     one_head: bool = False  # the heads have the same tensors
+    linear_head: bool = False  # the head is one linear layer
     one_architecture: bool = False
     nested: bool = False  # tensors of one name have one shape everywhere
     equal_cuts: bool = False  # what enters and leaves the intermediate part is equally shaped everywhere
@@ -196,6 +198,13 @@ def trainable(module: nn.Module) -> tuple[tuple[str, ...], tuple[nn.Parameter, .
     """Names and parameters that take a gradient, in the module's order."""
     pairs = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     return tuple(name for name, _ in pairs), tuple(p for _, p in pairs)
+
+
+def split(module: nn.Module) -> SplitModel:
+    """The module as the split model that `needs` made sure it is."""
+    if not isinstance(module, SplitModel):
+        raise TypeError(f"expected a SplitModel, came {type(module).__name__}")
+    return module
 
 
 def floats(module: nn.Module) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from polyfed.core.architectures import Architectures
 from polyfed.core.client import Public
 from polyfed.core.message import Group, State
 from polyfed.core.randomness import generator
+from polyfed.core.settings import Training
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Server:
     Attributes:
         state: the method's own named tensors, replaced and never written into. round, rounds: 1-based number of the
         present round, and how many there will be. exchange: name of the present passage. clients: by number.
-        public: data that everybody may see, or None. classes: number of classes of the task.
+        public: data that everybody may see, or None. classes: number of classes of the task. training: settings.
+        log: numbers that the method wants in the round's record; emptied after every round.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Server:
         rounds: int,
         classes: int,
         seed: int,
+        training: Training | None = None,
         public: Public | None = None,
         initial: Mapping[int, nn.Module] | None = None,
     ) -> None:
@@ -48,7 +51,9 @@ class Server:
         self.exchange = "train"
         self.clients = dict(clients)
         self.classes = classes
+        self.training = training or Training(rounds=rounds)
         self.public = public
+        self.log: dict[str, float] = {}
         self._architectures = architectures
         self._seed = seed
         self._given = dict(initial or {})

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -105,11 +105,11 @@ def _checksum(tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
         hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        hasher.update(memoryview(tensor.numpy()).cast("B") if tensor.numel() else b"")
+        hasher.update(tensor.numpy().data.cast("B") if tensor.numel() else b"")
     return hasher.hexdigest()
 
 
-def _write(path: Path, write: Any) -> None:
+def _write(path: Path, write: Callable[[Path], object]) -> None:
     """Write through a temporary file, fsync and rename; an unwritable place leaves things as they were."""
     temporary: Path | None = None
     try:

@@ -301,8 +301,8 @@ def _read_side(
             labels.append(marks)
             for cell in cells:
                 image = _decode(cell, path, row - start)
+                shape = shape or image.shape
                 if pixels is None:
-                    shape = shape or image.shape
                     pixels = np.empty((total, *shape), dtype=np.uint8)
                 if image.shape != shape:
                     raise RequestError(
@@ -319,13 +319,14 @@ def _read_side(
 def _batches(path: Path, columns: _Columns) -> Iterator[tuple[list[bytes | None], NDArray[Any]]]:
     """Encoded images and labels of one file, some rows at a time."""
     import pyarrow as pa
+    import pyarrow.compute as pc  # type: ignore[import-untyped, unused-ignore]
     import pyarrow.types as types
 
     try:
         for batch in _open(path).iter_batches(batch_size=_ROWS, columns=[columns.image, columns.label]):
             cells, marks = batch.column(columns.image), batch.column(columns.label)
             if types.is_struct(cells.type):
-                cells = pa.compute.struct_field(cells, "bytes")
+                cells = pc.struct_field(cells, "bytes")
             if marks.null_count:
                 raise RequestError(f"expected a label in every row, came an empty one in '{columns.label}' of {path}")
             whole = types.is_integer(marks.type) or types.is_boolean(marks.type)
@@ -339,7 +340,9 @@ def _decode(cell: bytes | None, path: Path, row: int) -> NDArray[np.uint8]:
     from PIL import Image
 
     if not cell:
-        raise RequestError(f"expected an encoded image in row {row} of {path}, came none (paths alone are not followed)")
+        raise RequestError(
+            f"expected an encoded image in row {row} of {path}, came none (paths alone are not followed)"
+        )
     try:
         with Image.open(io.BytesIO(cell)) as image:
             mode = {"1": "L", "P": "RGB"}.get(image.mode, image.mode)

@@ -60,7 +60,8 @@ class Prepare:
         shift = [-m / s for m, s in zip(self.mean, self.std, strict=True)]
         constants = torch.tensor([scale, shift], dtype=torch.float32).to(x.device, non_blocking=True)
         scale_C11, shift_C11 = constants.view(2, channels, 1, 1)
-        return x.to(torch.float32) * scale_C11 + shift_C11
+        ready: Tensor = x.to(torch.float32) * scale_C11 + shift_C11
+        return ready
 
 
 def augment(x: Tensor, generator: torch.Generator) -> Tensor:

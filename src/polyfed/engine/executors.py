@@ -81,7 +81,7 @@ def carry_out(job: Job, method: Method, architectures: Architectures) -> Outcome
     stage, trained = "receiving", Trained()
     try:
         with scoped_global(derive(client.seed, "layers", client.exchange, client.round, client.id)):
-            context = method.receive(client, read_only(job.message))
+            context = client.context = method.receive(client, read_only(job.message))
             if job.exchange.trains:
                 stage = "training"
                 trained = train(client, method, context)

@@ -116,6 +116,7 @@ class Federation:
             rounds=self.training.rounds,
             classes=self.classes,
             seed=seed,
+            training=self.training,
             public=public,
             initial={client.id: client.given for client in self.clients if client.given is not None},
         )
@@ -175,6 +176,9 @@ class Federation:
                 if self.folder is not None:
                     self._write_models()
                     self.folder.write_result(result)
+            except KeyboardInterrupt:
+                self._tell("end", None)
+                raise Interrupted(f"interrupted after {len(self.history)} whole rounds, which are kept") from None
             except BaseException:
                 self._tell("end", None)
                 raise
@@ -227,7 +231,8 @@ class Federation:
             with _at("aggregation", number):
                 method.aggregate(server, {o.client_id: o.message for o in outcomes if o.refused is None})
         server.exchange = "train"
-        record = {"round": number, "seconds": 0.0, "clients": selected, **tally.record()}
+        record = {"round": number, "seconds": 0.0, "clients": selected, **tally.record(), "server": dict(server.log)}
+        server.log.clear()
         due = number % self.evaluation.every == 0 or number == self.training.rounds
         return {**record, "evaluated": due, **(self._evaluate(tally.scores) if due else _NOT_EVALUATED)}
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from polyfed.core.architectures import Architectures
 from polyfed.core.client import Client, Public
-from polyfed.core.method import Method, Needs, floats
+from polyfed.core.method import Method, Needs, floats, split
 from polyfed.errors import RequestError
 from polyfed.functional.modes import evaluating
 from polyfed.models.split import SplitModel, cuts
@@ -28,13 +28,15 @@ def check_fit(method: Method, clients: Sequence[Client], architectures: Architec
         _check_forward(first[architecture], module)
     needs, name = method.needs, method.name or type(method).__name__
     _check_public(name, needs, public)
-    if needs.split_model or needs.one_feature_dim or needs.one_head or needs.equal_cuts:
+    if needs.split_model or needs.one_feature_dim or needs.one_head or needs.linear_head or needs.equal_cuts:
         for architecture, module in templates.items():
             if not isinstance(module, SplitModel):
                 raise RequestError(
                     f"{name} needs split models; client {first[architecture].id} ('{architecture}') is a plain "
                     f"{type(module).__name__}; split it with polyfed.split(module, head=..., extractor=...)"
                 )
+        if needs.linear_head:
+            _check_linear(name, templates, first)
     for needed, what, facts in (
         (needs.one_architecture, "one architecture for all clients", {a: a for a in templates}),
         (needs.one_feature_dim, "one feature width for all clients", _facts(templates, _feature_dim)),
@@ -73,6 +75,16 @@ def _check_public(name: str, needs: Needs, public: Public | None) -> None:
             f"{name} needs {needs.public} rows that everybody may see, came {held}; set data.holdout to at least "
             f"{needs.public} (for every method that is compared alike), or ask the method for fewer"
         )
+
+
+def _check_linear(name: str, templates: Mapping[str, nn.Module], first: Mapping[str, Client]) -> None:
+    for architecture, module in templates.items():
+        head = split(module).head
+        if not isinstance(head, nn.Linear) or head.bias is None:
+            raise RequestError(
+                f"{name} needs a head that is one linear layer with a bias; client {first[architecture].id} "
+                f"('{architecture}') has {type(head).__name__}"
+            )
 
 
 def _check_equal(

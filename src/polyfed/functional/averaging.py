@@ -1,9 +1,9 @@
 """Averages of models: weighted (FedAvg), and layer by layer over those who hold the layer (FedIN, InclusiveFL).
 
-A model is a mapping from names to tensors, as ``state_dict()`` gives it. Floating-point tensors are averaged with float64
-sums and cast back, so the average of identical float32 (or narrower) models is that model bit for bit. Integer tensors
-are counters (BatchNorm's ``num_batches_tracked``); of them the largest is kept, element by element. Results never share
-memory with what came in.
+A model is a mapping from names to tensors, as ``state_dict()`` gives it. Floating-point tensors are averaged with
+float64 sums and cast back, so the average of identical float32 (or narrower) models is that model bit for bit. Integer
+tensors are counters (BatchNorm's ``num_batches_tracked``); of them the largest is kept, element by element. Results
+never share memory with what came in.
 """
 
 from __future__ import annotations

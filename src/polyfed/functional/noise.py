@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def add_noise(s: Tensor, level: float, z: Tensor) -> Tensor:
-    """s + level * sigma * z, where sigma is one number: the population standard deviation over all entries of ``s``.
+    """Returns s + level * sigma * z. Sigma is one number, the population standard deviation over all entries of ``s``.
 
     So the standard deviation of what is added is ``level * sigma`` (variance ``level^2 sigma^2``). sigma is a constant
     for the gradient: d result / d s is the identity. It is a scale taken from private features, hence no differential
@@ -24,7 +24,7 @@ def add_noise(s: Tensor, level: float, z: Tensor) -> Tensor:
     Raises:
         ValueError: ``level`` is not positive, or ``z`` has another shape.
 
-    Source: FedIN, section 4.3, eq. 5 and 6 (the appendix's N(0, 0.8 sigma^2) reads otherwise; the main text is followed).
+    Source: FedIN, section 4.3, eq. 5 and 6 (main text; the appendix reads N(0, 0.8 sigma^2)).
     """
     if not level > 0:
         raise ValueError(f"expected a noise level above 0 (at 0 draw nothing and do not call this), got {level}")

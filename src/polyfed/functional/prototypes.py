@@ -113,7 +113,7 @@ def header_step(
         The new theta and b; the arguments are left alone.
 
     Raises:
-        ValueError: shapes do not fit.
+        ValueError: shapes do not fit, or ``clip`` is negative.
 
     Source: FedGH, eq. 4; Jensen's inequality makes this a lower bound of the loss on all representations.
     """
@@ -124,6 +124,8 @@ def header_step(
             f"expected bias ({c},), z (M, {d}), y (M,), w (M,) for a header of shape ({c}, {d}), got "
             f"{tuple(bias_C.shape)}, {tuple(z_MD.shape)}, {tuple(y_M.shape)}, {tuple(w_M.shape)}"
         )
+    if clip is not None and clip < 0:
+        raise ValueError(f"expected clip of at least 0 (0 or None: off), got {clip}")
     w_M = w_M.to(weight_CD.dtype)
     total = w_M.sum()
     v_M = w_M / torch.where(total > 0, total, torch.ones_like(total))

@@ -135,7 +135,7 @@ def _coefficient(g_local: list[Tensor], g_in: list[Tensor], mode: str, lam: floa
 
 
 def _minus_ratio(g_local: list[Tensor], g_in: list[Tensor]) -> Tensor:
-    """-b/a over a list of tensors; G_local is first divided by its largest entry, so that a cannot under- or overflow."""
+    """-b/a over a list of tensors; G_local is first divided by its largest entry, so that a stays in range."""
     unit, largest = _scaled(g_local)
     a, b = _product(unit, unit), _product(unit, [_wide(g) for g in g_in])
     one = torch.ones_like(a)

@@ -1,28 +1,29 @@
 """Any nn.Module (timm, torchvision, your own) becomes a SplitModel by naming its head and the end of its extractor.
 
-The module's own forward is recorded once with torch.fx and the record is cut at the outputs of the two named
-submodules, so skip connections and functional calls stay where they are, and the parts put together compute exactly what
-the module computes, in eval and in train mode. Recording only enters the modules that contain a named one; everything
-else is called as it is and may be written in any way.
+The module's own forward is recorded with torch.fx and the record is cut at the outputs of the two named submodules, so
+skip connections and functional calls stay where they are, and the parts put together compute exactly what the module
+computes, in eval and in train mode. Recording only enters the modules that contain a named one; everything else is
+called as it is and may be written in any way.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
+import operator
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor, fx, nn
 
 from polyfed.errors import RequestError
-from polyfed.models.split import Part, SplitModel, evaluating, in_features, projection_and_head
+from polyfed.functional.modes import evaluating
+from polyfed.models.split import Part, SplitModel, in_features, projection_and_head
 from polyfed.registry import nearest
 
 _ROOT = "original"  # the name under which a wrapper holds the module, and so the prefix of its state-dict keys
-_Run = Callable[[nn.Module, Tensor], Tensor]
 
 
 def split(
@@ -38,8 +39,8 @@ def split(
     Args:
         module: takes one tensor (further arguments keep their defaults), returns the logits, a tensor.
         head: dotted name of the submodule that turns the representation into logits. It is called last.
-        extractor: dotted name of the last submodule of the extractor, which ends at its output; the first block, where
-            FedIN is to run. None: everything before the head (FedGH and FedHeNN need no more), an empty intermediate part.
+        extractor: dotted name of the last submodule of the extractor, which ends at its output; for FedIN the first
+            block. None: everything before the head, and an empty intermediate part (enough for FedGH and FedHeNN).
         example: a batch (N x ...). Tells the feature width where the head has no ``in_features``, and is run through
             both the module and the parts, in eval mode, to check that they agree.
         architecture: name for messages and exports; by default the module's class.
@@ -49,9 +50,9 @@ def split(
         `export` gives the module's own keys back.
 
     Raises:
-        RequestError: there is no such submodule; it is not called exactly once; the forward cannot be recorded; something
-            computed before the cut is used after it; something follows the head; parts share a parameter; the feature
-            width is unknown; the example disagrees.
+        RequestError: there is no such submodule; it is not called exactly once; the forward cannot be recorded;
+            something computed before the cut is used after it; something follows the head; parts share a parameter;
+            the feature width is unknown; the example disagrees.
 
     >>> net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
     >>> model = split(net, head="4", extractor="1")
@@ -74,8 +75,8 @@ def split(
         raise RequestError(f"the input of head '{head}' should be N x D; {shape} came: name a later submodule as head")
     if not agrees:
         raise RequestError(
-            f"the parts of {model.architecture} do not repeat its own forward on the example (it draws random numbers or "
-            "keeps state in eval mode?); build it as polyfed.models.Staged(extractor, intermediate, head)"
+            f"the parts of {model.architecture} do not repeat its own forward on the example (does it draw random "
+            "numbers or keep state in eval mode?); build it as polyfed.models.Staged(extractor, intermediate, head)"
         )
     model.feature_dim = z.shape[1]
     return model
@@ -91,9 +92,7 @@ class Adapted(SplitModel):
         self.original = module
         self._head = _canonical(module, head, "head")
         self._extractor = None if extractor is None else _canonical(module, extractor, "extractor")
-        self.train(module.training)
-        for m, flag in [(m, m.training) for m in module.modules()]:
-            m.training = flag
+        self.training = module.training
         self._record()
 
     @property
@@ -103,11 +102,14 @@ class Adapted(SplitModel):
 
     def extract(self, x: Tensor) -> Tensor:
         """The input to what leaves the named end of the extractor."""
-        return self._halves[self._mode()].extract(self, x)
+        return self._halves[self._mode()][0](self, x)
 
     def transform(self, s_in: Tensor) -> Tensor:
-        """What left the extractor to what enters the head (N x D)."""
-        return self._halves[self._mode()].transform(self, s_in)
+        """What left the extractor to what enters the head (N x D).
+
+        Works on a copy, because layers such as ``ReLU(inplace=True)`` would overwrite the caller's `s_in`.
+        """
+        return s_in if self._extractor is None else self._halves[self._mode()][1](self, s_in.clone())
 
     def part_of(self, name: str) -> Part:
         """Which part a name of this wrapper (``original.*``) belongs to."""
@@ -120,7 +122,7 @@ class Adapted(SplitModel):
         return {name.removeprefix(f"{_ROOT}."): tensor for name, tensor in self.state_dict().items()}
 
     def projected(self, feature_dim: int) -> SplitModel:
-        """A copy whose head's place is taken by projection, ReLU and a new head (``<head>.projection``, ``<head>.head``)."""
+        """A copy with ``<head>.projection``, a ReLU and a new ``<head>.head`` in the head's place."""
         projection, head = projection_and_head(self.head, feature_dim)
         module = copy.deepcopy(self.original)
         module.set_submodule(self._head, nn.Sequential(OrderedDict(projection=projection, relu=nn.ReLU(), head=head)))
@@ -130,9 +132,10 @@ class Adapted(SplitModel):
         """Which record applies, train or eval; they differ only where the module's own code asks for its mode."""
         training = self.original.training
         if self._mode_matters and any(self.original.get_submodule(name).training != training for name in self._entered):
+            where = " and ".join(name or "the module" for name in self._entered)
             raise RequestError(
-                f"{self.architecture} asks for its mode inside its forward (functional dropout?), so all of "
-                f"{', '.join(name or 'the module' for name in self._entered)} must be in one mode; use nn.Dropout instead"
+                f"{self.architecture} asks for its mode in its forward (functional dropout?), so {where} must be in "
+                "one mode; use nn.Dropout instead"
             )
         return training
 
@@ -154,12 +157,12 @@ class Adapted(SplitModel):
             for m, flag in flags:
                 m.training = flag
         self._parts = self._assign(cut)
-        self._halves = {mode: _Halves(_compiled(c.extract()), _compiled(c.transform())) for mode, c in cut.items()}
+        self._halves = {mode: c.halves() for mode, c in cut.items()}
         sources = [[str(n.format_node()) for n in c.nodes] for c in cut.values()]
         self._mode_matters = sources[0] != sources[1]
 
     def _adopt_constants(self, graph: fx.Graph, root: nn.Module, mode: bool) -> None:
-        """Tensors that the forward makes out of nothing were left on `root`: keep them as non-persistent buffers here."""
+        """Tensors that the forward makes out of nothing were left on `root`: keep them here, as buffers not saved."""
         for node in graph.nodes:
             if node.op == "get_attr" and not node.target.startswith(f"{_ROOT}."):
                 name = f"_{'train' if mode else 'eval'}{node.target}"
@@ -172,9 +175,11 @@ class Adapted(SplitModel):
         for c in cut.values():
             for part, nodes in (("extractor", c.before), ("intermediate", c.after)):
                 for node in nodes:
-                    if node.op in ("call_module", "get_attr"):
-                        if used.setdefault(str(node.target), cast(Part, part)) != part and self._trainable(node):
-                            self._shared(str(node.target), used[str(node.target)], part)
+                    if node.op not in ("call_module", "get_attr"):
+                        continue
+                    name = str(node.target)
+                    if used.setdefault(name, cast(Part, part)) != part and self._trainable(node):
+                        self._shared(name, used[name], part)
         unused: Part = "extractor" if self._extractor is None else "intermediate"
         names = dict.fromkeys(self.state_dict())
         names |= dict.fromkeys(name for name, _ in self.named_buffers())
@@ -198,11 +203,11 @@ class Adapted(SplitModel):
 
     def _shared(self, name: str, part: str, other: str) -> NoReturn:
         raise RequestError(
-            f"{self.architecture}: '{name.removeprefix(_ROOT + '.')}' is used both in the {part} and in the {other}, so it "
-            "cannot belong to one part; name another end of the extractor, or extractor=None"
+            f"{self.architecture}: '{name.removeprefix(_ROOT + '.')}' is used both in the {part} and in the {other}, "
+            "so it cannot belong to one part; name another end of the extractor, or pass extractor=None"
         )
 
-    # Compiled functions cannot be pickled (the record is made anew), and need not be copied ------------------------
+    # A record cannot be pickled (it is made anew) and need not be copied (it holds names, no tensors) ---------------
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "_halves"}
 
@@ -212,22 +217,16 @@ class Adapted(SplitModel):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Adapted:
         twin = type(self).__new__(type(self))
-        memo[id(self)] = twin
+        memo[id(self)], memo[id(self._halves)] = twin, self._halves
         nn.Module.__setstate__(twin, copy.deepcopy(self.__dict__, memo))  # type: ignore[no-untyped-call]
         return twin
-
-
-@dataclass(frozen=True)
-class _Halves:
-    extract: _Run
-    transform: _Run
 
 
 class _Cut:
     """A recorded forward, divided: nodes `before` the end of the extractor, and `after` it, up to the head's input."""
 
     def __init__(self, graph: fx.Graph, head: str, extractor: str | None, architecture: str) -> None:
-        self.nodes = list(graph.nodes)
+        self.nodes: list[fx.Node] = list(graph.nodes)
         self._name = architecture
         self.input = next(node for node in self.nodes if node.op == "placeholder")
         head_node = self._call(head, "head")
@@ -237,8 +236,8 @@ class _Cut:
         if following or returned is not head_node:
             what = f"'{_said(following[0])}' is called" if following else f"the forward returns {_kind(returned)}"
             raise RequestError(
-                f"{architecture}: {what} after the head '{head}'; the head's output must be what the forward returns: name "
-                "as head the submodule that ends the network, or take that step out (losses here expect plain logits)"
+                f"{architecture}: {what} after the head '{head}', whose output must be what the forward returns: "
+                "name as head the submodule that ends the network, or take that step out (losses expect plain logits)"
             )
         inputs = [*head_node.args, *head_node.kwargs.values()]
         if len(inputs) != 1 or not isinstance(inputs[0], fx.Node):
@@ -257,16 +256,15 @@ class _Cut:
             for needed in node.all_input_nodes:
                 if needed in early and needed.op != "get_attr":
                     raise RequestError(
-                        f"{architecture} cannot be cut after '{extractor}': '{_said(node)}' comes after the cut and also needs "
-                        f"{_origin(needed)}, from before it; end the extractor where one tensor passes, or extractor=None"
+                        f"{architecture} cannot be cut after '{extractor}': '{_said(node)}', after the cut, also needs "
+                        f"{_origin(needed)}; end the extractor where a single tensor passes, or pass extractor=None"
                     )
         for node in self.after:
-            if node.target.__class__.__name__ == "builtin_function_or_method" and node.name.startswith("getitem"):
-                if node.args[0] is self.s_in and isinstance(node.args[1], int):
-                    raise RequestError(
-                        f"{architecture}: '{extractor}' returns several values; end the extractor at a submodule that "
-                        "returns one tensor, or extractor=None"
-                    )
+            if node.target is operator.getitem and node.args[0] is self.s_in and isinstance(node.args[1], int):
+                raise RequestError(
+                    f"{architecture}: '{extractor}' returns several values; end the extractor at a submodule that "
+                    "returns one tensor, or pass extractor=None"
+                )
 
     def _call(self, name: str, role: str) -> fx.Node:
         calls = [n for n in self.nodes if n.op == "call_module" and n.target == f"{_ROOT}.{name}"]
@@ -275,20 +273,41 @@ class _Cut:
             raise RequestError(f"{self._name}: its {role} '{name}' is {often} in the forward; expected exactly once")
         return calls[0]
 
-    def extract(self) -> fx.Graph:
-        """x -> s_in."""
-        graph = fx.Graph()
-        copies = {self.input: graph.placeholder("x")}
-        return _finish(graph, [n for n in self.before if n is not self.input], copies, self.s_in)
-
-    def transform(self) -> fx.Graph:
-        """s_in -> z. Works on a copy of s_in, which in-place layers (``ReLU(inplace=True)``) would otherwise overwrite."""
-        graph = fx.Graph()
-        s_in = graph.placeholder("s_in")
-        copies = {self.s_in: graph.call_method("clone", (s_in,)) if self.after else s_in}
+    def halves(self) -> tuple[_Half, _Half]:
+        """From x to s_in, and from s_in to z."""
         needed = {node for later in self.after for node in later.all_input_nodes}
-        constants = [n for n in self.before if n.op == "get_attr" and n in needed]
-        return _finish(graph, [*constants, *self.after], copies, self.z)
+        constants = [node for node in self.before if node.op == "get_attr" and node in needed]
+        before = [node for node in self.before if node is not self.input]
+        return _Half(before, self.input, self.s_in), _Half([*constants, *self.after], self.s_in, self.z)
+
+
+class _Half:
+    """Runs recorded nodes on a module: names in them are looked up on the module at the time."""
+
+    def __init__(self, nodes: Sequence[fx.Node], start: fx.Node, result: fx.Node) -> None:
+        self._start, self._result = start, result
+        last = {needed: node for node in nodes for needed in node.all_input_nodes}
+        last |= {node: node for node in nodes if node not in last}  # nobody needs its value
+        last.pop(result, None)
+        self._steps = [(node, [value for value, user in last.items() if user is node]) for node in nodes]
+
+    def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
+        """The value of the result, for `x` in place of the start."""
+        values: dict[fx.Node, Any] = {self._start: x}
+        for node, spent in self._steps:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+            target: Any = node.target
+            if node.op == "call_module":
+                values[node] = module.get_submodule(target)(*args, **kwargs)
+            elif node.op == "call_method":
+                values[node] = getattr(args[0], target)(*args[1:], **kwargs)
+            elif node.op == "call_function":
+                values[node] = target(*args, **kwargs)
+            else:  # get_attr; a recorded forward has no other kind
+                values[node] = functools.reduce(getattr, target.split("."), module)
+            for value in spent:
+                del values[value]
+        return cast(Tensor, values[self._result])
 
 
 class _Tracer(fx.Tracer):
@@ -324,32 +343,17 @@ def _trace(module: nn.Module, entered: Sequence[str], architecture: str) -> tupl
     except Exception as error:  # user code under a tracer can fail in any way
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise RequestError(
-            f"{architecture} cannot be cut: its forward cannot be recorded ({reason}); move branches on tensor values into "
-            "submodules, or build it as polyfed.models.Staged(extractor, intermediate, head)"
+            f"{architecture} cannot be cut: its forward cannot be recorded ({reason}); move branches on tensor values "
+            "into submodules, or build it as polyfed.models.Staged(extractor, intermediate, head)"
         ) from error
     drawn = not torch.equal(before, torch.get_rng_state())
     torch.set_rng_state(before)
     if drawn:
         raise RequestError(
-            f"{architecture} cannot be cut: its forward draws random numbers that do not depend on the input, and a record "
-            "would repeat one draw for ever; move them into a submodule"
+            f"{architecture} cannot be cut: its forward draws random numbers without looking at the input, and a "
+            "record would repeat one draw for ever; move them into a submodule"
         )
     return graph, root
-
-
-def _finish(graph: fx.Graph, nodes: Sequence[fx.Node], copies: dict[fx.Node, fx.Node], result: fx.Node) -> fx.Graph:
-    for node in nodes:
-        copies[node] = graph.node_copy(node, lambda old: copies[old])
-    graph.output(copies[result])
-    return graph
-
-
-def _compiled(graph: fx.Graph) -> _Run:
-    """The graph as a function of (the wrapper, one tensor); names in it are looked up on the wrapper when it runs."""
-    code = graph.python_code("self")
-    scope: dict[str, Any] = dict(code.globals)
-    exec(compile(code.src, "<polyfed.models.adapt>", "exec"), scope)
-    return cast(_Run, scope["forward"])
 
 
 def _canonical(module: nn.Module, name: str, role: str) -> str:
@@ -360,7 +364,7 @@ def _canonical(module: nn.Module, name: str, role: str) -> str:
             f"{type(module).__name__} has no submodule '{name}' to be its {role}"
             f"{nearest(name, names) if name else '; pass its dotted name'}"
         )
-    return next(found for found, m in names.items() if m is names[name])
+    return str(next(found for found, m in names.items() if m is names[name]))
 
 
 def _said(node: fx.Node) -> str:
@@ -375,4 +379,6 @@ def _origin(node: fx.Node) -> str:
 
 
 def _kind(returned: object) -> str:
-    return "another tensor" if isinstance(returned, fx.Node) else f"a {type(returned).__name__}"
+    if isinstance(returned, fx.Node):
+        return "another tensor"
+    return next((f"a {kind.__name__}" for kind in (tuple, list, dict) if isinstance(returned, kind)), repr(returned))

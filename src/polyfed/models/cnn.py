@@ -1,8 +1,8 @@
 """The plain convolutional networks of FedGH and FedHeNN, and five small ones for the bundled 8 x 8 digits.
 
-All are conv blocks (conv, ReLU, 2 x 2 max pool), flatten, hidden layers (Linear, ReLU), and a linear head. Cuts: extractor
-= the first block, intermediate = the rest up to the last hidden ReLU, head = the last Linear. No activation on
-the logits. Layer sizes follow from the image size and the class count.
+All are conv blocks (conv, ReLU, 2 x 2 max pool), flatten, hidden layers (Linear, ReLU), and a linear head. Cuts:
+extractor = the first block, intermediate = the rest up to the last hidden ReLU, head = the last Linear. No activation
+on the logits. Layer sizes follow from the image size and the class count.
 
 FedGH, Table 2 (Yi et al., ACM MM 2023, doi:10.1145/3581783.3611781), 3 x 32 x 32; conv 5 x 5 without padding, D = 500,
 s_in = 16 x 14 x 14. Sizes are float32, 10 classes:
@@ -11,24 +11,24 @@ s_in = 16 x 14 x 14. Sizes are float32, 10 classes:
     fedgh-cnn1  16, 32  2000  2 621 558    2 666 648     10.0005
     fedgh-cnn2  16, 16  2000  1 815 142    1 860 232     6.9242
     fedgh-cnn3  16, 32  1000  1 320 558    1 365 648     5.0375
-    fedgh-cnn4  16, 32  800   1 060 358    1 105 448     4.0449  (the paper prints 3.81, which fits no reading of its row)
+    fedgh-cnn4  16, 32  800   1 060 358    1 105 448     4.0449  (the paper's 3.81 fits no reading of its row)
     fedgh-cnn5  16, 32  500   670 058      715 148       2.5561
 
-FedHeNN (Makhija et al., ICML 2022), 3 x 32 x 32; conv 5 x 5 without padding (H5: 3 x 3, padding 1). The ends of the set H1..H5 are the paper's, the middle
-three take the code's sizes. From 100 classes on H3 and H4 are wider, as the networks for CIFAR-100 are; the others only
-get the larger head:
+FedHeNN (Makhija et al., ICML 2022), 3 x 32 x 32; conv 5 x 5 without padding (H5: 3 x 3, padding 1). The ends of the set
+H1..H5 are the paper's, the middle three take the code's sizes. From 100 classes on H3 and H4 are wider, as the code's
+network for CIFAR-100 is; the others only get the larger head:
 
-    name              conv, hidden (10 classes)       D     10 classes  100 classes
-    fedhenn-h1        32                              6272  65 162      629 732
-    fedhenn-h2        32, FC 64                       64    404 554     410 404
-    fedhenn-h3        64, 64, FC 120                  120   300 658     1 054 948  (64, 128, FC 256; D = 256)
-    fedhenn-h4        64, 64, FC 120-64               64    307 842     1 075 044  (64, 128, FC 256-128; D = 128)
-    fedhenn-h5        64, 128, 128, FC 256-128        128   781 962     793 572
-    fedhenn-cifar10   as h4 for 10, at any class count      64   307 842
-    fedhenn-cifar100  64, 128, FC 256-128, at any class count    128  1 075 044 with 100 classes
+    name              10 classes                  D     parameters   100 classes
+    fedhenn-h1        conv 32                     6272  65 162       629 732, the same otherwise
+    fedhenn-h2        conv 32, FC 64              64    404 554      410 404, the same otherwise
+    fedhenn-h3        conv 64, 64, FC 120         120   300 658      1 054 948, conv 64, 128, FC 256, D = 256
+    fedhenn-h4        conv 64, 64, FC 120-64      64    307 842      1 075 044, conv 64, 128, FC 256-128, D = 128
+    fedhenn-h5        conv 64, 128, 128, 256-128  128   781 962      793 572, the same otherwise
+    fedhenn-cifar10   conv 64, 64, FC 120-64      64    307 842      313 692, the same otherwise
+    fedhenn-cifar100  conv 64, 128, FC 256-128    128   1 063 434    1 075 044, the same otherwise
 
-Digits, 1 x 8 x 8, 10 classes; conv 3 x 3, padding 1, the same first block of 16 (s_in = 16 x 4 x 4), D = 64. They differ in
-the intermediate part, in depth and width (a bar marks a block without pooling):
+Digits, 1 x 8 x 8, 10 classes; conv 3 x 3, padding 1, the same first block of 16 (s_in = 16 x 4 x 4), D = 64. They
+differ in the intermediate part, in depth and width (a bar marks a block without pooling):
 
     name         after the first block     parameters
     digits-cnn1  FC 64                     17 258

@@ -10,9 +10,9 @@ Every tensor of a smaller model has the name and shape it has in ResNet26, so la
     resnet22  2 2 3 3  17 082 954              17 076 682  12 672
     resnet26  3 3 3 3  17 452 362              17 446 090  13 440
 
-The mean, 12 288 023 (12 281 751), is the 12.28 M of FedIN (arXiv 2304.00759). Stem: 7 x 7 stride 2, 3 x 3 pool stride 2;
-with 32 x 32 images s_in is 64 x 8 x 8. `resnetNN_cifar` has a 3 x 3 stride 1 stem without pool (s_in 64 x 32 x 32). FedGH's
-network for CIFAR-100, 11 475 432 parameters, is ``build("resnet18-cifar", (3, 32, 32), 100, feature_dim=500)``.
+The mean, 12 288 023 (12 281 751), is the 12.28 M of FedIN (arXiv 2304.00759). Stem: 7 x 7 stride 2, 3 x 3 pool stride
+2; with 32 x 32 images s_in is 64 x 8 x 8. `resnetNN_cifar` has a 3 x 3 stride 1 stem without pool (s_in 64 x 32 x 32).
+FedGH's network for CIFAR-100 (11 475 432 parameters) is ``build("resnet18-cifar", (3, 32, 32), 100, feature_dim=500)``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LEAST = 8  # pixels a side; below it the last stages would see nothing but padd
 
 
 class BasicBlock(nn.Module):
-    """relu(BN(conv(relu(BN(conv(x))))) + shortcut(x)), two 3 x 3 convolutions; N x c_in x h x w -> N x c_out x h/s x w/s.
+    """Two 3 x 3 convolutions around a shortcut: relu(BN(conv(relu(BN(conv(x))))) + shortcut(x)).
 
     Args:
         c_in: channels in.

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from polyfed.errors import RequestError
+from polyfed.functional.modes import evaluating
 
 Part = Literal["extractor", "intermediate", "head"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -212,18 +212,6 @@ def cuts(model: SplitModel, x: Tensor) -> tuple[torch.Size, torch.Size]:
         s_in = model.extract(x)
         s_out = model.transform(s_in)
     return s_in.shape[1:], s_out.shape[1:]
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Eval mode inside, every submodule's own training flag restored afterwards."""
-    flags = [(m, m.training) for m in module.modules()]
-    try:
-        module.eval()
-        yield
-    finally:
-        for m, flag in flags:
-            m.training = flag
 
 
 def check_request(name: str, in_shape: Sequence[int], classes: int) -> tuple[int, int, int]:

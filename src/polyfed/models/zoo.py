@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -13,13 +14,15 @@ from polyfed.models.split import SplitModel, with_projection
 from polyfed.registry import MODELS
 
 _CIFAR10, _CIFAR100, _DIGITS = ((3, 32, 32), 10), ((3, 32, 32), 100), ((1, 8, 8), 10)
-_HOMES = {  # name's beginning -> (home data: image shape, classes), paper; the longest beginning counts
-    "fedgh-": (_CIFAR10, "FedGH, Yi et al., ACM MM 2023, doi:10.1145/3581783.3611781"),
-    "fedhenn-": (_CIFAR10, "FedHeNN, Makhija et al., ICML 2022"),
-    "fedhenn-cifar100": (_CIFAR100, "FedHeNN, Makhija et al., ICML 2022"),
-    "resnet": (_CIFAR10, "FedIN, Chan et al., arXiv 2304.00759"),
-    "digits-": (_DIGITS, "polyfed"),
-}
+_FEDHENN = "FedHeNN, Makhija et al., ICML 2022"
+_HOMES = (  # pattern of names -> (home data: image shape, classes), paper; the first that fits counts
+    ("fedgh-*", _CIFAR10, "FedGH, Yi et al., ACM MM 2023, doi:10.1145/3581783.3611781"),
+    ("fedhenn-cifar100", _CIFAR100, _FEDHENN),
+    ("fedhenn-*", _CIFAR10, _FEDHENN),
+    ("resnet*-cifar", _CIFAR10, "He et al., CVPR 2016, arXiv 1512.03385; stem for 32 x 32 images"),
+    ("resnet*", _CIFAR10, "FedIN, Chan et al., arXiv 2304.00759"),
+    ("digits-*", _DIGITS, "polyfed"),
+)
 
 
 def build(name: str, in_shape: tuple[int, ...], classes: int, feature_dim: int | None = None) -> SplitModel:
@@ -51,11 +54,13 @@ def describe() -> list[dict[str, Any]]:
     """
     rows = []
     for name in MODELS:
-        known = [begin for begin in _HOMES if name.startswith(begin) and _is_ours(name)]
+        homes = [
+            (home, paper) for pattern, home, paper in _HOMES if fnmatch.fnmatchcase(name, pattern) and _is_ours(name)
+        ]
         row: dict[str, Any] = dict.fromkeys(("name", "in_shape", "classes", "parameters", "feature_dim", "paper"))
         row |= {"name": name, "paper": ""}
-        if known:
-            (in_shape, classes), paper = _HOMES[max(known, key=len)]
+        if homes:
+            (in_shape, classes), paper = homes[0]
             with torch.device("meta"):
                 model = build(name, in_shape, classes)
             row |= {"in_shape": in_shape, "classes": classes, "feature_dim": model.feature_dim, "paper": paper}

@@ -31,6 +31,11 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 _DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (3, 1.5)))
 _AXES = {"round": "round", "bytes": "bytes sent, both ways", "seconds": "training time"}
+_TITLES = {
+    "round": "Accuracy against rounds",
+    "bytes": "Accuracy against bytes sent",
+    "seconds": "Accuracy against training time",
+}
 _BYTE_SCALES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 _SECOND_SCALES = ((3600, "h"), (60, "min"), (1, "s"))
 _MARKERS_PER_LINE = 12
@@ -149,6 +154,12 @@ def _styles(names: Iterable[str], methods: Mapping[str, str]) -> Iterator[dict[s
             yield {"color": colour, "marker": marker, "linestyle": dash, "linewidth": 1.8}
 
 
+def _level(line: Series, farthest: float) -> Series:
+    """The line's last accuracy, drawn across."""
+    last = ((line.mean[-1],) * 2, (line.low[-1],) * 2, (line.high[-1],) * 2)
+    return Series(f"{line.name} (sends nothing; its last round)", (0.0, farthest), *last, line.seeds)
+
+
 def _draw(group: Group, lines: Sequence[Series], x: str, stage: str | None) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -159,8 +170,11 @@ def _draw(group: Group, lines: Sequence[Series], x: str, stage: str | None) -> F
     axes = figure.add_subplot()
     divisor, label = _scale(lines, x)
     methods = {name: runs[0].method for name, runs in group.rows.items()}
-    handles = []
+    handles, labels = [], []
+    farthest = max(max(line.x) for line in lines)
     for number, (line, style) in enumerate(zip(lines, _styles([s.name for s in lines], methods), strict=True)):
+        if x != "round" and max(line.x) == 0 < farthest:  # Local sends nothing: a level to compare with, not a curve
+            line = _level(line, farthest)
         at = [value / divisor for value in line.x]
         if line.seeds > 1:
             low, high = ([100 * value for value in band] for band in (line.low, line.high))
@@ -171,12 +185,22 @@ def _draw(group: Group, lines: Sequence[Series], x: str, stage: str | None) -> F
             at, [100 * value for value in line.mean], **style, markersize=5, markevery=every, gid=f"series-{number}"
         )
         handles.append(handle)
+        labels.append("\n".join(textwrap.wrap(line.name, 26)).replace("$", r"\$"))
     several = any(line.seeds > 1 for line in lines)
     about = f"{group.about}, {group.seeds_text()}. {group.scoring(stage).capitalize()}."
     about += " Line: mean over seeds; band: lowest to highest seed." if several else ""
-    figure.suptitle(f"Accuracy by {_AXES[x]}", x=0.01, ha="left", fontsize=12, fontweight="bold")
-    figure_text = "\n".join(textwrap.wrap(about, 108)).replace("$", r"\$")
-    axes.set_title(figure_text, loc="left", fontsize=8.5, color="#444444")
+    caption = textwrap.wrap(about, 118)
+    axes.set_title(_TITLES[x], loc="left", fontsize=12, fontweight="bold", pad=12 + 12 * len(caption))
+    axes.annotate(
+        "\n".join(caption).replace("$", r"\$"),
+        xy=(0, 1),
+        xycoords="axes fraction",
+        xytext=(0, 6),
+        textcoords="offset points",
+        va="bottom",
+        fontsize=8.5,
+        color="#444444",
+    )
     axes.set_xlabel(label)
     axes.set_ylabel("test accuracy [%]")
     if x == "round":
@@ -187,6 +211,7 @@ def _draw(group: Group, lines: Sequence[Series], x: str, stage: str | None) -> F
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    labels = ["\n".join(textwrap.wrap(line.name, 26)).replace("$", r"\$") for line in lines]
-    figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=9, handlelength=3.2)
+    axes.legend(
+        handles, labels, loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=9, handlelength=3.2
+    )
     return figure

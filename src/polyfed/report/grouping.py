@@ -81,9 +81,8 @@ def group_runs(runs: Iterable[RunRecord], stage: str | None = None) -> tuple[lis
         keyed.setdefault(json.dumps(_context(run), sort_keys=True, default=str), []).append(run)
     contexts = [_context(members[0]) for members in keyed.values()]
     every = [context["data"] for context in contexts]
-    differing = [
-        k for k in dict.fromkeys(k for d in every for k in d) if any(d.get(k) != every[0].get(k) for d in every)
-    ]
+    keys = dict.fromkeys(key for data in every for key in data)
+    differing = [key for key in keys if any(data.get(key) != every[0].get(key) for data in every)]
     return [_group(members, differing) for members in keyed.values()], notes
 
 

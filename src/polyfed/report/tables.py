@@ -146,7 +146,8 @@ def _section(group: Group, stage: str | None) -> Section:
     spread = "; ± is the sample standard deviation over seeds" if several else ""
     if any(row.difference is not None for row in rows if row.method != "local"):
         spread += f"; the difference to Local{' is paired by seed and' if several else ''} is in percentage points"
-    notes.insert(0, f"accuracy in % after the last round{spread}; std and min are over clients; bytes of one whole run")
+    over_clients = "std and min are over clients" + (" (mean over seeds)" if several else "")
+    notes.insert(0, f"accuracy in % after the last round{spread}; {over_clients}; bytes of one whole run")
     facts = {
         "dataset": group.runs[0].result["dataset"],
         "clients": group.runs[0].result["clients"],
@@ -253,9 +254,8 @@ def _std(values: Sequence[Any]) -> float | None:
 # for machines ---------------------------------------------------------------------------------------------------
 def to_csv(table: Table) -> str:
     """All sections in one sheet: a line per row, with the evaluation in columns of its own; None is empty."""
-    stages = list(
-        dict.fromkeys(stage for section in table.sections for row in section.rows for stage in row.accuracy_by_stage)
-    )
+    rows = [row for section in table.sections for row in section.rows]
+    stages = list(dict.fromkeys(stage for row in rows for stage in row.accuracy_by_stage))
     lines: list[dict[str, Any]] = []
     for number, section in enumerate(table.sections, start=1):
         for row in section.rows:
@@ -282,21 +282,26 @@ def to_json(table: Table) -> str:
 
 
 def _plain(row: Row) -> dict[str, Any]:
-    found = dict(vars(row))
-    runs = [
-        {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in r.items()} for r in row.runs
-    ]
-    return found | {"accuracy_by_stage": dict(row.accuracy_by_stage), "runs": runs}
+    return vars(row) | {"accuracy_by_stage": dict(row.accuracy_by_stage), "runs": [dict(run) for run in row.runs]}
 
 
 # for people -----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class _Column:
-    """A column to show: its heading (lines), its cells, and whether they are words (aligned left) or numbers."""
+    """A column to show: its heading (lines), its cells; words are aligned left, numbers right."""
 
     heading: str
     cells: list[str]
     words: bool = False
+
+    @property
+    def width(self) -> int:
+        return max(len(part) for text in [self.heading, *self.cells] for part in text.split("\n"))
+
+
+_NAME = 16  # narrowest column of names in plain text
+_REFUSED = "refused"
+_COSTS = ("bytes\nup", "bytes\ndown", "time", _REFUSED)
 
 
 def _columns(section: Section) -> list[_Column]:
@@ -314,15 +319,13 @@ def _columns(section: Section) -> list[_Column]:
         ("best by\nvalid.", [_percent(row.accuracy_best_by_validation) for row in rows]),
         *((stage, [_percent(row.accuracy_by_stage.get(stage)) for row in rows]) for stage in section.extra_stages),
         ("vs Local", _with_spread([(row.difference, row.difference_std) for row in rows], sign="+")),
-        ("bytes\nup", ["-" if row.bytes_up is None else human_bytes(row.bytes_up) for row in rows]),
-        ("bytes\ndown", ["-" if row.bytes_down is None else human_bytes(row.bytes_down) for row in rows]),
-        ("time", ["-" if row.seconds is None else human_seconds(row.seconds) for row in rows]),
-        ("refused", [str(row.refused or "-") for row in rows]),
+        (_COSTS[0], ["-" if row.bytes_up is None else human_bytes(row.bytes_up) for row in rows]),
+        (_COSTS[1], ["-" if row.bytes_down is None else human_bytes(row.bytes_down) for row in rows]),
+        (_COSTS[2], ["-" if row.seconds is None else human_seconds(row.seconds) for row in rows]),
+        (_REFUSED, [str(row.refused or "-") for row in rows]),
     ]
-    columns += [
-        _Column(head, cells) for head, cells in numbers if any(cell != "-" for cell in cells) or head == "accuracy"
-    ]
-    return columns
+    known = [(head, cells) for head, cells in numbers if head == "accuracy" or set(cells) != {"-"}]
+    return columns + [_Column(head, cells) for head, cells in known]
 
 
 def _percent(value: float | None, sign: str = "") -> str:
@@ -414,15 +417,27 @@ def _wrap(text: str, width: int) -> str:
 
 def _text_section(section: Section, width: int) -> str:
     columns = _columns(section)
-    widths = [max(len(part) for text in [c.heading, *c.cells] for part in text.split("\n")) for c in columns]
-    others = sum(widths[1:]) + 2 * (len(columns) - 1)
-    widths[0] = min(widths[0], max(16, width - others))
+    blocks = [columns]
+    if _narrowest(columns) > width:  # costs move into a block of their own below
+        costs = [column for column in columns if column.heading in _COSTS]
+        blocks = [[column for column in columns if column not in costs], [columns[0], *costs]]
+    notes = "\n".join(_wrap(note, width) for note in section.notes)
+    return "\n\n".join([_wrap(section.caption, width), *(_text_block(block, width) for block in blocks), notes]) + "\n"
+
+
+def _narrowest(columns: Sequence[_Column]) -> int:
+    """The width with the names wrapped as tightly as is still readable, and two blanks between columns."""
+    return min(columns[0].width, _NAME) + sum(column.width + 2 for column in columns[1:])
+
+
+def _text_block(columns: Sequence[_Column], width: int) -> str:
+    widths = [column.width for column in columns]
+    widths[0] = min(widths[0], max(_NAME, width - sum(other + 2 for other in widths[1:])))
     lines = [*_physical_lines([column.heading for column in columns], columns, widths, bottom=True)]
-    lines.append("  ".join("-" * w for w in widths))
+    lines.append("  ".join("-" * each for each in widths))
     for cells in zip(*(column.cells for column in columns), strict=True):
         lines += _physical_lines(cells, columns, widths)
-    notes = "\n".join(_wrap(note, width) for note in section.notes)
-    return f"{_wrap(section.caption, width)}\n\n" + "\n".join(lines) + f"\n\n{notes}\n"
+    return "\n".join(lines)
 
 
 def _physical_lines(

@@ -21,6 +21,7 @@ __all__ = ["Console"]
 _PLAIN_PAUSE = 1.0  # seconds between plain lines, at least
 _PATIENCE = 30.0  # seconds without a plain line after which a long round tells how far it is
 _REDRAW_PAUSE = 0.1  # seconds between redrawings of the live line, at least
+_BAR = (8, 30)  # characters, at least and at most
 _REFUSALS_TOLD = 3  # per round; the rest is counted
 _ASCII = str.maketrans({"±": "+/-", "…": "...", "━": "-", "╸": "-", "╺": "-", "–": "-", "—": "-", "→": "->"})
 
@@ -60,6 +61,7 @@ class Console:
         self._remaining = math.nan
         self._began = self._clock()
         self._said: float | None = None  # when the last plain line or redrawing was
+        self._drawn: float | None = None  # when a round was last drawn on the live line
         self._pending: str | None = None  # a plain line held back because it came too soon
 
     # what the engine calls --------------------------------------------------------------------------------------
@@ -113,7 +115,9 @@ class Console:
             self._accuracy = f"accuracy {100 * mean:.2f} %"
         self._tell_refused(record)
         if self._live is not None:
-            self._redraw(now=self._done >= self._rounds)
+            if self._drawn is None or self._done >= self._rounds or self._clock() - self._drawn >= _REDRAW_PAUSE:
+                self._drawn = self._clock()
+                self._redraw(now=True)
             return
         line = "  ".join(part for part in (self._method, *self._parts(record)) if part)
         soon = self._said is not None and self._clock() - self._said < _PLAIN_PAUSE
@@ -234,16 +238,17 @@ class _Line:
     def text(self, width: int) -> str:
         """The parts that fit, a bar where there is room left, the method's name in front."""
         console = self._console
-        shown: list[str] = []
-        for part in filter(None, console._parts()):
-            if len("  ".join([*shown, part])) <= width:
-                shown.append(part)
-        line = "  ".join(shown)
-        room = width - len(line)
-        if room >= len(console._method) + 2:
-            room -= len(console._method) + 2
-            bar = _bar(console._done, console._rounds, console._clients, min(30, room - 4)) if room >= 10 else ""
-            line = "  ".join(part for part in (console._method, bar, line) if part)
+        round_, accuracy, left, sent, _, client = console._parts()
+        bar = "[" + " " * _BAR[0] + "]"
+        order = [console._method, bar, round_, accuracy, left, sent, client]  # as shown
+        shown: set[str] = set()
+        for part in (round_, accuracy, left, console._method, sent, bar, client):  # by importance
+            if part and len("  ".join([*shown, part])) <= width:
+                shown.add(part)
+        line = "  ".join(part for part in order if part in shown)
+        if bar in shown:
+            room = min(_BAR[1], _BAR[0] + width - len(line))
+            line = line.replace(bar, _bar(console._done, console._rounds, console._clients, room), 1)
         return line[: max(width, 0)]
 
 

@@ -1,0 +1,314 @@
+"""From a source to a federation's data: holdout, deal, split, caps.
+
+Order of things: rows for the server are set aside, the rest is dealt to the clients, each client's rows are split into
+train, validation and test, and caps are applied last. Every draw comes from a generator made for that purpose
+("holdout", "test", "partition", "split"), so that, say, a larger holdout does not change how splits are drawn.
+
+Shapes: N samples, K clients, C classes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from polyfed.data.partition import (
+    Partition,
+    Rows,
+    balanced_counts,
+    class_shares,
+    classes,
+    deal_alike,
+    dirichlet,
+    proportional_counts,
+    whole,
+)
+from polyfed.data.samples import ClientData, Samples
+from polyfed.data.sources import Source
+from polyfed.errors import RequestError
+from polyfed.registry import PARTITIONS, nearest
+
+TESTS = ("client", "global")
+
+
+@dataclass(frozen=True, eq=False)
+class Federated:
+    """The data of a whole federation.
+
+    Args:
+        clients: one entry per client; rows in the source's order. With ``test="global"`` every client's test is the one
+            common object.
+        holdout: rows that belong to the server alone; may be empty.
+        test: the common test set of ``test="global"``, else None.
+        classes: C.
+        source: what it was made from.
+        unused: rows of the source that ended nowhere: dealt to nobody, or cut off by `max_train` and `max_test`.
+        label_table: (K, C) int64 counts of the clients' training labels.
+    """
+
+    clients: tuple[ClientData, ...]
+    holdout: Samples
+    test: Samples | None
+    classes: int
+    source: Source
+    unused: int
+    label_table: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _Split:
+    """A parsed `split`: parts of train, validation and test; `official` when the source says what is test."""
+
+    official: bool
+    parts: tuple[int, int, int]
+
+
+def federate(
+    source: Source,
+    *,
+    clients: int,
+    partition: str | Partition,
+    rng: Callable[[str], np.random.Generator],
+    alpha: float = 0.5,
+    min_size: int = 10,
+    classes_per_client: int = 2,
+    deal: str = "ring",
+    split: str = "8:1:1",
+    test: str = "client",
+    holdout: int = 0,
+    max_train: int | None = None,
+    max_test: int | None = None,
+) -> Federated:
+    """Deal a source to clients.
+
+    * ``split="a:b:c"``, ``test="client"``: both sides of the source are pooled and dealt; each client's rows are split
+      train : validation : test, at random within each class, each class's parts within one row of the ratio.
+    * ``split="official"``, ``test="client"``: the training side is dealt, the test side alike (same class shares).
+      ``"official:9:1"`` also splits each client's training rows into train : validation.
+    * ``test="global"``: one test set for all. It is the official test side if there is one, and then the training side
+      alone is dealt and split a : b; otherwise a class-stratified c part of the pool is set aside before dealing.
+
+    Args:
+        source: what to deal.
+        clients: K.
+        partition: a name in `polyfed.registry.PARTITIONS` (one of your own is called with labels, clients and
+            generator), or a ready `Partition` of the rows to deal: training rows first, then, where they are pooled,
+            test rows. A ready one needs ``holdout=0``, and with ``test="global"`` an official test side.
+        rng: purpose -> generator; all draws come from these.
+        alpha: of "dirichlet".
+        min_size: of "dirichlet": smallest number of dealt rows (before the split) per client.
+        classes_per_client: of "classes".
+        deal: of "classes".
+        split: "a:b:c", "official" or "official:a:b".
+        test: "client" or "global".
+        holdout: rows of the training side that are set aside first for the server, equally many of each class as far
+            as they go, drawn at random.
+        max_train: at most this many training rows per client. The first rows of each class are kept, the classes in
+            the proportion in which the client holds them, so that a cap does not change the label skew.
+        max_test: likewise for each client's test rows, or for the common test set.
+
+    Raises:
+        RequestError: any setting out of its range, a source without the test side that was asked for, or a client that
+            would end without training rows or without test rows.
+    """
+    plan = _parse_split(split)
+    if test not in TESTS:
+        raise RequestError(f"unknown test '{test}'{nearest(str(test), TESTS)}")
+    whole("clients", clients, 1)
+    whole("holdout", holdout, 0)
+    for name, cap in (("max_train", max_train), ("max_test", max_test)):
+        if cap is not None:
+            whole(name, cap, 1)
+    _check_test_side(source, plan, split, test)
+
+    pool = _Pool(source)
+    train_rows = np.arange(len(source.train))
+    test_rows = np.arange(len(source.train), pool.size)
+    if holdout >= len(train_rows):
+        raise RequestError(f"expected a holdout below the {len(train_rows)} training rows, came {holdout}")
+    held_out = _draw_balanced(pool.y[train_rows], holdout, rng("holdout")) if holdout else train_rows[:0]
+    train_rows = np.setdiff1d(train_rows, held_out, assume_unique=True)
+
+    common: Rows | None = None
+    if test == "global":
+        if source.test is not None:
+            common = test_rows
+        else:
+            a, b, c = plan.parts
+            rest, _, common = _split_rows(train_rows, pool.y, (a + b, 0, c), rng("test"))
+            train_rows = rest
+        dealt = train_rows
+    else:
+        dealt = train_rows if plan.official else np.concatenate([train_rows, test_rows])
+
+    given = _deal(
+        partition, pool.y[dealt], clients, rng, source.classes, alpha, min_size, classes_per_client, deal, bool(holdout)
+    )
+    mine = [dealt[rows] for rows in given.rows]
+    parts = (plan.parts[0], plan.parts[1], 0) if plan.official or test == "global" else plan.parts
+    generator = rng("split") if sum(part > 0 for part in parts) > 1 else None
+    trios = [_split_rows(rows, pool.y, parts, generator) for rows in mine]
+    if test == "client" and plan.official:
+        alike = deal_alike(given, pool.y[test_rows]).rows
+        trios = [(t, v, test_rows[rows]) for (t, v, _), rows in zip(trios, alike, strict=True)]
+
+    trios = [(_cap(t, pool.y, max_train), v, _cap(own, pool.y, max_test)) for t, v, own in trios]
+    common = None if common is None else _cap(common, pool.y, max_test)
+    _check_clients(trios, test)
+    shared = None if common is None else pool.select(common)
+    used = len(held_out) + (0 if common is None else len(common)) + sum(len(rows) for trio in trios for rows in trio)
+    return Federated(
+        clients=tuple(
+            ClientData(pool.select(t), pool.select(v), pool.select(own) if shared is None else shared)
+            for t, v, own in trios
+        ),
+        holdout=pool.select(held_out),
+        test=shared,
+        classes=source.classes,
+        source=source,
+        unused=pool.size - used,
+        label_table=np.stack([np.bincount(pool.y[t], minlength=source.classes) for t, _, _ in trios]),
+    )
+
+
+class _Pool:
+    """Both sides of a source under one numbering: training rows first, then test rows."""
+
+    def __init__(self, source: Source) -> None:
+        self._sides = [samples for _, samples in source.sides()]
+        self.y: Rows = torch.cat([side.y for side in self._sides]).numpy()
+        self.size = len(self.y)
+
+    def select(self, rows: Rows) -> Samples:
+        """The samples at `rows` (sorted), copied."""
+        first = len(self._sides[0])
+        here = self._sides[0].select(torch.from_numpy(rows[rows < first]))
+        if not np.any(rows >= first):
+            return here
+        there = self._sides[1].select(torch.from_numpy(rows[rows >= first] - first))
+        return there if not len(here) else Samples(torch.cat([here.x, there.x]), torch.cat([here.y, there.y]))
+
+
+def _parse_split(split: str) -> _Split:
+    """A split's words; raises `RequestError` for anything else."""
+    match = re.fullmatch(r"(?:(official)(?::(\d+):(\d+))?|(\d+):(\d+):(\d+))", str(split))
+    if match:
+        official, a, b, train, validation, test = match.groups()
+        parts = (int(a or 1), int(b or 0), 0) if official else (int(train), int(validation), int(test))
+        if parts[0] > 0:
+            return _Split(bool(official), parts)
+    raise RequestError(
+        f"expected split as 'train:validation:test' in whole numbers with train above 0 ('8:1:1'), 'official' or "
+        f"'official:train:validation' ('official:9:1'), came '{split}'"
+    )
+
+
+def _check_test_side(source: Source, plan: _Split, split: str, test: str) -> None:
+    """Refuse a test side that cannot be."""
+    if source.test is None and plan.official:
+        raise RequestError(f"split '{split}' expects an official test side, '{source.name}' has none; use '8:1:1'")
+    from_ratio = not plan.official and (test == "client" or source.test is None)
+    if from_ratio and plan.parts[2] == 0:
+        raise RequestError(f"expected a test part above 0 in split, came '{split}'; use for instance '8:1:1'")
+
+
+def _deal(
+    partition: str | Partition,
+    y: Rows,
+    clients: int,
+    rng: Callable[[str], np.random.Generator],
+    class_count: int,
+    alpha: float,
+    min_size: int,
+    classes_per_client: int,
+    deal: str,
+    holdout: bool,
+) -> Partition:
+    """Deal rows with labels `y`; the result always has class shares."""
+    if isinstance(partition, Partition):
+        if len(partition.rows) != clients or holdout:
+            raise RequestError(
+                f"a ready partition expects clients={len(partition.rows)} (its own number) and holdout=0, came "
+                f"clients={clients}{' and a holdout' if holdout else ''}"
+            )
+        given = partition
+    else:
+        function = PARTITIONS[partition]
+        if function is dirichlet:
+            given = dirichlet(y, clients, rng("partition"), alpha, min_size, class_count=class_count)
+        elif function is classes:
+            given = classes(y, clients, rng("partition"), classes_per_client, deal, class_count=class_count)
+        else:
+            given = function(y, clients, rng("partition"))
+    if len(given.rows) != clients:
+        raise RequestError(f"expected a partition of {clients} clients, came one of {len(given.rows)}")
+    for client, rows in enumerate(given.rows):
+        if len(rows) and int(rows.max()) >= len(y):
+            raise RequestError(f"expected rows below {len(y)} in the partition, client {client} has {rows.max()}")
+    if given.shares is not None and given.shares.shape == (clients, class_count):
+        return given
+    return Partition(given.rows, given.unused, class_shares(given.rows, y, class_count))
+
+
+def _draw_balanced(y: Rows, count: int, generator: np.random.Generator) -> Rows:
+    """`count` random rows, equally many of each class as far as they go; sorted."""
+    take_C = balanced_counts(np.bincount(y), count)
+    drawn = [generator.permutation(np.flatnonzero(y == label))[:take] for label, take in enumerate(take_C)]
+    return np.sort(np.concatenate(drawn))
+
+
+def _split_rows(
+    rows: Rows, y: Rows, parts: tuple[int, int, int], generator: np.random.Generator | None
+) -> tuple[Rows, Rows, Rows]:
+    """Cut rows into three sets by a ratio, class by class; each class's parts are its quotas rounded down or up.
+
+    What rounding leaves over in a class goes to the sets that lie furthest behind their quota over the classes so far
+    (then to the first), so that the sets' sizes follow the ratio too. Sorted.
+    """
+    ratio = np.array(parts) / sum(parts)
+    behind = np.zeros(3)
+    sets: tuple[list[Rows], list[Rows], list[Rows]] = ([], [], [])
+    for label in np.unique(y[rows]):
+        mine = rows[y[rows] == label]
+        mine = mine if generator is None else generator.permutation(mine)
+        quota = len(mine) * ratio
+        sizes = np.floor(quota + 1e-9).astype(np.int64)
+        open_sets = quota - sizes > 1e-9
+        behind += quota - sizes
+        order = np.lexsort((np.arange(3), -np.round(behind, 9), ~open_sets))[: len(mine) - int(sizes.sum())]
+        sizes[order] += 1
+        behind[order] -= 1
+        for chosen, part in zip(sets, np.split(mine, np.cumsum(sizes)[:2]), strict=True):
+            chosen.append(part)
+    none = rows[:0]
+    train, validation, test = (np.sort(np.concatenate(s)) if s else none for s in sets)
+    return train, validation, test
+
+
+def _cap(rows: Rows, y: Rows, most: int | None) -> Rows:
+    """At most `most` rows: the first ones of each class, the classes in the proportion they have."""
+    if most is None or len(rows) <= most:
+        return rows
+    labels, counts = np.unique(y[rows], return_counts=True)
+    take = proportional_counts(counts.astype(np.int64), most)
+    return np.sort(np.concatenate([rows[y[rows] == label][:n] for label, n in zip(labels, take, strict=True)]))
+
+
+def _check_clients(trios: list[tuple[Rows, Rows, Rows]], test: str) -> None:
+    """Every client can train, and can be tested where that is its own business."""
+    for client, (train, _, own) in enumerate(trios):
+        if len(train) == 0:
+            raise RequestError(
+                f"expected at least one training row for every client, client {client} came out with none; use fewer "
+                f"clients or more rows"
+            )
+        if test == "client" and len(own) == 0:
+            raise RequestError(
+                f"expected at least one test row for every client, client {client} came out with none ({len(train)} to "
+                f"train on); use fewer clients, a larger test part in split, or test='global'"
+            )

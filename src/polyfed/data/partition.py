@@ -1,0 +1,429 @@
+"""Who gets which rows: index partitions of a labelled data set, every row accounted for.
+
+``iid`` and ``dirichlet`` (fedin.md section 6), ``classes`` with three deals: "fedrep" (fedhenn.md 6.2), "shamsian"
+(fedgh.md section 6) and "ring", which draws nothing. A partition also records which share of every class each client
+was dealt, so that a test side can be dealt alike.
+
+Shapes: N rows, K clients, C classes. Rows of a client are sorted, so that nothing depends on the order of a draw.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from polyfed.errors import RequestError
+from polyfed.registry import nearest
+
+Rows = NDArray[np.int64]
+DEALS = ("ring", "fedrep", "shamsian")
+
+_SHARE_LOW, _SHARE_HIGH = 0.4, 0.6  # bounds of the uniform draws behind a class's shares (Shamsian et al. 2021)
+_TINY = 1e-9  # two remainders closer than this count as equal: shares are quotients of small whole numbers
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """The rows of every client.
+
+    Args:
+        rows: one sorted int64 index array per client; no row in two of them.
+        unused: how many rows no client got.
+        shares: (K, C) fraction of each class's rows that each client was dealt; None when not known.
+
+    Raises:
+        RequestError: a row that two clients hold or that one holds twice, or indices that are not whole numbers >= 0.
+    """
+
+    rows: tuple[Rows, ...]
+    unused: int = 0
+    shares: NDArray[np.float64] | None = None
+
+    def __post_init__(self) -> None:
+        for client, rows in enumerate(self.rows):
+            if rows.dtype != np.int64 or rows.ndim != 1 or (len(rows) and int(rows.min()) < 0):
+                raise RequestError(
+                    f"expected int64 row numbers >= 0 of shape (N,), client {client} came with {rows.dtype} of shape "
+                    f"{rows.shape}"
+                )
+        every = np.sort(np.concatenate(self.rows)) if self.rows else np.empty(0, dtype=np.int64)
+        twice = every[1:][every[1:] == every[:-1]]
+        if len(twice):
+            raise RequestError(f"expected every row in one client at most, came row {twice[0]} more than once")
+        if self.unused < 0:
+            raise RequestError(f"expected a count of unused rows >= 0, came {self.unused}")
+
+
+def iid(y: ArrayLike, clients: int, rng: np.random.Generator, class_count: int | None = None) -> Partition:
+    """A random permutation cut into equal parts; sizes differ by at most 1.
+
+    Args:
+        y: (N,) labels 0..C-1.
+        clients: K.
+        rng: of the one permutation.
+        class_count: C; default: the largest label plus one.
+
+    Raises:
+        RequestError: no client, or more clients than rows.
+    """
+    labels, class_count = _checked(y, clients, class_count)
+    return _partition(np.array_split(rng.permutation(len(labels)), clients), labels, class_count)
+
+
+def dirichlet(
+    y: ArrayLike,
+    clients: int,
+    rng: np.random.Generator,
+    alpha: float = 0.5,
+    min_size: int = 10,
+    max_tries: int = 1000,
+    class_count: int | None = None,
+) -> Partition:
+    """Label skew: each class cut by proportions drawn from Dirichlet(alpha 1_K), balanced (fedin.md section 6).
+
+    Class by class, the proportions of clients that already hold >= N/K rows are set to 0 and the rest renormalised;
+    everything is drawn anew until every client has `min_size` rows. The rows themselves are shuffled once the sizes
+    are accepted, which is the same in law and cheaper.
+
+    Args:
+        y: (N,) labels 0..C-1.
+        clients: K.
+        rng: of all draws.
+        alpha: concentration; small means few classes per client, large means equal shares.
+        min_size: smallest number of rows per client that is accepted.
+        max_tries: how often to draw at most.
+        class_count: C; default: the largest label plus one.
+
+    Raises:
+        RequestError: alpha not above 0, a minimum that cannot be met, or one that `max_tries` draws did not meet.
+    """
+    labels, class_count = _checked(y, clients, class_count)
+    if not (isinstance(alpha, numbers.Real) and math.isfinite(alpha) and alpha > 0):
+        raise RequestError(f"expected a finite alpha > 0 for the dirichlet partition, came {alpha}")
+    whole("min_size", min_size, 1)
+    whole("max_tries", max_tries, 1)
+    if clients * min_size > len(labels):
+        raise RequestError(
+            f"expected at least {clients * min_size} rows for {clients} clients with min_size {min_size}, came "
+            f"{len(labels)}; use fewer clients or a min_size of at most {len(labels) // clients}"
+        )
+    counts_C = np.bincount(labels, minlength=class_count)
+    best = -1
+    for _ in range(max_tries):
+        sizes_KC = _dirichlet_sizes(counts_C, clients, rng, alpha)
+        smallest = int(sizes_KC.sum(axis=1).min())
+        if smallest >= min_size:
+            break
+        best = max(best, smallest)
+    else:
+        raise RequestError(
+            f"expected each of {clients} clients to get {min_size} rows in one of {max_tries} draws at alpha {alpha}, "
+            f"came {best} for the smallest at best; use a larger alpha, fewer clients or a smaller min_size"
+        )
+    held: list[list[Rows]] = [[] for _ in range(clients)]
+    for label in range(class_count):
+        shuffled = rng.permutation(np.flatnonzero(labels == label))
+        for client, part in enumerate(_cut(shuffled, sizes_KC[:, label])):
+            held[client].append(part)
+    return _partition([np.concatenate(parts) for parts in held], labels, class_count)
+
+
+def _dirichlet_sizes(
+    counts_C: NDArray[np.int64], clients: int, rng: np.random.Generator, alpha: float
+) -> NDArray[np.int64]:
+    """(K, C) how many rows of each class each client gets in one draw."""
+    total = int(counts_C.sum())
+    sizes_KC = np.zeros((clients, len(counts_C)), dtype=np.int64)
+    for label, count in enumerate(counts_C):
+        open_K = sizes_KC.sum(axis=1) * clients < total
+        if not open_K.any():  # only when all rows are dealt: what follows are empty classes
+            break
+        share_K = rng.dirichlet(np.full(clients, float(alpha))) * open_K
+        if not (np.isfinite(share_K).all() and share_K.sum() > 0):
+            # a tiny alpha put everything on a client that is full: draw among the others, in its limit one of them
+            share_K = np.zeros(clients)
+            share_K[rng.choice(np.flatnonzero(open_K))] = 1
+        cuts = (np.cumsum(share_K / share_K.sum())[:-1] * count).astype(np.int64)
+        sizes_KC[:, label] = np.diff(cuts, prepend=0, append=count)
+    return sizes_KC
+
+
+def classes(
+    y: ArrayLike,
+    clients: int,
+    rng: np.random.Generator,
+    classes_per_client: int = 2,
+    deal: str = "ring",
+    distinct: bool = True,
+    class_count: int | None = None,
+) -> Partition:
+    """Each client holds `classes_per_client` classes.
+
+    * ``ring``: client c holds classes c mod C, c + 1 mod C, ...; the rows of a class go in file order to its holders in
+      turn, like cards, so their shares differ by at most 1. Draws nothing.
+    * ``fedrep``: every class is cut in file order into k K / C equal shards (the first ones take what is left over); a
+      deck with each class once per shard is shuffled and dealt, and a client takes a random remaining shard of each of
+      its classes. `distinct` puts a card back that the client already holds; False is the authors' code.
+    * ``shamsian``: each class draws its holders' shares (uniform in [0.4, 0.6], normalised); the clients one after the
+      other pick classes at random among those with most free places, none twice; a share of n rows is floor(n share).
+      A class has ceil(k K / C) places; the spec's floor leaves too few for k classes each when C does not divide k K.
+
+    Args:
+        y: (N,) labels 0..C-1.
+        clients: K.
+        rng: of all draws.
+        classes_per_client: k, at most C.
+        deal: "ring", "fedrep" or "shamsian".
+        distinct: for fedrep: no class twice in a client.
+        class_count: C; default: the largest label plus one.
+
+    Raises:
+        RequestError: k not in 1..C, an unknown deal, k K not divisible by C with fedrep, a client left without rows.
+    """
+    labels, class_count = _checked(y, clients, class_count)
+    whole("classes_per_client", classes_per_client, 1)
+    if classes_per_client > class_count:
+        raise RequestError(f"expected classes_per_client of at most {class_count} classes, came {classes_per_client}")
+    if deal not in DEALS:
+        raise RequestError(f"unknown deal '{deal}'{nearest(str(deal), DEALS)}")
+    hands = {"ring": _ring, "fedrep": _fedrep, "shamsian": _shamsian}[deal]
+    rows, shares_KC = hands(labels, clients, rng, classes_per_client, class_count, distinct)
+    for client, mine in enumerate(rows):
+        if len(mine) == 0:
+            raise RequestError(
+                f"expected at least one row for every client, client {client} came out with none of the "
+                f"{len(labels)} rows ({clients} clients, {classes_per_client} classes each); use fewer clients"
+            )
+    return _partition(rows, labels, class_count, shares_KC)
+
+
+def deal_alike(partition: Partition, y: ArrayLike) -> Partition:
+    """Deal another side (test) by the class shares of a partition (of the training side).
+
+    Each class is cut in file order; parts are rounded to whole rows by largest remainder, ties going to the client with
+    fewest rows so far. A class that the partition did not deal, or dealt in part, stays unused to that part. Draws
+    nothing.
+
+    Args:
+        partition: of the training side, with `shares`.
+        y: (M,) labels of the other side.
+
+    Raises:
+        RequestError: the partition has no shares, or `y` has a class that it does not know.
+    """
+    labels = np.asarray(y, dtype=np.int64)
+    if partition.shares is None:
+        raise RequestError("expected a partition with class shares to deal another side alike, came one without")
+    clients, class_count = partition.shares.shape
+    if len(labels) and not 0 <= labels.min() <= labels.max() < class_count:
+        raise RequestError(f"expected labels in 0..{class_count - 1}, came {labels.min()}..{labels.max()}")
+    held: list[list[Rows]] = [[] for _ in range(clients)]
+    sizes_K = np.zeros(clients, dtype=np.int64)
+    for label in range(class_count):
+        mine = np.flatnonzero(labels == label)
+        share_K = partition.shares[:, label]
+        rest = max(0.0, 1.0 - float(share_K.sum()))  # the part of the class that nobody was dealt
+        take = _largest_remainder(len(mine) * np.append(share_K, rest), len(mine), np.append(sizes_K, len(labels)))[:-1]
+        for client, part in enumerate(_cut(mine, take)):
+            held[client].append(part)
+        sizes_K += take
+    return _partition([np.concatenate(parts) for parts in held], labels, class_count, partition.shares)
+
+
+def class_shares(rows: Sequence[Rows], y: ArrayLike, class_count: int) -> NDArray[np.float64]:
+    """(K, C) fraction of each class's rows that each client holds; 0 for a class without rows."""
+    labels = np.asarray(y, dtype=np.int64)
+    counts_KC = np.stack([np.bincount(labels[mine], minlength=class_count) for mine in rows]).astype(np.float64)
+    return counts_KC / np.maximum(np.bincount(labels, minlength=class_count), 1)
+
+
+# the three deals; each returns the clients' rows and the (K, C) shares -----------------------------------------------
+
+
+def _ring(
+    labels: Rows, clients: int, rng: np.random.Generator, each: int, class_count: int, distinct: bool
+) -> tuple[list[Rows], NDArray[np.float64]]:
+    hold_KC = (np.arange(class_count) - np.arange(clients)[:, None]) % class_count < each
+    held: list[list[Rows]] = [[] for _ in range(clients)]
+    for label in range(class_count):
+        mine, holders = np.flatnonzero(labels == label), np.flatnonzero(hold_KC[:, label])
+        for place, client in enumerate(holders):
+            held[client].append(mine[place :: len(holders)])
+    return [np.concatenate(parts) for parts in held], hold_KC / np.maximum(hold_KC.sum(axis=0), 1)
+
+
+def _fedrep(
+    labels: Rows, clients: int, rng: np.random.Generator, each: int, class_count: int, distinct: bool
+) -> tuple[list[Rows], NDArray[np.float64]]:
+    if each * clients % class_count:
+        step = class_count // math.gcd(each, class_count)
+        below = clients - clients % step
+        raise RequestError(
+            f"the deal 'fedrep' expects classes_per_client x clients divisible by the {class_count} classes, came "
+            f"{each} x {clients}; use {f'{below} or ' if below else ''}{below + step} clients, or the deal 'ring'"
+        )
+    shards = each * clients // class_count
+    if distinct:
+        hands = _distinct_hands(rng, clients, each, class_count, shards)
+    else:
+        hands = list(rng.permutation(np.repeat(np.arange(class_count), shards)).reshape(clients, each))
+    stacks = []
+    for label in range(class_count):
+        parts = np.array_split(np.flatnonzero(labels == label), shards)
+        stacks.append([parts[i] for i in rng.permutation(shards)])
+    shares_KC = np.zeros((clients, class_count))
+    rows = []
+    for client, hand in enumerate(hands):
+        rows.append(np.concatenate([stacks[label].pop() for label in hand]))
+        np.add.at(shares_KC[client], hand, 1 / shards)
+    return rows, shares_KC
+
+
+def _distinct_hands(
+    rng: np.random.Generator, clients: int, each: int, class_count: int, shards: int
+) -> list[NDArray[np.int64]]:
+    """Deal a deck (each class `shards` times) so that no hand has a class twice; always ends.
+
+    Cards are drawn one by one from the remaining deck, passing over classes already in the hand. A class with as many
+    cards left as there are clients to come must be in every one of their hands, so it is dealt first; with that, no
+    deal gets stuck.
+    """
+    left_C = np.full(class_count, shards, dtype=np.int64)
+    hands = []
+    for client in range(clients):
+        must = np.flatnonzero(left_C == clients - client)
+        may_C = np.where(left_C == clients - client, 0, left_C).astype(np.float64)
+        drawn = []
+        for _ in range(each - len(must)):
+            drawn.append(int(rng.choice(class_count, p=may_C / may_C.sum())))
+            may_C[drawn[-1]] = 0
+        hand = np.concatenate([must, np.array(drawn, dtype=np.int64)])
+        left_C[hand] -= 1
+        hands.append(hand)
+    return hands
+
+
+def _shamsian(
+    labels: Rows, clients: int, rng: np.random.Generator, each: int, class_count: int, distinct: bool
+) -> tuple[list[Rows], NDArray[np.float64]]:
+    places = -(-each * clients // class_count)  # ceil
+    drawn_CP = rng.uniform(_SHARE_LOW, _SHARE_HIGH, size=(class_count, places))
+    drawn_CP /= drawn_CP.sum(axis=1, keepdims=True)
+    shuffled = [rng.permutation(np.flatnonzero(labels == label)) for label in range(class_count)]
+    free_C = np.full(class_count, places, dtype=np.int64)
+    start_C = np.zeros(class_count, dtype=np.int64)
+    shares_KC = np.zeros((clients, class_count))
+    rows = []
+    for client in range(clients):
+        mine: list[Rows] = []
+        for _ in range(each):
+            free = np.where(shares_KC[client] > 0, 0, free_C)
+            label = int(rng.choice(np.flatnonzero(free == free.max())))
+            free_C[label] -= 1
+            share = float(drawn_CP[label, free_C[label]])
+            size = int(len(shuffled[label]) * share)
+            mine.append(shuffled[label][start_C[label] : start_C[label] + size])
+            start_C[label] += size
+            shares_KC[client, label] = share
+        rows.append(np.concatenate(mine))
+    if free_C.sum():
+        unused = len(labels) - sum(len(mine) for mine in rows)
+        warnings.warn(
+            f"the deal 'shamsian' leaves {unused} of {len(labels)} rows unused: {clients} clients x {each} classes is "
+            f"not a multiple of {class_count} classes",
+            stacklevel=3,
+        )
+    return rows, shares_KC
+
+
+# shared --------------------------------------------------------------------------------------------------------------
+
+
+def whole(name: str, value: Any, least: int) -> int:
+    """`value` as an int.
+
+    Raises:
+        RequestError: not a whole number, or below `least`.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+        raise RequestError(f"expected {name} to be a whole number >= {least}, came {value!r}")
+    return int(value)
+
+
+def balanced_counts(available: NDArray[np.int64], total: int) -> NDArray[np.int64]:
+    """`total` rows over groups as equally as what each has allows; what is left over goes to the first groups.
+
+    >>> balanced_counts(np.array([5, 1, 5]), 8)
+    array([4, 1, 3])
+    """
+    counts = np.zeros_like(available)
+    left = min(int(total), int(available.sum()))
+    while left:
+        open_groups = np.flatnonzero(counts < available)
+        level = max(1, left // len(open_groups))
+        for group in open_groups:
+            step = min(level, int(available[group] - counts[group]), left)
+            counts[group] += step
+            left -= step
+    return counts
+
+
+def proportional_counts(available: NDArray[np.int64], total: int) -> NDArray[np.int64]:
+    """`total` rows over groups in proportion to what each has (largest remainder), so that the balance is kept.
+
+    >>> proportional_counts(np.array([900, 100]), 10)
+    array([9, 1])
+    """
+    have = int(available.sum())
+    if total >= have:
+        return available.copy()
+    return _largest_remainder(available * (total / have), total, np.zeros(len(available), dtype=np.int64))
+
+
+def _largest_remainder(quota: NDArray[np.floating[Any]], total: int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Whole numbers that add up to `total`, each its quota rounded down or up.
+
+    Among equal remainders the smallest of `sizes` goes first, then the first.
+    """
+    base: NDArray[np.int64] = np.floor(quota + _TINY).astype(np.int64)
+    remainder = np.round((quota - base) / _TINY) * _TINY
+    order = np.lexsort((np.arange(len(quota)), sizes, -remainder))
+    base[order[: max(0, total - int(base.sum()))]] += 1
+    return base
+
+
+def _cut(rows: Rows, sizes: NDArray[np.int64]) -> list[Rows]:
+    """Consecutive pieces of `rows` of the given sizes."""
+    return np.split(rows, np.cumsum(sizes))[: len(sizes)]
+
+
+def _checked(y: ArrayLike, clients: int, class_count: int | None) -> tuple[Rows, int]:
+    """The labels as int64 and the number of classes, after the checks that all partitions share."""
+    labels = np.asarray(y)
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise RequestError(f"expected whole-number labels of shape (N,), came {labels.dtype} of shape {labels.shape}")
+    labels = labels.astype(np.int64)
+    whole("clients", clients, 1)
+    if clients > len(labels):
+        raise RequestError(f"expected at most as many clients as rows ({len(labels)}), came {clients} clients")
+    top = int(labels.max()) + 1
+    class_count = top if class_count is None else whole("class_count", class_count, 1)
+    if int(labels.min()) < 0 or top > class_count:
+        raise RequestError(f"expected labels in 0..{class_count - 1}, came {labels.min()}..{top - 1}")
+    return labels, class_count
+
+
+def _partition(
+    rows: Sequence[Rows], labels: Rows, class_count: int, shares_KC: NDArray[np.float64] | None = None
+) -> Partition:
+    """A `Partition` with sorted rows; shares from the counts unless they are given."""
+    ordered = tuple(np.sort(mine) for mine in rows)
+    unused = len(labels) - sum(len(mine) for mine in ordered)
+    return Partition(ordered, unused, class_shares(ordered, labels, class_count) if shares_KC is None else shares_KC)

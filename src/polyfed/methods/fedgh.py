@@ -1,0 +1,113 @@
+"""FedGH: one header trained on class means (Yi et al., ACM MM 2023, doi:10.1145/3581783.3611781).
+
+Client k:  theta_k <- theta;  E local epochs of SGD on CE(H(theta_k; F_k(x)), y) over all weights;
+           Rbar_k^s = mean of F_k(x) over its samples of class s, in eval mode, after training (a LAR).
+Server:    theta <- theta - eta_theta * grad CE(H(theta; Rbar_k^s), s), pair by pair, clients in order, classes ascending (eq. 4).
+Sent per round, D features, C classes, S classes at the client: down 4 (D C + C) bytes; up 4 (S + S D), int32 and float32.
+Deviations from the paper: (1) eq. 4 leaves open what one step is: `header_batch` says, one pair by default. (2) Classes
+with fewer than `min_class_count` samples can be held back. (3) The gradient is clipped at norm 50, as in the authors' code.
+From the authors' code: its server never trains the header (`header_lr = 0` does the same); it averages the means of
+minibatches, which is not the mean. The paper counts the header without its bias: `paper_nbytes`.
+Shapes: M pairs received, D feature width, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from polyfed.core.client import Client
+from polyfed.core.message import Message, group, nbytes, tensor
+from polyfed.core.method import Batch, Context, Method, Needs, Trained, knobs, load, split
+from polyfed.core.passes import represent
+from polyfed.core.server import Server
+from polyfed.functional.losses import cross_entropy
+from polyfed.functional.prototypes import class_means, header_step
+
+
+@knobs
+class FedGH(Method):
+    """A generalised global header, trained on class means of representations."""
+
+    name: ClassVar[str] = "fedgh"
+    paper: ClassVar[str] = "Yi et al., ACM MM 2023"
+
+    header_lr: Annotated[float, Field(ge=0)] = 0.01  # eta_theta; 0 keeps the header as it was drawn (the ablation)
+    header_epochs: Annotated[int, Field(ge=1)] = 1  # passes over the received pairs per round
+    header_batch: Literal["lar", "client", "round"] | Annotated[int, Field(ge=1)] = "lar"  # pairs per step; a number: shuffled
+    weight: Literal["equal", "count"] = "equal"  # "count": a pair's step times its class count over the mean count (4 S bytes up)
+    min_class_count: Annotated[int, Field(ge=1)] = 1  # rarer classes send nothing: the mean of one sample is that sample
+    clip: Annotated[float, Field(ge=0)] = 50.0  # largest gradient norm of a header step; 0 is off
+    share: bool = True  # False exchanges nothing at all: Local
+
+    @property
+    def needs(self) -> Needs:
+        instead = "set models.feature_dim to add a projection, or use fedhenn, which compares kernels"
+        return Needs(split_model=True, one_feature_dim=True, one_head=True, linear_head=True, instead=instead)
+
+    # server ------------------------------------------------------------------------------------------------
+    def start(self, server: Server) -> None:
+        first = server.architectures[0]
+        head = split(server.model(first, server.initial(first))).head
+        server.state["header"] = {name: t.detach().cpu().clone() for name, t in head.state_dict().items()}
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        return {"header": group(server.state, "header")} if self.share else {}
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        pairs = [(tensor(m, "lars"), tensor(m, "labels"), m) for m in uploads.values() if "lars" in m]
+        if not pairs:
+            return
+        lars_MD, labels_M = torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs]).long()
+        weights_M = torch.ones(len(labels_M))
+        if self.weight == "count":
+            counts_M = torch.cat([tensor(p[2], "counts") for p in pairs]).float()
+            weights_M = counts_M / counts_M.mean()
+        theta, bias = (group(server.state, "header")[name] for name in ("weight", "bias"))
+        for rows in self._steps([len(p[1]) for p in pairs], server.generator("header")):
+            w = weights_M[rows]  # header_step normalises by sum w; the factor keeps each pair's own weight
+            step = self.header_lr * float(w.mean())
+            theta, bias = header_step(theta, bias, lars_MD[rows], labels_M[rows], w, step, self.clip)
+        server.state["header"] = {"weight": theta, "bias": bias}
+
+    def _steps(self, sizes: list[int], generator: torch.Generator) -> Iterator[Tensor]:
+        """Which pairs each header step sees, over all epochs."""
+        count = sum(sizes)
+        for _ in range(self.header_epochs):
+            if self.header_batch == "lar":
+                yield from torch.arange(count).split(1)
+            elif self.header_batch == "client":
+                yield from torch.arange(count).split(sizes)
+            elif self.header_batch == "round":
+                yield torch.arange(count)
+            else:
+                yield from torch.randperm(count, generator=generator).split(self.header_batch)
+
+    # client ------------------------------------------------------------------------------------------------
+    def receive(self, client: Client, message: Message) -> Context:
+        if self.share:
+            load(split(client.model).head, group(message, "header"))
+        return {}
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        return cross_entropy(model(batch.x), batch.y, batch.w)
+
+    def upload(self, client: Client, trained: Trained) -> Message:
+        if not self.share:
+            return {}
+        train = client.data.train
+        means = represent(client.model, train.x, client.prepare).cpu()
+        labels, lars, counts = class_means(means, train.y, client.classes, self.min_class_count)
+        message = {"labels": labels, "lars": lars}
+        return message if self.weight == "equal" else {**message, "counts": counts.int()}
+
+    # accounting --------------------------------------------------------------------------------------------
+    def paper_nbytes(self, message: Message) -> int:
+        """Without the header's bias, as Table 3 counts."""
+        header = message.get("header")
+        without = 0 if header is None or isinstance(header, Tensor) else header["bias"].numel() * header["bias"].element_size()
+        return nbytes(message) - without

@@ -1,0 +1,136 @@
+"""Weighted and layer-wise means against NumPy by hand (fedhenn 8.13, fedin 8.7)."""
+
+import numpy as np
+import pytest
+import torch
+
+from polyfed.functional.averaging import by_group, layer_wise_mean, normalise, weighted_mean
+
+
+def model(seed: int) -> dict[str, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return {
+        "w": torch.randn(3, 4, generator=g),
+        "b": torch.randn(4, generator=g) * 1e-3,
+        "steps": torch.tensor(seed, dtype=torch.int64),
+    }
+
+
+def test_by_hand_both_signs():
+    a, b = {"w": torch.tensor([1.0, -4.0])}, {"w": torch.tensor([-3.0, 2.0])}
+    assert weighted_mean([a, b], [1, 3])["w"].tolist() == [-2.0, 0.5]
+
+
+def test_against_numpy():
+    models, n = [model(i) for i in range(5)], [10, 0.5, 3, 0, 7]
+    mean = weighted_mean(models, n)
+    for name in ("w", "b"):
+        expected = sum(k * m[name].numpy().astype(np.float64) for k, m in zip(n, models, strict=True)) / sum(n)
+        np.testing.assert_array_equal(mean[name].numpy(), expected.astype(np.float32))
+    assert mean["steps"] == 4
+    assert weighted_mean(models[:4], n[:4])["steps"] == 2, "a model of weight 0 has no say"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_identical_models_average_to_themselves_bit_for_bit(dtype):
+    one = {"w": torch.randn(10_000, generator=torch.Generator().manual_seed(0)).to(dtype)}
+    mean = weighted_mean([one] * 7, [0.1, 3, 17, 1e-7, 5, 5, 2.3])
+    assert mean["w"].dtype == dtype
+    assert torch.equal(mean["w"], one["w"])
+
+
+def test_equal_weights_give_the_plain_mean_and_scale_of_weights_is_nothing():
+    models = [model(i) for i in range(4)]
+    mean = weighted_mean(models, [5] * 4)
+    plain = torch.stack([m["w"].double() for m in models]).mean(0).float()
+    assert torch.equal(mean["w"], plain)
+    assert torch.equal(weighted_mean(models, [0.25] * 4)["w"], mean["w"])
+    torch.testing.assert_close(weighted_mean(models[::-1], [1] * 4)["w"], mean["w"], rtol=1e-6, atol=0)
+
+
+def test_weights_bite():
+    models = [model(0), model(1)]
+    assert not torch.equal(weighted_mean(models, [1, 2])["w"], weighted_mean(models, [2, 1])["w"])
+
+
+def test_nothing_is_shared_with_the_inputs_or_tracked():
+    a = {"w": torch.ones(2, dtype=torch.float64, requires_grad=True), "n": torch.tensor([3])}
+    for mean in (weighted_mean([a], [1]), layer_wise_mean([a], [1], a), layer_wise_mean([{}], [1], a)):
+        assert mean.keys() == a.keys()
+        for name in a:
+            assert mean[name].data_ptr() != a[name].data_ptr()
+            assert not mean[name].requires_grad
+            assert torch.equal(mean[name], a[name])
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([], "one weight per model"),
+        ([1.0], "one weight per model"),
+        ([0, 0], "positive"),
+        ([1, -1], "at position 1"),
+        ([float("nan"), 1], "at position 0"),
+        ([float("inf"), 1], "finite"),
+        ([1e308, 1e308], "finite sum"),
+    ],
+)
+def test_bad_weights(weights, message):
+    for mean in (weighted_mean, lambda m, w: layer_wise_mean(m, w, model(0))):
+        with pytest.raises(ValueError, match=message):
+            mean([model(0), model(1)], weights)
+    if not weights:
+        with pytest.raises(ValueError, match="at least one"):
+            normalise(weights)
+
+
+def test_models_that_do_not_fit():
+    a, b = model(0), model(1)
+    with pytest.raises(ValueError, match="only one of models 0 and 1 has 'b'"):
+        weighted_mean([a, {k: v for k, v in b.items() if k != "b"}], [1, 1])
+    with pytest.raises(ValueError, match=r"'w' of shape \(3, 4\).*got \(4, 3\) from model 1"):
+        weighted_mean([a, {**b, "w": b["w"].T}], [1, 1])
+    with pytest.raises(ValueError, match="'extra' from model 1"):
+        layer_wise_mean([a, {"extra": b["w"]}], [1, 1], a)
+    with pytest.raises(ValueError, match="'w' of shape"):
+        layer_wise_mean([{"w": b["w"].T}], [1], a)
+
+
+def test_layer_wise_by_hand():
+    base = {"a": torch.tensor([9.0]), "b": torch.tensor([9.0]), "c": torch.tensor([9.0]), "n": torch.tensor(1)}
+    small, large = (
+        {"a": torch.tensor([-2.0]), "n": torch.tensor(4)},
+        {"a": torch.tensor([4.0]), "b": torch.tensor([7.0])},
+    )
+    mean = layer_wise_mean([small, large], [2, 1], base)
+    assert [float(mean[k]) for k in "abc"] == [0.0, 7.0, 9.0]
+    assert mean["n"] == 4
+    assert list(mean) == list(base)
+
+
+def test_layer_wise_of_one_architecture_is_the_plain_mean_and_a_sole_holder_keeps_its_tensor():
+    models, base = [model(i) for i in range(3)], model(9)
+    for name, tensor in weighted_mean(models, [1, 2, 3]).items():
+        assert torch.equal(layer_wise_mean(models, [1, 2, 3], base)[name], tensor)
+    only = {"b": models[0]["b"]}
+    mean = layer_wise_mean([only, {"w": models[1]["w"]}], [1, 3], base)
+    assert torch.equal(mean["b"], only["b"])
+    assert torch.equal(mean["steps"], base["steps"])
+
+
+def test_layer_wise_equals_adding_the_mean_change():
+    """The InCo code's form: identical when all holders received the same value."""
+    base, models = model(5), [model(i) for i in range(3)]
+    mean = layer_wise_mean(models, [1, 1, 1], base)
+    change = np.mean([m["w"].double().numpy() - base["w"].double().numpy() for m in models], axis=0)
+    np.testing.assert_allclose(mean["w"].numpy(), base["w"].numpy() + change, atol=1e-6)
+
+
+def test_running_variance_stays_nonnegative():
+    models = [{"running_var": torch.tensor([0.0, 1e-30])}, {"running_var": torch.tensor([0.0, 0.0])}]
+    assert (weighted_mean(models, [1, 2])["running_var"] >= 0).all()
+
+
+def test_by_group():
+    assert by_group(["b", "a", "b"]) == {"b": [0, 2], "a": [1]}
+    assert by_group([]) == {}

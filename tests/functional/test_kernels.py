@@ -1,0 +1,470 @@
+"""Linear CKA and the kernel factor against NumPy float64 L x L definitions (fedhenn 8.2 to 8.8, 8.10)."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from polyfed.functional import kernels
+from polyfed.functional.kernels import (
+    alignment,
+    alignment_gradient,
+    centre,
+    cka,
+    cka_matrix,
+    cka_to_factor,
+    hsic,
+    kernel_factor,
+    mean_pairwise_cka,
+)
+
+F64 = torch.float64
+
+
+def draw(*shape, seed=0, dtype=F64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64).to(dtype)
+
+
+def rotation(d, seed=0):
+    return torch.linalg.qr(draw(d, d, seed=seed)).Q
+
+
+def numpy_hsic(k, m):
+    length = len(k)
+    h = np.eye(length) - np.ones((length, length)) / length
+    return np.trace(k @ h @ m @ h) / (length - 1) ** 2
+
+
+def numpy_kernel_cka(k, m):
+    return numpy_hsic(k, m) / np.sqrt(numpy_hsic(k, k) * numpy_hsic(m, m))
+
+
+def kernel(a):
+    x = a.numpy().astype(np.float64)
+    return x @ x.T
+
+
+def numpy_cka(a, b):
+    return numpy_kernel_cka(kernel(a), kernel(b))
+
+
+def numpy_mean_kernel(representations, weights, norm="none"):
+    k_bar = 0
+    for a, w in zip(representations, np.array(weights) / np.sum(weights), strict=True):
+        x = a.numpy().astype(np.float64)
+        x = x - x.mean(0)
+        k_bar = k_bar + w * (x @ x.T) / (np.linalg.norm(x @ x.T) if norm == "fro" else 1)
+    return k_bar
+
+
+class Shapes(TorchDispatchMode):
+    """Records the shape of every tensor that any operation returns, forward and backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.seen |= {tuple(t.shape) for t in tree_leaves(out) if isinstance(t, torch.Tensor)}
+        return out
+
+
+# ---- values -------------------------------------------------------------------------------------------------------
+
+SHAPES = [(30, 5, 5), (30, 5, 9), (30, 50, 4), (30, 50, 40), (2, 1, 1), (40, 3, 700), (40, 600, 700), (530, 520, 540)]
+
+
+@pytest.mark.parametrize(("rows", "d", "e"), SHAPES)
+def test_cka_is_the_definition(rows, d, e):
+    a, b = draw(rows, d) + 3, draw(rows, e, seed=1) - 2
+    b[:, 0] += a[:, 0]
+    assert float(cka(a, b)) == pytest.approx(numpy_cka(a, b), rel=1e-12)
+    assert float(cka(b, a)) == pytest.approx(float(cka(a, b)), rel=1e-13)
+    assert float(cka(a.float(), b.float())) == pytest.approx(numpy_cka(a, b), abs=2e-6)
+    assert 0 <= float(cka(a, b)) <= 1
+
+
+def test_hsic_is_the_definition_and_eq_4_needs_centring():
+    a, b = draw(12, 3) + 1, draw(12, 5, seed=1) + 1
+    k, m = torch.from_numpy(kernel(a)), torch.from_numpy(kernel(b))
+    assert float(hsic(k, m)) == pytest.approx(numpy_hsic(k.numpy(), m.numpy()), rel=1e-12)
+    ratio = hsic(k, m) / (hsic(k, k) * hsic(m, m)).sqrt()
+    assert float(cka(a, b)) == pytest.approx(float(ratio), rel=1e-12)
+    uncentred = (a.T @ b).square().sum() / ((a.T @ a).norm() * (b.T @ b).norm())
+    assert abs(float(uncentred - ratio)) > 0.1
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (F64, 1e-12)])
+@pytest.mark.parametrize(("d", "e"), [(6, 4), (80, 4)])
+def test_invariances(dtype, tolerance, d, e):
+    a, b = draw(60, d), draw(60, e, seed=1)
+    expected = float(cka(a.to(dtype), b.to(dtype)))
+    assert float(cka(a.to(dtype), a.to(dtype))) == pytest.approx(1, abs=tolerance)
+    for s in (-2.5, 1e-4, 1e6):
+        moved = s * (a @ rotation(d)) + s * draw(1, d, seed=3)
+        assert float(cka(moved.to(dtype), b.to(dtype))) == pytest.approx(expected, abs=tolerance)
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(0))
+    assert float(cka(a[order].to(dtype), b[order].to(dtype))) == pytest.approx(expected, abs=tolerance)
+    assert abs(float(cka(a[order], b)) - expected) > 1e-4, "but not if only one side is permuted"
+
+
+def test_not_invariant_to_every_invertible_map():
+    a = draw(500, 10)
+    assert float(cka(a, a * torch.logspace(-2, 2, 10, dtype=F64))) == pytest.approx(0.328, abs=0.02)
+
+
+@pytest.mark.parametrize("s", [1e-30, 1e-12, 1e12, 1e30])
+def test_float32_scales_neither_under_nor_overflow(s):
+    a, b = draw(50, 8, dtype=torch.float32), draw(50, 6, seed=1, dtype=torch.float32)
+    assert float(cka(s * a, b)) == pytest.approx(numpy_cka(a, b), abs=1e-6)
+    assert float(cka(b, s * a)) == pytest.approx(numpy_cka(a, b), abs=1e-6)
+    factor = kernel_factor([s * a, s * b], [1, 1]).matrix
+    expected = numpy_kernel_cka(kernel(a), kernel(a) + kernel(b))
+    assert float(cka_to_factor(a, factor)) == pytest.approx(expected, abs=1e-6)
+
+
+def test_half_precision_and_autocast_are_computed_in_float32():
+    a, b = draw(100, 8, dtype=torch.float32), draw(100, 6, seed=1, dtype=torch.float32)
+    expected, gradient = float(cka(a, b)), torch.func.grad(alignment)(a, b)
+    assert cka(a.half(), b).dtype == torch.float32
+    assert float(cka(a.half(), b.bfloat16())) == pytest.approx(float(cka(a.half().float(), b.bfloat16().float())))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert float(cka(a, b)) == expected
+        assert torch.equal(torch.func.grad(alignment)(a, b), gradient)
+    assert cka(a.double(), b).dtype == F64
+
+
+def test_rows_must_agree():
+    with pytest.raises(ValueError, match=r"\(4, 2\) and \(5, 2\)"):
+        cka(draw(4, 2), draw(5, 2))
+    with pytest.raises(ValueError, match=r"\(L, D\)"):
+        alignment_gradient(draw(4, 2, 2), draw(4, 2))
+    with pytest.raises(ValueError, match=r"got \(0, 3\)"):
+        centre(torch.zeros(0, 3))
+    with pytest.raises(ValueError, match=r"\(L, L\) kernels"):
+        hsic(draw(3, 2), draw(3, 2))
+
+
+# ---- gradients ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rows", "d", "r"), [(20, 3, 4), (9, 15, 4), (7, 12, 20)])
+def test_gradient_by_finite_differences_against_the_definition(rows, d, r):
+    a, f = draw(rows, d) + 1, draw(rows, r, seed=1)
+    expected, h = np.zeros((rows, d)), 1e-6
+    for i in range(rows):
+        for j in range(d):
+            up, down = a.clone(), a.clone()
+            up[i, j] += h
+            down[i, j] -= h
+            expected[i, j] = -(numpy_cka(up, f) - numpy_cka(down, f)) / (2 * h)
+    np.testing.assert_allclose(alignment_gradient(a, f).numpy(), expected, atol=1e-9)
+    np.testing.assert_allclose(torch.func.grad(alignment)(a, f).numpy(), expected, atol=1e-9)
+
+
+@pytest.mark.parametrize(("rows", "d", "e"), [*SHAPES[:1], *SHAPES[2:4], *SHAPES[5:]])
+@pytest.mark.parametrize("block", [512, 7])
+def test_autograd_is_the_closed_form_in_both_arguments(rows, d, e, block, monkeypatch):
+    monkeypatch.setattr(kernels, "BLOCK", block)
+    if block == 7 and rows > 100:
+        rows, d, e = 53, 52, 54
+    a, b = (draw(rows, d) + 3).requires_grad_(), (5 * draw(rows, e, seed=1)).requires_grad_()
+    loss = alignment(a, b)
+    assert float(loss) == pytest.approx(1 - numpy_cka(a.detach(), b.detach()), rel=1e-12)
+    loss.backward()
+    for x, y in ((a, b), (b, a)):
+        closed = alignment_gradient(x, y)
+        torch.testing.assert_close(x.grad, closed, rtol=1e-9, atol=1e-9 * float(closed.abs().max()))
+        assert not closed.requires_grad
+        assert float(closed.sum(0).abs().max()) < 1e-12 * float(closed.norm())
+        assert abs(float((closed * x).sum())) < 1e-10 * float(closed.norm() * x.norm())
+
+
+@pytest.mark.parametrize(("d", "block"), [(6, 512), (60, 8), (20, 8)])
+def test_under_functional_transforms(d, block, monkeypatch):
+    monkeypatch.setattr(kernels, "BLOCK", block)
+    a, f = torch.stack([draw(30, d, seed=s) for s in range(3)]), draw(30, 12, seed=9)
+    vmap, grad = torch.func.vmap, torch.func.grad
+    torch.testing.assert_close(vmap(alignment, in_dims=(0, None))(a, f), torch.stack([alignment(x, f) for x in a]))
+    closed = torch.stack([alignment_gradient(x, f) for x in a])
+    torch.testing.assert_close(vmap(grad(alignment), in_dims=(0, None))(a, f), closed)
+    torch.testing.assert_close(vmap(grad(alignment))(a, f.expand(3, 30, 12)), closed)
+    both = vmap(grad(cka, argnums=(0, 1)))(a, a.flip(0))
+    torch.testing.assert_close(both[0][0], -alignment_gradient(a[0], a[2]))
+    torch.testing.assert_close(both[1][0], -alignment_gradient(a[2], a[0]))
+
+
+def test_gradient_is_zero_at_the_target_up_to_scale():
+    a = draw(50, 6)
+    for target in (a, -3 * a @ rotation(6) + 1):
+        assert float(alignment(a, target)) == pytest.approx(0, abs=1e-14)
+        assert float(alignment_gradient(a, target).norm()) < 1e-15
+        assert float(torch.func.grad(alignment)(a, target).norm()) < 1e-15
+    small = a.float()
+    assert float(torch.func.grad(alignment)(small, small).norm()) < 1e-6
+
+
+@pytest.mark.parametrize(("rows", "d"), [(50, 4), (5000, 64), (40, 700)])
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_equal_rows_give_zero_and_no_gradient(rows, d, dtype):
+    """Also where the column means of equal numbers are not exactly those numbers (L = 5000)."""
+    constant = (torch.rand(1, d, generator=torch.Generator().manual_seed(0), dtype=F64) * 7).to(dtype).expand(rows, d)
+    other = draw(rows, 3, dtype=dtype)
+    for a in (constant.clone(), torch.zeros(rows, d, dtype=dtype)):
+        a.requires_grad_()
+        for loss in (alignment(a, other), alignment(other, a), alignment(a, a)):
+            assert loss == 1
+            (gradient,) = torch.autograd.grad(loss, a)
+            assert gradient.eq(0).all()
+        assert alignment_gradient(a, other).eq(0).all()
+        assert alignment_gradient(other, a).eq(0).all()
+        assert torch.func.grad(alignment)(a.detach(), other).eq(0).all()
+    assert float(cka(constant + draw(rows, d, seed=5, dtype=dtype), other)) > 0, "alive ones are not mistaken for it"
+
+
+def test_nan_is_not_hidden():
+    a = draw(10, 3)
+    a[0, 0] = float("nan")
+    assert alignment(a, draw(10, 2)).isnan()
+    a[0, 0] = float("inf")
+    assert alignment(a, draw(10, 2)).isnan()
+    with pytest.raises(ValueError, match=r"positions \[1\]"):
+        kernel_factor([draw(10, 2), a], [1, 1])
+
+
+def test_lemma_3_2_minimum_of_the_alignment_alone():
+    """A linear network trained on d_CKA alone ends at s W_hat Q, not at W_hat (8.8 b); kernels then agree up to scale."""
+    x, w_hat = draw(40, 5), draw(5, 3, seed=1)
+    ends = []
+    for seed in (2, 3):
+        w = draw(5, 3, seed=seed).requires_grad_()
+        optimiser = torch.optim.LBFGS(
+            [w], max_iter=500, tolerance_grad=1e-14, tolerance_change=1e-18, line_search_fn="strong_wolfe"
+        )
+
+        def closure(w=w, optimiser=optimiser):
+            optimiser.zero_grad()
+            loss = alignment(x @ w, x @ w_hat)
+            loss.backward()
+            return loss
+
+        optimiser.step(closure)
+        w = w.detach()
+        assert float(alignment(x @ w, x @ w_hat)) < 1e-12
+        u, singular, v = torch.linalg.svd(w_hat.T @ w)
+        fitted = singular.sum() / w_hat.square().sum() * w_hat @ u @ v
+        assert float((w - fitted).norm() / w.norm()) < 1e-5
+        assert float((w - w_hat).norm() / w.norm()) > 0.3
+        ends.append(x @ w)
+    k, m = (centre(a) @ centre(a).T for a in ends)
+    torch.testing.assert_close(k / k.norm(), m / m.norm(), rtol=0, atol=1e-6)
+
+
+# ---- many at once ---------------------------------------------------------------------------------------------------
+
+
+def test_cka_matrix():
+    many = [draw(40, d, seed=d) + draw(40, 1, seed=99) for d in (3, 8, 60)] + [torch.ones(40, 2, dtype=F64)]
+    matrix = cka_matrix(many)
+    for i in range(3):
+        for j in range(3):
+            assert float(matrix[i, j]) == pytest.approx(numpy_cka(many[i], many[j]), rel=1e-12)
+    assert torch.equal(matrix, matrix.T)
+    assert matrix[3].eq(0).all()
+    off = [numpy_cka(many[i], many[j]) for i, j in ((0, 1), (0, 2), (1, 2))]
+    assert float(mean_pairwise_cka(many[:3])) == pytest.approx(np.mean(off), rel=1e-12)
+    with pytest.raises(ValueError, match="at least one"):
+        cka_matrix([])
+    with pytest.raises(ValueError, match="got 1"):
+        mean_pairwise_cka(many[:1])
+
+
+# ---- the mean kernel ------------------------------------------------------------------------------------------------
+
+WIDTHS, WEIGHTS = (3, 70, 12, 40, 5), (1.0, 2.0, 0.5, 3.0, 1.5)
+
+
+def clients(rows=60, dtype=F64):
+    """Unequal sizes, offsets and a common part, so that K_bar has a decaying spectrum."""
+    common = draw(rows, 10, seed=50) * torch.logspace(1, -1, 10, dtype=F64)
+    many = [common @ draw(10, d, seed=d) + 0.3 * draw(rows, d, seed=d + 1) + 2 for d in WIDTHS]
+    return [(s * a).to(dtype) for s, a in zip((1, 0.1, 3, 0.5, 10), many, strict=True)]
+
+
+def up_to_scale(factor, k_bar):
+    k = factor.numpy().astype(np.float64) @ factor.numpy().astype(np.float64).T
+    return np.linalg.norm(k / np.linalg.norm(k) - k_bar / np.linalg.norm(k_bar))
+
+
+@pytest.mark.parametrize("norm", ["none", "fro"])
+@pytest.mark.parametrize("rank", [None, 60, 500])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 3e-6), (F64, 1e-12)])
+def test_exact_and_full_rank_factors_are_the_mean_kernel(norm, rank, dtype, tolerance):
+    many = clients(dtype=dtype)
+    k_bar = numpy_mean_kernel(many, WEIGHTS, norm)
+    knobs = {} if rank is None else {"rank": rank, "exact_rank": 0}
+    factor = kernel_factor(many, WEIGHTS, norm=norm, **knobs)
+    assert up_to_scale(factor.matrix, k_bar) < tolerance
+    assert factor.tail <= tolerance
+    assert factor.rank == factor.matrix.shape[1] == (sum(WIDTHS) if rank is None else 59)
+    assert factor.matrix.dtype == dtype
+    assert float(factor.matrix.abs().max()) == 1
+    assert float(factor.matrix.sum(0).abs().max()) < 60 * tolerance
+    for a in many:
+        expected = numpy_kernel_cka(kernel(a), k_bar)
+        assert float(cka_to_factor(a, factor.matrix)) == pytest.approx(expected, abs=tolerance)
+
+
+def test_identities_of_the_mean_kernel():
+    """Sums over pairs: tr(K_i H K_bar H) = sum_j w_j ||Ac_i^T Ac_j||^2, ||H K_bar H||^2 = sum_jk w_j w_k ||Ac_j^T Ac_k||^2."""
+    many, w = clients(), np.array(WEIGHTS) / sum(WEIGHTS)
+    k_bar = numpy_mean_kernel(many, WEIGHTS)
+    pair = np.array([[float((centre(a).T @ centre(b)).square().sum()) for a in many] for b in many])
+    for i, a in enumerate(many):
+        assert (59**2) * numpy_hsic(kernel(a), k_bar) == pytest.approx(w @ pair[i], rel=1e-12)
+    assert np.linalg.norm(k_bar) ** 2 == pytest.approx(w @ pair @ w, rel=1e-12)
+    factor = kernel_factor(many, WEIGHTS, rank=4, exact_rank=0).matrix.numpy()
+    scale = np.trace(factor.T @ k_bar @ factor) / np.linalg.norm(factor @ factor.T) ** 2  # of the best s F F^T
+    spectrum = np.linalg.eigvalsh(scale * factor @ factor.T)[::-1][:4]
+    tail = np.sqrt(1 - (spectrum**2).sum() / (w @ pair @ w))
+    assert kernel_factor(many, WEIGHTS, rank=4, exact_rank=0).tail == pytest.approx(tail, rel=1e-9)
+
+
+@pytest.mark.parametrize("norm", ["none", "fro"])
+@pytest.mark.parametrize("rank", [1, 3, 8, 20])
+def test_truncation_is_near_the_best_and_within_its_bound(rank, norm):
+    many = clients()
+    k_bar = numpy_mean_kernel(many, WEIGHTS, norm)
+    values = np.linalg.eigvalsh(k_bar)[::-1]
+    best = np.sqrt((values[rank:] ** 2).sum() / (values**2).sum())
+    factor = kernel_factor(many, WEIGHTS, rank=rank, exact_rank=0, norm=norm)
+    assert factor.rank == rank
+    assert best * (1 - 1e-9) <= factor.tail < best * 1.01
+    bound = np.sqrt(2 - 2 * np.sqrt(1 - factor.tail**2))
+    for a in many:
+        error = float(cka_to_factor(a, factor.matrix)) - numpy_kernel_cka(kernel(a), k_bar)
+        assert abs(error) <= bound + 1e-12
+    half = factor.matrix.half()
+    for a in many:
+        assert float(cka_to_factor(a, half)) == pytest.approx(float(cka_to_factor(a, factor.matrix)), abs=1e-4)
+
+
+def test_weights_norm_and_rank_bite():
+    many = clients()
+    plain = kernel_factor(many, WEIGHTS).matrix
+    assert torch.equal(kernel_factor(many, [2 * w for w in WEIGHTS]).matrix, plain)
+    k_plain = numpy_mean_kernel(many, WEIGHTS)
+    assert up_to_scale(kernel_factor(many, [1] * 5).matrix, k_plain) > 0.01
+    assert up_to_scale(kernel_factor(many, WEIGHTS, norm="fro").matrix, k_plain) > 0.01
+    alone = kernel_factor(many, [0, 0, 0, 1, 0])
+    assert float(alignment(many[3], alone.matrix)) == pytest.approx(0, abs=1e-14)
+    dominated = float(cka_to_factor(many[1], plain))
+    assert float(cka_to_factor(many[1], kernel_factor(many, WEIGHTS, norm="fro").matrix)) != pytest.approx(dominated)
+
+
+@pytest.mark.parametrize("exact_rank", [0, 256])
+def test_identical_clients_are_aligned_from_the_start(exact_rank):
+    a = draw(60, 7)
+    same = [a, -2 * a, a @ rotation(7) + 4]
+    factor = kernel_factor(same, [1, 1, 1], exact_rank=exact_rank)
+    assert factor.rank == (21 if exact_rank else 7)
+    assert all(float(alignment(x, factor.matrix)) == pytest.approx(0, abs=1e-13) for x in same)
+
+
+def test_minibatches_of_rows_are_centred_anew():
+    many = clients()
+    factor, rows = kernel_factor(many, WEIGHTS).matrix, torch.arange(5, 37)
+    k_bar = numpy_mean_kernel(many, WEIGHTS)
+    k_bar_rows = k_bar[np.ix_(rows, rows)]
+    for a in many:
+        expected = numpy_kernel_cka(kernel(a[rows]), k_bar_rows)
+        assert float(cka_to_factor(a[rows], factor[rows])) == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.parametrize("exact_rank", [0, 256])
+@pytest.mark.parametrize("norm", ["none", "fro"])
+def test_dead_networks_add_nothing(norm, exact_rank):
+    many = clients(dtype=torch.float32)
+    dead = torch.full((60, 9), 0.1)
+    with_dead = kernel_factor([*many, dead], [*WEIGHTS, 1.0], norm=norm, exact_rank=exact_rank)
+    assert up_to_scale(with_dead.matrix, numpy_mean_kernel(many, WEIGHTS, norm)) < 1e-5
+    nothing = kernel_factor([dead, 0 * dead], [1, 1], norm=norm, exact_rank=exact_rank)
+    assert nothing.matrix.eq(0).all()
+    assert nothing.tail == 0
+    assert alignment(many[0], nothing.matrix) == 1
+
+
+def test_seeds_and_the_global_generator():
+    many = clients()
+
+    def factor(seed):
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        return kernel_factor(many, WEIGHTS, rank=8, exact_rank=0, oversampling=2, generator=generator).matrix
+
+    before = torch.get_rng_state()
+    assert torch.equal(factor(1), factor(1))
+    assert torch.equal(factor(None), factor(None))
+    assert not torch.equal(factor(1), factor(2))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_function_is_asked_anew_for_each_pass():
+    many, passes = clients(), []
+
+    def stream():
+        passes.append(0)
+        return (a.clone() for a in many)
+
+    exact = kernel_factor(stream, WEIGHTS)
+    assert len(passes) == 1
+    assert torch.equal(exact.matrix, kernel_factor(many, WEIGHTS).matrix)
+    passes.clear()
+    truncated = kernel_factor(stream, WEIGHTS, rank=8, exact_rank=100)
+    assert len(passes) == 6
+    assert torch.equal(truncated.matrix, kernel_factor(many, WEIGHTS, rank=8, exact_rank=100).matrix)
+
+
+def test_factor_refuses():
+    many = clients()
+    for call, message in (
+        (lambda: kernel_factor(many, [1, 1]), "2 weights for 5"),
+        (lambda: kernel_factor([], [1]), "1 weights for 0"),
+        (lambda: kernel_factor(many, [0] * 5), "positive"),
+        (lambda: kernel_factor([many[0], many[1][:9]], [1, 1]), r"\(9, 70\)"),
+        (lambda: kernel_factor(many, WEIGHTS, norm="trace"), "'none' or 'fro', got 'trace'"),
+        (lambda: kernel_factor(many, WEIGHTS, rank=0), "rank of at least 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_no_large_square_array_is_ever_formed(monkeypatch):
+    """With blocks of 16, L = 90 and widths 70 to 120: nothing beyond a representation's own size but 16-row blocks."""
+    monkeypatch.setattr(kernels, "BLOCK", 16)
+    rows, widths, rank = 90, (70, 100, 120), 8
+    many = [draw(rows, d, seed=d) for d in widths]
+    squares = {(x, y) for x in (rows, *widths) for y in (rows, *widths)} - {(rows, d) for d in widths}
+    squares -= {(d, rows) for d in widths}
+    with Shapes() as shapes:
+        factor = kernel_factor(lambda: iter(many), [1, 1, 1], rank=rank, exact_rank=50, oversampling=4)
+        kernel_factor(many, [1, 1, 1], rank=rank, exact_rank=50, oversampling=4, norm="fro")
+        for d, a in zip(widths, many, strict=True):
+            leaf = a.clone().requires_grad_()
+            alignment(leaf, factor.matrix).backward()
+            torch.testing.assert_close(leaf.grad, alignment_gradient(a, factor.matrix))
+            torch.func.grad(alignment)(a, factor.matrix)
+            cka(a, many[0])
+            assert leaf.grad.shape == (rows, d)
+        leaf = many[1].clone().requires_grad_()
+        cka(leaf, many[2]).backward()
+        cka_matrix(many)
+    assert (rows, 120) in shapes.seen, "the recorder works"
+    assert not shapes.seen & squares
+    large = [
+        s
+        for s in shapes.seen
+        if np.prod(s) > 16 * 120 and s not in {(rows, d) for d in widths} | {(d, rows) for d in widths}
+    ]
+    assert not large

@@ -1,0 +1,199 @@
+"""Losses, noise and modes against NumPy and torch's own (fedin 8.5, 8.10; fedgh 8.2)."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from polyfed.functional.losses import cross_entropy, squared_distance
+from polyfed.functional.modes import evaluating, has_batchnorm, untracked_statistics
+from polyfed.functional.noise import add_noise
+
+
+def batch(n=9, c=4, seed=0, dtype=torch.float64):
+    g = torch.Generator().manual_seed(seed)
+    return (
+        5 * torch.randn(n, c, generator=g, dtype=dtype),
+        torch.randint(0, c, (n,), generator=g),
+        torch.rand(n, generator=g, dtype=dtype),
+    )
+
+
+# ---- losses -------------------------------------------------------------------------------------------------------
+
+
+def test_cross_entropy_against_numpy():
+    logits, y, w = batch()
+    x = logits.numpy()
+    ce = np.log(np.exp(x).sum(1)) - x[np.arange(9), y.numpy()]
+    assert float(cross_entropy(logits, y, w)) == pytest.approx((w.numpy() * ce).sum() / w.numpy().sum(), abs=1e-14)
+
+
+def test_cross_entropy_reductions():
+    logits, y, w = batch(dtype=torch.float32)
+    torch.testing.assert_close(cross_entropy(logits, y, torch.ones(9)), F.cross_entropy(logits, y), rtol=2e-7, atol=0)
+    w[:4], w[4:] = 1, 0
+    torch.testing.assert_close(cross_entropy(logits, y, w), F.cross_entropy(logits[:4], y[:4]), rtol=2e-7, atol=0)
+    padded = torch.cat([logits[:4], torch.full((5, 4), 1e4)])
+    assert torch.equal(cross_entropy(padded, y, w), cross_entropy(logits, y, w)), "padding rows do not show"
+
+
+def test_no_rows_give_no_loss_and_no_gradient():
+    logits, y, w = batch()
+    logits.requires_grad_()
+    loss = cross_entropy(logits, y, 0 * w)
+    loss.backward()
+    assert loss == 0
+    assert logits.grad.eq(0).all()
+
+
+def test_cross_entropy_under_functional_transforms():
+    logits, y, w = (torch.stack(ts) for ts in zip(*(batch(seed=s) for s in range(3)), strict=True))
+    grads = torch.func.vmap(torch.func.grad(cross_entropy))(logits, y, w)
+    for k in range(3):
+        leaf = logits[k].clone().requires_grad_()
+        cross_entropy(leaf, y[k], w[k]).backward()
+        torch.testing.assert_close(grads[k], leaf.grad)
+
+
+def test_squared_distance_by_hand_both_signs():
+    params = {"a": torch.tensor([1.0, -2.0], requires_grad=True), "b": torch.tensor([[3.0]], requires_grad=True)}
+    reference = {"a": torch.tensor([2.0, -5.0]), "b": torch.tensor([[1.0]]), "running_mean": torch.tensor([99.0])}
+    distance = squared_distance(params, reference)
+    assert distance == 1 + 9 + 4, "buffers in the reference do not count"
+    distance.backward()
+    assert params["a"].grad.tolist() == [-2.0, 6.0]
+    assert params["b"].grad.tolist() == [[4.0]]
+    same = squared_distance(params, params)
+    assert same == 0
+    assert torch.func.grad(lambda p: squared_distance(p, reference))({"a": params["a"].detach()})["a"].tolist() == [
+        -2,
+        6,
+    ]
+
+
+def test_bad_losses():
+    logits, y, w = batch()
+    with pytest.raises(ValueError, match=r"got \(9, 4\), \(9,\) and \(8,\)"):
+        cross_entropy(logits, y, w[:8])
+    with pytest.raises(ValueError, match="at least one parameter"):
+        squared_distance({}, {})
+    with pytest.raises(ValueError, match="none for 'w'"):
+        squared_distance({"w": y}, {})
+    with pytest.raises(ValueError, match="'w' and its reference"):
+        squared_distance({"w": w}, {"w": w[:1]})
+
+
+# ---- noise --------------------------------------------------------------------------------------------------------
+
+
+def test_noise_by_hand_and_its_standard_deviation():
+    g = torch.Generator().manual_seed(0)
+    s = 3 * torch.randn(64, 512, generator=g) + 7
+    z = torch.randn(s.shape, generator=g)
+    noisy = add_noise(s, 0.8, z)
+    np.testing.assert_allclose(noisy.numpy(), s.numpy() + 0.8 * s.numpy().std(dtype=np.float64) * z.numpy(), rtol=1e-6)
+    ratio = float((noisy - s).std() / s.std())
+    assert ratio == pytest.approx(0.8, rel=0.01)
+    assert ratio**2 == pytest.approx(0.64, rel=0.02), "the variance ratio is 0.64, not 0.8"
+    assert not torch.equal(noisy, add_noise(s, 0.4, z))
+
+
+def test_sigma_is_constant_for_the_gradient_and_per_client_under_vmap():
+    g = torch.Generator().manual_seed(0)
+    s, z = torch.randn(3, 5, 4, generator=g), torch.randn(3, 5, 4, generator=g)
+    s[1] *= 10
+    grad = torch.func.grad(lambda s: (add_noise(s, 0.8, z[0]) * z[1]).sum())(s[0])
+    torch.testing.assert_close(grad, z[1])
+    together = torch.func.vmap(lambda s, z: add_noise(s, 0.8, z))(s, z)
+    for k in range(3):
+        torch.testing.assert_close(together[k], add_noise(s[k], 0.8, z[k]))
+
+
+def test_constant_features_stay_and_half_precision_too():
+    s = torch.full((2, 3), 5.0, requires_grad=True)
+    add_noise(s, 0.8, torch.randn(2, 3)).sum().backward()
+    assert s.grad.eq(1).all()
+    assert torch.equal(add_noise(s, 0.8, torch.randn(2, 3)), s)
+    assert add_noise(s.half(), 0.8, torch.randn(2, 3)).dtype == torch.float16
+
+
+def test_noise_level_zero_is_the_caller_s_business():
+    for level in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="above 0"):
+            add_noise(torch.ones(2), level, torch.ones(2))
+    with pytest.raises(ValueError, match=r"\(2,\), got \(1,\)"):
+        add_noise(torch.ones(2), 0.8, torch.ones(1))
+
+
+# ---- modes --------------------------------------------------------------------------------------------------------
+
+
+def network():
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Sequential(nn.BatchNorm1d(4, momentum=None))
+    )
+    with torch.no_grad():
+        net(torch.randn(16, 4))
+    return net
+
+
+def flags(net):
+    return [(m.training, getattr(m, "track_running_stats", None)) for m in net.modules()]
+
+
+def state(net):
+    return {k: v.clone() for k, v in net.state_dict().items()}
+
+
+def test_evaluating_restores_each_flag_also_after_an_error():
+    net = network()
+    net[3].eval()
+    before, weights = flags(net), state(net)
+    with evaluating(net) as inner:
+        assert inner is net
+        assert not any(m.training for m in net.modules())
+        random = torch.get_rng_state()
+        net(torch.randn(8, 4, generator=torch.Generator().manual_seed(0)))
+        assert torch.equal(torch.get_rng_state(), random), "no dropout, no draw"
+    assert flags(net) == before
+    with pytest.raises(RuntimeError, match="inside"), evaluating(net):
+        raise RuntimeError("inside")
+    assert flags(net) == before
+    assert all(torch.equal(v, weights[k]) for k, v in net.state_dict().items())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_untracked_statistics_uses_the_batch_and_leaves_buffers_alone(training):
+    net = network().train(training)
+    net[2].eval()
+    before, weights = flags(net), state(net)
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
+    with untracked_statistics(net):
+        out = net(x)
+        assert net[2].training is False
+    assert flags(net) == before
+    assert all(torch.equal(v, weights[k]) for k, v in net.state_dict().items())
+    h = net[0](x).detach().numpy()
+    for _ in range(2):  # two fresh BatchNorm layers in a row, population variance of the batch
+        h = (h - h.mean(0)) / np.sqrt(h.var(0) + 1e-5)
+    np.testing.assert_allclose(out.detach().numpy(), h, atol=1e-5)
+    net[1].train()
+    net[1](x)
+    assert net[1].num_batches_tracked == weights["1.num_batches_tracked"] + 1, "tracking is back on"
+
+
+def test_untracked_statistics_restores_after_an_error():
+    net = network()
+    before = flags(net)
+    with pytest.raises(ValueError, match="more than 1 value"), untracked_statistics(net):
+        net(torch.ones(1, 4))
+    assert flags(net) == before
+
+
+def test_has_batchnorm():
+    assert has_batchnorm(network())
+    assert has_batchnorm(nn.BatchNorm2d(3))
+    assert not has_batchnorm(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.GroupNorm(1, 2)))

@@ -1,0 +1,188 @@
+"""Class means and the header step against NumPy by hand (fedgh 8.1, 8.4, 8.5, 8.11)."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from polyfed.functional.prototypes import ClassMeans, class_means, header_step
+
+
+def data(n=100, d=6, classes=5, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(n, d, generator=g).abs(), torch.randint(0, classes, (n,), generator=g)
+
+
+def test_against_numpy():
+    z, y = data()
+    y[y == 3] = 1
+    labels, means, counts = class_means(z, y, 5)
+    assert labels.tolist() == [0, 1, 2, 4]
+    assert (labels.dtype, means.dtype, counts.dtype) == (torch.int32, torch.float32, torch.int64)
+    for s, mean, count in zip(labels.tolist(), means.numpy(), counts.tolist(), strict=True):
+        rows = z.numpy()[y.numpy() == s].astype(np.float64)
+        np.testing.assert_allclose(mean, rows.mean(0), rtol=1e-7)
+        assert count == len(rows)
+
+
+def test_one_sample_is_its_representation_bit_for_bit():
+    z, _ = data(5)
+    labels, means, counts = class_means(z, torch.tensor([4, 0, 2, 1, 3]), 5)
+    assert torch.equal(means, z[[1, 3, 2, 4, 0]])
+    assert labels.tolist() == [0, 1, 2, 3, 4]
+    assert counts.tolist() == [1] * 5
+
+
+def test_duplicates_batch_size_and_order_do_not_show():
+    z, y = data(100)
+    _, expected, _ = class_means(z, y, 5)
+    _, doubled, counts = class_means(torch.cat([z, z]), torch.cat([y, y]), 5)
+    assert torch.equal(doubled, expected)
+    assert counts.sum() == 200
+    for size in (1, 7, 32, 99):
+        order = torch.randperm(100, generator=torch.Generator().manual_seed(size))
+        means = ClassMeans(5)
+        for rows in order.split(size):
+            means.add(z[rows], y[rows])
+        torch.testing.assert_close(means.result()[1], expected, rtol=0, atol=1e-6)
+
+
+def test_not_the_mean_of_batch_means():
+    z, y = data(100, classes=1)
+    means = ClassMeans(1)
+    batches = z.split([32, 32, 32, 4])
+    for batch in batches:
+        means.add(batch, torch.zeros(len(batch), dtype=torch.int64))
+    wrong = torch.stack([b.mean(0) for b in batches]).mean(0)
+    assert (means.result()[1][0] - wrong).abs().max() > 0.02
+    torch.testing.assert_close(means.result()[1][0], z.mean(0))
+
+
+def test_min_count_and_empty_batches():
+    z = torch.tensor([[1.0], [3.0], [5.0]], requires_grad=True)
+    y = torch.tensor([1, 1, 0])
+    assert class_means(z, y, 3, min_count=2)[0].tolist() == [1]
+    assert not class_means(z, y, 3)[1].requires_grad
+    labels, means, counts = class_means(z, y, 3, min_count=9)
+    assert (labels.shape, means.shape, counts.shape) == ((0,), (0, 1), (0,))
+    assert class_means(torch.zeros(0, 4), torch.zeros(0), 3)[1].shape == (0, 4)
+    assert class_means(z.half(), y, 3)[1].dtype == torch.float32
+
+
+def test_bad_calls():
+    z, y = data(4)
+    with pytest.raises(ValueError, match="at least one batch"):
+        ClassMeans(3).result()
+    with pytest.raises(ValueError, match=r"\[0, 3\), got -1 to 1"):
+        ClassMeans(3).add(z[:2], torch.tensor([-1, 1]))
+    with pytest.raises(ValueError, match=r"\[0, 3\), got 0 to 3"):
+        ClassMeans(3).add(z[:2], torch.tensor([0, 3]))
+    with pytest.raises(ValueError, match=r"\(4, 6\) and \(3,\)"):
+        ClassMeans(5).add(z, y[:3])
+    with pytest.raises(ValueError, match="min_count"):
+        class_means(z, y, 5, min_count=0)
+    with pytest.raises(ValueError, match="at least one class"):
+        ClassMeans(0)
+    means = ClassMeans(5)
+    means.add(z, y)
+    with pytest.raises(ValueError, match="feature width 6"):
+        means.add(z[:, :3], y)
+
+
+# ---- the header ---------------------------------------------------------------------------------------------------
+
+
+def numpy_step(weight, bias, z, y, w, lr, clip):
+    """Pair by pair, float64: grad theta = sum v (p - e_y) z^T, grad b = sum v (p - e_y)."""
+    grad_w, grad_b = np.zeros_like(weight), np.zeros_like(bias)
+    for z_m, y_m, w_m in zip(z, y, w, strict=True):
+        p = np.exp(weight @ z_m + bias)
+        r = p / p.sum() - np.eye(len(bias))[y_m]
+        grad_w += w_m / w.sum() * np.outer(r, z_m)
+        grad_b += w_m / w.sum() * r
+    norm = np.sqrt((grad_w**2).sum() + (grad_b**2).sum())
+    shrink = min(1.0, clip / norm) if clip else 1.0
+    return weight - lr * shrink * grad_w, bias - lr * shrink * grad_b
+
+
+def header(c=4, d=6, m=7, seed=1, dtype=torch.float64):
+    g = torch.Generator().manual_seed(seed)
+    weight, bias, z = (torch.randn(*s, generator=g, dtype=dtype) for s in ((c, d), (c,), (m, d)))
+    return weight, bias, z, torch.randint(0, c, (m,), generator=g), torch.rand(m, generator=g, dtype=dtype)
+
+
+@pytest.mark.parametrize("clip", [None, 0, 0.05, 50])
+@pytest.mark.parametrize("m", [1, 7])
+def test_step_against_numpy_and_autograd(m, clip):
+    weight, bias, z, y, w = header(m=m)
+    new_weight, new_bias = header_step(weight, bias, z, y, w, 0.3, clip)
+    expected = numpy_step(*(t.numpy() for t in (weight, bias, z, y, w)), 0.3, clip)
+    np.testing.assert_allclose(new_weight.numpy(), expected[0], atol=1e-14)
+    np.testing.assert_allclose(new_bias.numpy(), expected[1], atol=1e-14)
+    params = [weight.clone().requires_grad_(), bias.clone().requires_grad_()]
+    ((w * F.cross_entropy(z @ params[0].T + params[1], y, reduction="none")).sum() / w.sum()).backward()
+    if clip:
+        torch.nn.utils.clip_grad_norm_(params, clip)
+    torch.testing.assert_close(new_weight, weight - 0.3 * params[0].grad, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(new_bias, bias - 0.3 * params[1].grad, rtol=1e-5, atol=1e-7)
+
+
+def test_the_knobs_bite():
+    weight, bias, z, y, w = header()
+    step = header_step(weight, bias, z, y, w, 0.3, 0)
+    assert torch.equal(header_step(weight, bias, z, y, w, 0.0, 0)[0], weight)
+    for other in (
+        header_step(weight, bias, z, y, w, 0.1, 0),
+        header_step(weight, bias, z, y, w, 0.3, 0.05),
+        header_step(weight, bias, z, y, torch.ones_like(w), 0.3, 0),
+    ):
+        assert not torch.allclose(step[0], other[0])
+        assert not torch.allclose(step[1], other[1])
+    torch.testing.assert_close(header_step(weight, bias, z, y, 9 * w, 0.3, 0), step)
+    assert torch.equal(header_step(weight, bias, z, y, 0 * w, 0.3, 0)[0], weight)
+
+
+def test_absent_classes_are_only_pushed_down():
+    weight, bias, z, _, w = header(m=1)
+    p = torch.softmax(weight @ z[0] + bias, 0)
+    new_weight, new_bias = header_step(weight, bias, z, torch.tensor([2]), w, 0.3, 0)
+    for s in (0, 1, 3):
+        torch.testing.assert_close(new_weight[s] - weight[s], -0.3 * p[s] * z[0])
+        torch.testing.assert_close(new_bias[s] - bias[s], -0.3 * p[s])
+        assert new_bias[s] < bias[s]
+    assert new_bias[2] > bias[2]
+
+
+def test_large_logits_do_not_overflow():
+    weight, bias, z, y, w = header(dtype=torch.float32)
+    new_weight, new_bias = header_step(1e4 * weight, bias, 1e4 * z, y, w, 0.01, 50)
+    assert new_weight.isfinite().all()
+    assert new_bias.isfinite().all()
+    moved = (new_weight - 1e4 * weight).square().sum() + (new_bias - bias).square().sum()
+    assert moved.sqrt() <= 0.01 * 50 * 1.02
+
+
+def test_jensen_loss_at_the_mean_is_a_lower_bound():
+    for seed in range(20):
+        weight, bias, z, _, _ = header(m=30, seed=seed)
+        for s in range(4):
+            y = torch.full((30,), s)
+            at_mean = F.cross_entropy((z.mean(0) @ weight.T + bias)[None], y[:1])
+            assert at_mean <= F.cross_entropy(z @ weight.T + bias, y) + 1e-12
+
+
+def test_orthogonal_means_of_disjoint_clients_become_separable():
+    weight, bias, _, _, _ = header(c=6, d=6, dtype=torch.float32)
+    z, y = torch.eye(6), torch.arange(6)
+    for _ in range(300):
+        for rows in (slice(0, 2), slice(2, 4), slice(4, 6)):  # three clients with two classes each
+            weight, bias = header_step(weight, bias, z[rows], y[rows], torch.ones(2), 0.5, 50)
+    assert torch.equal((z @ weight.T + bias).argmax(1), y)
+
+
+def test_header_refuses_what_does_not_fit():
+    weight, bias, z, y, w = header()
+    with pytest.raises(ValueError, match=r"header of shape \(4, 6\).*\(7, 5\)"):
+        header_step(weight, bias, z[:, :5], y, w, 0.1, 0)
+    with pytest.raises(ValueError, match="clip"):
+        header_step(weight, bias, z, y, w, 0.1, -1.0)

@@ -1,0 +1,436 @@
+"""Modules of other people as split models: equal to the unsplit module, bit for bit, or refused in one line."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyfed.errors import RequestError
+from polyfed.models import SplitModel, build, cuts, with_projection
+from polyfed.models.adapt import split
+
+
+def plain() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Dropout(0.3),
+        nn.Conv2d(4, 6, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(24, 10), nn.Dropout(0.5), nn.Linear(10, 3),
+    )  # fmt: skip
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.mean() > 1e9:  # cannot be recorded, and need not be: the block is called whole
+            return x
+        return F.relu(self.bn(self.conv(x)) + x)
+
+
+class Skip(nn.Module):
+    """Skip connections in blocks and at the top, functional calls, a parameter, buffers and constants of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.layer1 = nn.Sequential(Block(4), Block(4))
+        self.layer2 = Block(4)
+        self.shift = nn.Parameter(torch.randn(4, 1, 1))
+        self.register_buffer("scale", torch.rand(4, 1, 1))
+        self.norm = nn.LayerNorm(16)
+        self.fc = nn.Linear(16, 3)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor, gain: float | None = None) -> Tensor:
+        x = F.max_pool2d(F.relu(self.bn1(self.conv1(x)), inplace=True), 2)
+        x = self.layer1(x)
+        y = self.layer2(x) * self.scale + self.shift + torch.arange(4.0).view(4, 1, 1)
+        x = F.dropout(torch.cat([x, y])[: x.shape[0]] + y, 0.4, self.training)
+        x = F.adaptive_avg_pool2d(x, 2)
+        x = x.relu_().view(x.size(0), -1)
+        return self.fc(self.norm(x) if gain is None else x * gain)
+
+
+class Nested(nn.Module):
+    """The cut and the head lie deeper down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.ModuleDict(
+            {"stem": nn.Conv2d(1, 2, 3), "body": nn.Sequential(nn.ReLU(inplace=True), Down())}
+        )
+        self.top = nn.Sequential(nn.Flatten(), nn.Dropout(0.2), nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.top(self.backbone["body"](self.backbone["stem"](x)))
+
+
+class Down(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.adaptive_max_pool2d(x, 2)
+
+
+CASES = [
+    (plain, "10", "3"),
+    (plain, "10", "0"),
+    (plain, "10", "1"),
+    (plain, "10", None),
+    (Skip, "fc", "layer1"),
+    (Skip, "fc", "layer1.0"),
+    (Skip, "fc", "bn1"),
+    (Skip, "fc", None),
+    (Nested, "top.4", "backbone.stem"),
+    (Nested, "top.4", "backbone.body.0"),
+    (Nested, "top.4", "top.1"),
+]
+Make = Callable[[], nn.Module]
+
+
+def inputs(n: int = 5) -> Tensor:
+    return torch.rand(n, 1, 8, 8, generator=torch.Generator().manual_seed(7))
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(("make", "head", "extractor"), CASES)
+def test_equal_to_the_unsplit_module(make: Make, head: str, extractor: str | None, training: bool) -> None:
+    torch.manual_seed(1)
+    module = make().train(training)
+    twin, x = copy.deepcopy(module), inputs()
+    model = split(module, head, extractor, architecture="mine")
+    assert model.original is module
+    assert module.state_dict().keys() == twin.state_dict().keys()
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        expected = twin(x)
+        torch.manual_seed(3)
+        logits = model.head(model.transform(model.extract(x)))
+        assert torch.equal(logits, expected)
+        torch.manual_seed(4)
+        again = twin(x)
+        torch.manual_seed(4)
+        assert torch.equal(model(x), again)
+    for key, tensor in twin.state_dict().items():  # BatchNorm has counted alike
+        assert torch.equal(module.state_dict()[key], tensor)
+    expected.square().sum().backward()
+    logits.square().sum().backward()
+    for (name, ours), (_, theirs) in zip(module.named_parameters(), twin.named_parameters(), strict=True):
+        assert (ours.grad is None) == (theirs.grad is None), name
+        assert ours.grad is None or torch.equal(ours.grad, theirs.grad), name
+
+
+@pytest.mark.parametrize(("make", "head", "extractor"), CASES)
+def test_names_and_parts(make: Make, head: str, extractor: str | None) -> None:
+    module = make()
+    keys = list(module.state_dict())
+    model = split(module, head, extractor)
+    assert list(model.state_dict()) == [f"original.{key}" for key in keys]
+    assert list(model.export()) == keys
+    assert all(model.export()[key].data_ptr() == t.data_ptr() for key, t in module.state_dict().items())
+    parts = {part: model.names(part) for part in ("extractor", "intermediate", "head")}
+    assert sorted(sum(parts.values(), ())) == sorted(model.state_dict())
+    assert parts["head"] == (f"original.{head}.weight", f"original.{head}.bias")
+    for name, _ in [*model.named_parameters(), *model.named_buffers()]:
+        model.part_of(name)
+    # the gradient of the logits with respect to s_in's side reaches exactly the extractor, and the other way round
+    model.eval()
+    s_in = model.extract(inputs())
+    model.zero_grad()
+    model.head(model.transform(s_in.detach())).square().sum().backward()
+    late = {name for name, p in model.named_parameters() if p.grad is not None}
+    assert late <= set(parts["intermediate"]) | set(parts["head"])
+    model.zero_grad()
+    s_in.square().sum().backward()
+    assert {name for name, p in model.named_parameters() if p.grad is not None} <= set(parts["extractor"])
+
+
+def test_parts_of_the_branching_net() -> None:
+    model = split(Skip(), "fc", "layer1")
+    assert model.part_of("original.layer1.1.conv.weight") == "extractor"
+    assert model.part_of("original.bn1.running_mean") == "extractor"
+    for name in ("layer2.bn.running_var", "shift", "scale", "norm.bias", "unused.weight"):
+        assert model.part_of(f"original.{name}") == "intermediate"
+    with pytest.raises(RequestError, match=r"Skip has no tensor 'fc.weight'; did you mean 'original.fc.weight'"):
+        model.part_of("fc.weight")
+    assert split(Skip(), "fc", None).names("intermediate") == ()
+    assert split(Skip(), "fc", None).part_of("original.unused.bias") == "extractor"
+
+
+def test_a_network_of_the_zoo_seen_as_a_plain_one() -> None:
+    ours = build("resnet10", (1, 8, 8), 3)
+    module = nn.Sequential(*ours.extractor, *ours.intermediate, ours.head)
+    model, x = split(module, str(len(module) - 1), "3"), inputs()
+    assert cuts(model, x) == cuts(ours, x) == ((64, 2, 2), (512,))
+    ours.eval(), model.eval()
+    assert torch.equal(model(x), ours(x))
+
+
+def test_transform_leaves_what_it_is_given() -> None:
+    model = split(Nested(), "top.4", "backbone.stem").eval()  # a ReLU(inplace=True) follows
+    s_in = model.extract(inputs())
+    kept = s_in.clone()
+    model.transform(s_in)
+    assert torch.equal(s_in, kept)
+    assert kept.min() < 0
+
+
+def test_cuts_and_width() -> None:
+    model = split(Skip(), "fc", "layer1")
+    model.original.layer2.eval()
+    flags = [m.training for m in model.modules()]
+    before = copy.deepcopy(model.state_dict())
+    assert cuts(model, inputs()) == ((4, 4, 4), (16,))
+    assert [m.training for m in model.modules()] == flags
+    assert all(torch.equal(before[key], tensor) for key, tensor in model.state_dict().items())
+    assert (model.feature_dim, model.architecture) == (16, "Skip")
+
+
+def test_splitting_changes_neither_flags_nor_generator() -> None:
+    module = Skip().train()
+    module.layer1.eval()
+    flags, state = [m.training for m in module.modules()], torch.get_rng_state()
+    model = split(module, example=inputs())
+    assert [m.training for m in module.modules()] == flags
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training
+    assert not split(Skip().eval()).training
+
+
+def test_width_from_an_example() -> None:
+    def net(width: int) -> nn.Module:
+        top = nn.Sequential(nn.Linear(width, 4), nn.ReLU(), nn.Linear(4, 3))
+        return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), top)
+
+    assert split(net(72), "2", "0", example=inputs()).feature_dim == 72
+    with pytest.raises(RequestError, match=r"head, a Sequential, has no in_features.*example"):
+        split(net(72), "2", "0")
+    with pytest.raises(RequestError, match=r"input of head '1' should be N x D; \(5, 2, 6, 6\) came"):
+        split(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()), "1", "0", example=inputs())
+
+
+def test_other_weights_and_copies() -> None:
+    torch.manual_seed(0)
+    model, other, x = split(Skip().eval()), split(Skip().eval()), inputs()
+    weights = {key: tensor.detach().clone() for key, tensor in other.state_dict().items()}
+    assert torch.equal(torch.func.functional_call(model, weights, (x,)), other(x))
+    assert not torch.equal(model(x), other(x))
+    twin = copy.deepcopy(model)
+    assert torch.equal(twin(x), model(x))
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    assert torch.equal(twin(x), torch.zeros(5, 3))
+    assert not torch.equal(model(x), twin(x))
+    assert twin.original is not model.original
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other(x), model(x))
+    fresh = Skip().eval()
+    fresh.load_state_dict(model.export())
+    assert torch.equal(fresh(x), model(x))
+
+
+def test_gradients_through_functional_call_and_vmap() -> None:
+    model, x = split(Nested().eval(), "top.4", "backbone.stem"), inputs()
+    weights = {key: torch.stack([t.detach(), 2 * t.detach()]) for key, t in model.state_dict().items()}
+
+    def loss(w: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(model, w, (x,)).square().sum()
+
+    together = torch.func.vmap(torch.func.grad(loss))(weights)
+    alone = torch.func.grad(loss)({key: t[1] for key, t in weights.items()})
+    for key, gradient in alone.items():
+        assert torch.allclose(together[key][1], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_saved_and_loaded() -> None:
+    model, x, file = split(Skip().eval()), inputs(), io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    again = torch.load(file, weights_only=False)
+    assert torch.equal(again(x), model(x))
+    assert again.names("head") == model.names("head")
+
+
+def test_projection_of_an_adapted_model() -> None:
+    model, x = split(Skip().eval(), architecture="mine"), inputs()
+    narrow = with_projection(model, 6).eval()
+    assert (narrow.feature_dim, narrow.architecture) == (6, "mine")
+    assert narrow.represent(x).shape == (5, 6)
+    assert narrow.represent(x).min() >= 0
+    assert torch.equal(narrow(x), narrow.original(x))  # type: ignore[operator]
+    assert narrow.names("head") == ("original.fc.head.weight", "original.fc.head.bias")
+    assert narrow.part_of("original.fc.projection.weight") == "intermediate"
+    assert isinstance(model.head, nn.Linear)
+    assert (model.feature_dim, model.head.in_features) == (16, 16)
+
+
+def test_functional_dropout_follows_the_mode() -> None:
+    torch.manual_seed(0)
+    model, x = split(Skip()), inputs()
+    assert not torch.equal(model.transform(model.extract(x)), model.transform(model.extract(x)))
+    model.eval()
+    assert torch.equal(model(x), model(x))
+
+
+def test_mixed_modes() -> None:
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.fc = nn.Conv2d(1, 2, 3), nn.Linear(72, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(F.dropout(torch.flatten(self.conv(x), 1), 0.5, self.training))
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Inner()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x)
+
+    model = split(Outer(), "inner.fc", "inner.conv")
+    model(inputs())
+    model.original.inner.eval()
+    with pytest.raises(RequestError, match="the module and inner must be in one mode"):
+        model(inputs())
+    frozen = split(Skip())
+    frozen.original.layer1.eval()  # called whole, so its mode is its own affair
+    frozen(inputs())
+
+
+# What is refused, in one line ------------------------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    """conv -> `middle` -> fc -> `last`, for the cases below."""
+
+    def __init__(self, run: Callable[[Any, Tensor], Any]) -> None:
+        super().__init__()
+        self.conv, self.other, self.flat = nn.Conv2d(1, 2, 3), nn.Conv2d(1, 2, 3), nn.Flatten()
+        self.fc, self.aux = nn.Linear(72, 3), nn.Linear(72, 3)
+        self.lstm = nn.LSTM(8, 4)
+        self.run = run
+
+    def forward(self, x: Tensor) -> Any:
+        return self.run(self, x)
+
+
+def branches(n: Any, x: Tensor) -> Tensor:
+    h = n.conv(x)
+    return n.fc(n.flat(h) if h.mean() > 0 else n.flat(-h))
+
+
+def runs_beside(n: Any, x: Tensor) -> Tensor:
+    side = n.other(x)
+    return n.fc(n.flat(n.conv(x) + side))
+
+
+def uses_input(n: Any, x: Tensor) -> Tensor:
+    return n.fc(n.flat(n.conv(x) + x[:, :, 2:, 2:]))
+
+
+def uses_size(n: Any, x: Tensor) -> Tensor:
+    size = x.size(0)
+    return n.fc(n.conv(x).reshape(size, -1))
+
+
+def calls_twice(n: Any, x: Tensor) -> Tensor:
+    return n.fc(n.flat(n.conv(x))) + n.fc(n.flat(n.conv(x)))
+
+
+def shares(n: Any, x: Tensor) -> Tensor:
+    h = n.conv(F.pad(n.other(x)[:, :1], (1, 1, 1, 1)))
+    return n.fc(n.flat(n.other(F.pad(h[:, :1], (1, 1, 1, 1)))))
+
+
+@pytest.mark.parametrize(
+    ("run", "head", "extractor", "says"),
+    [
+        (
+            lambda n, x: F.log_softmax(n.fc(n.flat(n.conv(x))), 1),
+            "fc",
+            "conv",
+            "'log_softmax' is called after the head",
+        ),
+        (lambda n, x: n.fc(n.flat(n.conv(x))).sigmoid(), "fc", "conv", "'sigmoid' is called after the head 'fc'"),
+        (lambda n, x: (n.fc(n.flat(n.conv(x))), x), "fc", "conv", "the forward returns a tuple after the head 'fc'"),
+        (lambda n, x: {"logits": n.fc(n.flat(n.conv(x)))}, "fc", "conv", "the forward returns a dict after"),
+        (branches, "fc", "conv", "cannot be recorded .*control flow"),
+        (
+            runs_beside,
+            "fc",
+            "conv",
+            "cannot be cut after 'conv': 'add', after the cut, also needs the output of 'other'",
+        ),
+        (uses_input, "fc", "conv", "'getitem', after the cut, also needs the input x"),
+        (uses_size, "fc", "conv", "'reshape', after the cut, also needs the output of 'size'"),
+        (calls_twice, "fc", "conv", "head 'fc' is called 2 times in the forward; expected exactly once"),
+        (shares, "fc", "conv", "'other' is used both in the extractor and in the intermediate"),
+        (lambda n, x: n.fc(n.flat(n.conv(x))), "fc", "other", "extractor 'other' is never called"),
+        (lambda n, x: n.fc(n.flat(n.conv(x))), "aux", "conv", "head 'aux' is never called"),
+        (lambda n, x: n.fc(n.flat(n.conv(x))), "fcc", "conv", "no submodule 'fcc' to be its head; did you mean 'fc'"),
+        (lambda n, x: n.fc(n.flat(n.conv(x))), "fc", "layer1", "no submodule 'layer1' to be its extractor"),
+        (lambda n, x: n.fc(n.flat(n.conv(x))), "", "conv", "no submodule '' to be its head"),
+        (lambda n, x: n.conv(n.flat(n.fc(x))), "fc", "conv", "is called after the head 'fc'"),
+        (lambda n, x: n.conv(n.fc(x)), "conv", "conv", None),
+        (lambda n, x: n.fc(n.flat(n.lstm(x[:, 0])[0])), "fc", "lstm", "'lstm' returns several values"),
+        (lambda n, x: n.fc(n.flat(n.conv(x)) + torch.randn(72)), "fc", "conv", "draws random numbers"),
+        (lambda n, x: n.fc(n.no_such(x)), "fc", "conv", "cannot be recorded .*no_such"),
+    ],
+)
+def test_refused(run: Callable[[Any, Tensor], Any], head: str, extractor: str, says: str | None) -> None:
+    with pytest.raises(RequestError, match=says) as caught:
+        split(Net(run), head, extractor)
+    assert "\n" not in str(caught.value)
+    assert 40 < len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("run", [runs_beside, uses_size, lambda n, x: n.fc(n.flat(n.conv(x) + x[:, :, 2:, 2:]))])
+def test_what_cannot_be_cut_twice_can_be_cut_once(run: Callable[[Any, Tensor], Any]) -> None:
+    module = Net(run)
+    model = split(module, "fc", None, example=inputs())
+    assert torch.equal(model(inputs()), module(inputs()))
+
+
+def test_tied_weights_across_the_cut() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 3))
+    module[2].weight = module[0].weight
+    with pytest.raises(RequestError, match=r"'2\.weight' is used both in the extractor and in the intermediate"):
+        split(module, "3", "0")
+    assert split(module, "3", None).feature_dim == 4
+
+
+def test_not_a_module_and_already_split() -> None:
+    with pytest.raises(RequestError, match=r"expects an nn\.Module; a function came"):
+        split(inputs)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="is a SplitModel already"):
+        split(build("digits-cnn1", (1, 8, 8), 10))
+
+
+def test_an_example_that_disagrees() -> None:
+    class Noisy(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.rand_like(x)
+
+    module = nn.Sequential(nn.Flatten(), Noisy(), nn.Linear(64, 3))
+    with pytest.raises(RequestError, match="do not repeat its own forward"):
+        split(module, "2", "1", example=inputs())
+    assert isinstance(split(module, "2", "1"), SplitModel)
+
+
+def test_float64_and_shared_submodule_names() -> None:
+    act = nn.ReLU()
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), act, nn.Linear(6, 6), act, nn.Linear(6, 3)).double()
+    with pytest.raises(RequestError, match="called 2 times"):
+        split(module, "5", "2")
+    model = split(module, "5", "1")
+    assert torch.equal(model(inputs().double()), module(inputs().double()))
+    assert with_projection(model, 2)(inputs().double()).dtype == torch.float64

@@ -1,0 +1,318 @@
+"""The registered networks: the counts, cuts and names of the papers, and images of other sizes."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from polyfed.errors import RequestError
+from polyfed.models import SplitModel, Staged, build, cuts, describe
+from polyfed.registry import MODELS
+
+RGB32, DIGIT = (3, 32, 32), (1, 8, 8)
+RESNETS = [f"resnet{depth}" for depth in (10, 14, 18, 22, 26)]
+FEDGH = [f"fedgh-cnn{i}" for i in range(1, 6)]
+FEDHENN = [f"fedhenn-h{i}" for i in range(1, 6)]
+DIGITS = [f"digits-cnn{i}" for i in range(1, 6)]
+
+
+def on_meta(name: str, in_shape: tuple[int, int, int], classes: int, feature_dim: int | None = None) -> SplitModel:
+    """The network without its memory, for counting."""
+    with torch.device("meta"):
+        return build(name, in_shape, classes, feature_dim)
+
+
+def count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "ten", "hundred"),
+    [
+        ("fedgh-cnn1", 2_621_558, 2_666_648),
+        ("fedgh-cnn2", 1_815_142, 1_860_232),
+        ("fedgh-cnn3", 1_320_558, 1_365_648),
+        ("fedgh-cnn4", 1_060_358, 1_105_448),
+        ("fedgh-cnn5", 670_058, 715_148),
+        ("fedhenn-cifar10", 307_842, 313_692),
+        ("fedhenn-cifar100", 1_063_434, 1_075_044),
+        ("fedhenn-h1", 65_162, 629_732),
+        ("fedhenn-h2", 404_554, 410_404),
+        ("fedhenn-h3", 300_658, 1_054_948),
+        ("fedhenn-h4", 307_842, 1_075_044),
+        ("fedhenn-h5", 781_962, 793_572),
+    ],
+)
+def test_cnn_counts(name: str, ten: int, hundred: int) -> None:
+    assert count(on_meta(name, RGB32, 10)) == ten
+    assert count(on_meta(name, RGB32, 100)) == hundred
+
+
+def test_fedgh_sizes_in_mib() -> None:
+    sizes = [round(4 * count(on_meta(name, RGB32, 10)) / 2**20, 4) for name in FEDGH]
+    assert sizes == [10.0005, 6.9242, 5.0375, 4.0449, 2.5561]
+
+
+@pytest.mark.parametrize(
+    ("channels", "counts", "mean"),
+    [
+        (3, [4_910_922, 10_812_234, 11_181_642, 17_082_954, 17_452_362], 12_288_023),
+        (1, [4_904_650, 10_805_962, 11_175_370, 17_076_682, 17_446_090], 12_281_751),
+    ],
+)
+def test_resnet_counts(channels: int, counts: list[int], mean: int) -> None:
+    found = [count(on_meta(name, (channels, 32, 32), 10)) for name in RESNETS]
+    assert found == counts
+    assert round(statistics.mean(found)) == mean
+
+
+def test_resnet_buffers_and_message_bytes() -> None:
+    models = [on_meta(name, RGB32, 10) for name in RESNETS]
+    buffers = [sum(b.numel() for b in m.buffers() if b.is_floating_point()) for m in models]
+    assert buffers == [5_760, 8_832, 9_600, 12_672, 13_440]
+    assert [sum(not b.is_floating_point() for b in m.buffers()) for m in models] == [12, 16, 20, 24, 28]
+    pairs = 16 * (64 * 8 * 8 + 512)  # floats
+    sent = [4 * (count(m) + b + pairs) for m, b in zip(models, buffers, strict=True)]
+    assert sent == [19_961_640, 43_579_176, 45_059_880, 68_677_416, 70_158_120]
+    assert round(sum(4 * (count(m) + b) for m, b in zip(models, buffers, strict=True)) / 2**20, 1) == 234.6
+
+
+def test_cifar_stem_counts() -> None:
+    assert count(on_meta("resnet18-cifar", RGB32, 100)) == 11_220_132
+    assert count(on_meta("resnet18-cifar", RGB32, 100, feature_dim=500)) == 11_475_432  # FedGH's network
+    mean = statistics.mean(count(on_meta(f"{name}-cifar", RGB32, 10)) for name in RESNETS)
+    assert round(mean / 1e6, 3) == 12.280
+
+
+@pytest.mark.parametrize("suffix", ["", "-cifar"])
+def test_resnets_are_nested_by_name_and_shape(suffix: str) -> None:
+    shapes = [
+        {key: tensor.shape for key, tensor in on_meta(name + suffix, RGB32, 10).state_dict().items()}
+        for name in RESNETS
+    ]
+    for smaller, larger in zip(shapes, shapes[1:], strict=False):
+        if smaller is not shapes[1]:  # ResNet14 (1 1 2 2) and ResNet18 (2 2 2 2)
+            assert len(smaller) < len(larger)
+        assert smaller.items() <= shapes[-1].items()
+    assert "intermediate.stage1.0.conv1.weight" in shapes[0]
+    assert set().union(*shapes) == set(shapes[-1])
+
+
+@pytest.mark.parametrize(
+    ("names", "s_in", "s_out"),
+    [
+        (RESNETS[:1] + RESNETS[-1:], (64, 8, 8), (512,)),
+        (["resnet10-cifar"], (64, 32, 32), (512,)),
+        (FEDGH, (16, 14, 14), (500,)),
+        (["fedhenn-h1"], (32, 14, 14), (6272,)),
+        (["fedhenn-h5"], (64, 16, 16), (128,)),
+    ],
+)
+def test_cut_shapes_on_rgb(names: list[str], s_in: tuple[int, ...], s_out: tuple[int, ...]) -> None:
+    for name in names:
+        model = build(name, RGB32, 10)
+        assert cuts(model, torch.rand(1, *RGB32)) == (s_in, s_out)
+        assert model.feature_dim == s_out[0]
+
+
+def test_digits_networks_differ_but_share_their_cuts() -> None:
+    models = [build(name, DIGIT, 10) for name in DIGITS]
+    assert {cuts(model, torch.rand(2, *DIGIT)) for model in models} == {((16, 4, 4), (64,))}
+    counts = [count(model) for model in models]
+    assert counts == [17_258, 41_962, 13_706, 22_954, 40_394]
+    assert len({tuple(t.shape for t in m.intermediate.state_dict().values()) for m in models}) == 5
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_home_data_counts_are_described_truthfully(name: str) -> None:
+    (row,) = [row for row in describe_once() if row["name"] == name]
+    model = on_meta(name, row["in_shape"], row["classes"])
+    assert (row["parameters"], row["feature_dim"]) == (count(model), model.feature_dim)
+    assert model.architecture == name
+    assert row["paper"]
+
+
+def describe_once(kept: list[list[dict[str, object]]] = []) -> list[dict[str, object]]:  # noqa: B006
+    if not kept:
+        kept.append(describe())
+    return kept[0]
+
+
+def small(name: str) -> tuple[int, int, int]:
+    return DIGIT if name.startswith(("digits", "resnet")) else (1, 28, 28)
+
+
+@pytest.mark.parametrize("name", [n for n in MODELS if n not in {"resnet14", "resnet22", "resnet26"}])
+def test_parts_make_the_whole(name: str) -> None:
+    if name.startswith("resnet") and name not in {"resnet10", "resnet18", "resnet10-cifar"}:
+        pytest.skip("the same code as resnet10 and resnet18")
+    model, x = build(name, small(name), 7).eval(), torch.rand(3, *small(name))
+    with torch.no_grad():
+        logits = model(x)
+        assert torch.equal(logits, model.head(model.transform(model.extract(x))))
+        assert torch.equal(logits, model.head(model.represent(x)))
+    assert logits.shape == (3, 7)
+    assert isinstance(model.head, nn.Linear)
+    assert model.head.in_features == model.feature_dim
+    parts = [model.names("extractor"), model.names("intermediate"), model.names("head")]
+    assert sum(parts, ()) == tuple(model.state_dict())
+    assert parts[2] == ("head.weight", "head.bias")
+    assert all(model.part_of(key) == "extractor" for key in parts[0])
+    assert model.export().keys() == model.state_dict().keys()
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 8, 8), (2, 9, 12)])
+@pytest.mark.parametrize("name", ["digits-cnn1", "digits-cnn4", "digits-cnn5", "resnet10", "resnet10-cifar"])
+def test_other_image_sizes(name: str, shape: tuple[int, int, int]) -> None:
+    assert build(name, shape, 4).eval()(torch.rand(2, *shape)).shape == (2, 4)
+
+
+@pytest.mark.parametrize("name", [*FEDGH[:2], *FEDHENN])
+def test_images_that_are_not_square(name: str) -> None:
+    assert build(name, (1, 20, 28), 4)(torch.rand(2, 1, 20, 28)).shape == (2, 4)
+
+
+def test_two_builds_have_equally_many_parameters() -> None:  # pitfall H12: a mutable default grows
+    for name in ("fedgh-cnn2", "fedhenn-h5", "digits-cnn5", "resnet10"):
+        first, second = on_meta(name, RGB32, 10), on_meta(name, RGB32, 10)
+        assert count(first) == count(second)
+        assert list(first.state_dict()) == list(second.state_dict())
+
+
+@pytest.mark.parametrize("name", [FEDGH[4], *FEDHENN, *DIGITS, "resnet10"])
+def test_logits_can_be_negative(name: str) -> None:  # pitfall H11: a ReLU on the logits
+    torch.manual_seed(0)
+    with torch.no_grad():
+        logits = build(name, (1, 16, 16), 10)(torch.rand(8, 1, 16, 16))
+    assert logits.min() < 0
+
+
+@pytest.mark.parametrize("name", ["fedgh-cnn5", "fedhenn-h4", "digits-cnn3"])
+def test_representations_are_rectified(name: str) -> None:
+    assert build(name, (1, 16, 16), 10).represent(torch.rand(8, 1, 16, 16)).min() == 0
+
+
+def test_resnet_start_weights() -> None:
+    torch.manual_seed(0)
+    model = build("resnet10", DIGIT, 10)
+    conv, bn = model.get_submodule("intermediate.stage4.0.conv2"), model.get_submodule("intermediate.stage4.0.bn2")
+    fan_out = 512 * 9
+    assert float(conv.weight.detach().std()) == pytest.approx((2 / fan_out) ** 0.5, rel=0.01)
+    assert torch.equal(bn.weight, torch.ones(512))
+    assert torch.equal(bn.bias, torch.zeros(512))
+
+
+@pytest.mark.parametrize("name", ["digits-cnn4", "resnet10"])
+def test_under_functional_call_and_deepcopy(name: str) -> None:
+    model, other, x = build(name, DIGIT, 10).eval(), build(name, DIGIT, 10).eval(), torch.rand(3, *DIGIT)
+    weights = {key: tensor.detach() for key, tensor in other.state_dict().items()}
+    assert torch.equal(torch.func.functional_call(model, weights, (x,)), other(x))
+    twin = copy.deepcopy(model)
+    assert torch.equal(twin(x), model(x))
+    assert (twin.architecture, twin.feature_dim) == (model.architecture, model.feature_dim)
+    assert not {p.data_ptr() for p in twin.parameters()} & {p.data_ptr() for p in model.parameters()}
+
+
+def test_resnet_gradients_reach_every_weight() -> None:
+    model = build("resnet14", DIGIT, 10)
+    model(torch.rand(4, *DIGIT)).square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+# build: names, builders of one's own, errors ---------------------------------------------------------------------------
+
+
+def of_ones_own(in_shape: tuple[int, ...], classes: int) -> SplitModel:
+    width = in_shape[0] * in_shape[1] * in_shape[2]
+    return Staged(nn.Flatten(), nn.Linear(width, 6), nn.Linear(6, classes))
+
+
+def no_split(in_shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Linear(in_shape[0], classes)
+
+
+def broken(in_shape: tuple[int, ...], classes: int) -> nn.Module:
+    raise ValueError("out of paint\nsecond line")
+
+
+three = 3
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> str:
+    """This file under a name that can be imported."""
+    monkeypatch.setitem(sys.modules, "my_nets", sys.modules[__name__])
+    return "my_nets"
+
+
+def test_builder_of_ones_own(here: str) -> None:
+    model = build(f"{here}:of_ones_own", DIGIT, 3, feature_dim=5)
+    assert (model.architecture, model.feature_dim) == ("my_nets:of_ones_own", 5)
+    assert model(torch.rand(2, *DIGIT)).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("nowhere.nets:net", "cannot import model 'nowhere.nets:net': ModuleNotFoundError"),
+        ("my_nets:missing", "has no attribute 'missing'"),
+        ("my_nets:", "cannot import model 'my_nets:'"),
+        ("my_nets:three", "should be a function"),
+        ("my_nets:no_split", "should return a SplitModel; a Linear came: wrap it"),
+        ("my_nets:broken", "failed: ValueError: out of paint"),
+        ("resnet11", "did you mean 'resnet1"),
+        ("fedgh-cnn1", "needs images of at least 16 x 16; 8 x 8 came"),
+        ("fedhenn-h1", None),
+    ],
+)
+def test_build_errors_are_one_line(here: str, name: str, says: str | None) -> None:
+    if says is None:
+        assert build(name, DIGIT, 3).feature_dim == 32 * 2 * 2
+        return
+    with pytest.raises(RequestError) as caught:
+        build(name, DIGIT, 3)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_fails_to_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "net_with_a_slip.py").write_text("import torch\n1 / 0\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(RequestError, match="cannot import model 'net_with_a_slip:net': ZeroDivisionError"):
+        build("net_with_a_slip:net", DIGIT, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "in_shape", "classes", "says"),
+    [
+        ("fedgh-cnn1", (3, 15, 32), 10, "at least 16 x 16; 15 x 32 came"),
+        ("resnet18", (3, 7, 32), 10, "at least 8 x 8; 7 x 32 came"),
+        ("digits-cnn3", (1, 3, 3), 10, "at least 4 x 4"),
+        ("digits-cnn1", (8, 8), 10, r"\(channels, height, width\); the shape \(8, 8\) came"),
+        ("resnet10", (0, 8, 8), 10, "came"),
+        ("resnet10", (1, 8, 8), 0, "at least one class; 0 came"),
+    ],
+)
+def test_data_that_do_not_fit(name: str, in_shape: tuple[int, ...], classes: int, says: str) -> None:
+    with pytest.raises(RequestError, match=f"^{name} needs.*{says}"):
+        build(name, in_shape, classes)
+
+
+def test_smallest_images_that_are_promised_work() -> None:
+    for name, least in [
+        ("fedgh-cnn1", 16),
+        ("fedhenn-h1", 6),
+        ("fedhenn-h3", 16),
+        ("fedhenn-h5", 8),
+        ("digits-cnn5", 4),
+    ]:
+        x: Tensor = torch.rand(2, 1, least, least)
+        assert build(name, (1, least, least), 3)(x).shape == (2, 3)
+        with pytest.raises(RequestError, match=f"at least {least} x {least}"):
+            build(name, (1, least - 1, least), 3)

@@ -1,0 +1,114 @@
+"""Finding, reading, naming run folders, and what is said when they are broken."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyfed.errors import RequestError
+from polyfed.report.folders import find_runs
+
+
+def test_finds_runs_at_and_below_and_counts_each_once(two_by_two: Path) -> None:
+    assert [run.path.name for run in find_runs(two_by_two)] == ["fedgh-0", "fedgh-1", "local-0", "local-1"]
+    assert find_runs([two_by_two / "local-1", two_by_two])[0].path.name == "local-1"
+    assert len(find_runs([two_by_two / "local-1", two_by_two])) == 4
+    assert [(run.name, run.seed) for run in find_runs(two_by_two)][1] == ("fedgh", 1)
+
+
+def test_numbers_in_names_sort_as_numbers_and_checkpoints_are_not_searched(make: Any) -> None:
+    for seed in (10, 2):
+        folder = make(f"local-{seed}", seed=seed)
+        (folder / "checkpoint").mkdir()
+        (folder / "checkpoint" / "rounds.jsonl").write_text("")
+    assert [run.seed for run in find_runs(make.root)] == [2, 10]
+
+
+def test_names_labels_and_differing_knobs(make: Any) -> None:
+    make("a", "fedgh", knobs={"header_epochs": 1, "header_lr": 0.01})
+    make("b", "fedgh", knobs={"header_epochs": 100, "header_lr": 0.01})
+    make("c", "fedhenn", knobs={"eta0": 0.1})
+    make("d", "fedgh", knobs={"header_epochs": 1, "header_lr": 0.0}, label="fixed head")
+    make("e", "fedavg", training={"lr": 0.1})
+    make("f", "fedavg", training={"lr": 0.5})
+    assert [run.name for run in find_runs(make.root)] == [
+        "fedgh (header_epochs=1)",
+        "fedgh (header_epochs=100)",
+        "fedhenn",
+        "fixed head",
+        "fedavg (lr=0.1)",
+        "fedavg (lr=0.5)",
+    ]
+
+
+def test_one_method_scored_in_two_stages_is_two_rows(make: Any) -> None:
+    make("a", "fedgh", 0)
+    make("b", "fedgh", 1, stage="received")
+    assert [run.name for run in find_runs(make.root)] == ["fedgh (stage=personal)", "fedgh (stage=received)"]
+
+
+def test_unfinished_runs_come_last_and_say_so(make: Any) -> None:
+    make("a", "fedgh", finished=False)
+    make("b", "local")
+    stopped = make.root / "c"
+    stopped.mkdir()
+    (stopped / "recipe.toml").write_text('[method]\nname = "fedin"\n[training]\nrounds = 9\n')
+    runs = find_runs(make.root)
+    assert [(run.name, run.finished) for run in runs] == [("local", True), ("fedgh", False), ("fedin", False)]
+    assert "unfinished, 2 of 2 rounds done" in runs[1].notes[0]
+    assert "unfinished, 0 of 9 rounds done" in runs[2].notes[0]
+
+
+def test_a_cut_off_last_line_is_ignored_with_a_note(make: Any) -> None:
+    folder = make("a")
+    with (folder / "rounds.jsonl").open("a") as stream:
+        stream.write('{"round": 3, "acc')
+    (run,) = find_runs(folder)
+    assert [record["round"] for record in run.rounds] == [1, 2]
+    assert "cut off" in run.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("result.json", "{", "result.json cannot be read"),
+        ("result.json", "[1]", "should hold one object"),
+        ("result.json", b"\xff\xfe", "result.json cannot be read"),
+        ("rounds.jsonl", '{"round": 1}\n{"rou\n{"round": 3}\n', "rounds.jsonl, line 2"),
+        ("recipe.toml", "[", "recipe.toml cannot be read"),
+    ],
+)
+def test_broken_files_are_named_in_one_line(make: Any, name: str, content: str | bytes, says: str) -> None:
+    folder = make("a")
+    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(RequestError) as caught:
+        find_runs(make.root)
+    assert says in str(caught.value)
+    assert str(folder / name) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("key", "value"), [("seed", "0"), ("accuracy", "high"), ("evaluation", {}), ("clients", True)])
+def test_a_result_of_wrong_types_is_refused(make: Any, key: str, value: Any) -> None:
+    folder = make("a", **{key: value})
+    with pytest.raises(RequestError, match=key):
+        find_runs(folder)
+
+
+def test_a_result_without_a_needed_key_is_refused(make: Any) -> None:
+    folder = make("a")
+    result = json.loads((folder / "result.json").read_text())
+    del result["dataset"]
+    (folder / "result.json").write_text(json.dumps(result))
+    with pytest.raises(RequestError, match="no 'dataset'"):
+        find_runs(folder)
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="no run folder"):
+        find_runs(tmp_path)
+    with pytest.raises(RequestError, match="is not there"):
+        find_runs(tmp_path / "missing")
+    with pytest.raises(RequestError, match="no path"):
+        find_runs([])

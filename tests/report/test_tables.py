@@ -1,0 +1,217 @@
+"""The comparison table against numbers worked out by hand."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyfed.errors import RequestError
+from polyfed.report.folders import find_runs
+from polyfed.report.tables import comparison, to_csv, to_json, to_latex, to_markdown, to_text, write
+
+
+def test_two_methods_two_seeds(two_by_two: Path) -> None:
+    (section,) = comparison(find_runs(two_by_two)).sections
+    local, fedgh = section.rows
+    assert (local.name, fedgh.name) == ("local", "fedgh")  # Local first, though found last
+    assert local.accuracy == pytest.approx(0.52)
+    assert fedgh.accuracy == pytest.approx(0.65)
+    assert local.accuracy_std_seeds == pytest.approx(0.04 / 2**0.5)  # two values d apart: d / sqrt(2)
+    assert fedgh.accuracy_std_seeds == pytest.approx(0.10 / 2**0.5)
+    assert fedgh.accuracy_std_clients == pytest.approx(0.1)
+    assert fedgh.accuracy_min_client == pytest.approx(0.55)  # mean of 0.5 and 0.6
+    assert fedgh.accuracy_best_by_validation == pytest.approx(0.55)
+    assert local.accuracy_best_by_validation is None
+    assert fedgh.accuracy_by_stage == pytest.approx({"personal": 0.65, "received": 0.45})
+    assert fedgh.difference == pytest.approx(0.13)  # mean of 0.60 - 0.50 and 0.70 - 0.54
+    assert fedgh.difference_std == pytest.approx(0.06 / 2**0.5)
+    assert fedgh.difference_seeds == (0, 1)
+    assert local.difference is None
+    assert (fedgh.bytes_up, fedgh.bytes_down, fedgh.seconds) == (3072, 6144, 4.5)
+
+
+def test_the_caption_says_what_was_measured(two_by_two: Path) -> None:
+    table = comparison(find_runs(two_by_two))
+    wanted = (
+        "digits (dirichlet, alpha=0.5), 2 clients, 3 rounds, seeds 0, 1. "
+        "Accuracy: stage personal, on each client's own test data, plain mean over clients."
+    )
+    assert table.sections[0].caption == wanted
+    assert wanted in to_markdown(table)
+    assert "stage personal" in to_latex(table)
+    assert " ".join(to_text(table).split()).startswith(wanted)
+    received = comparison(find_runs(two_by_two), stage="received")
+    assert "stage received" in received.sections[0].caption
+    assert received.sections[0].rows[1].accuracy == pytest.approx(0.45)
+    assert received.sections[0].rows[1].accuracy_best_by_validation is None  # that is the personal stage's
+
+
+def test_text_shows_the_numbers_and_fits(two_by_two: Path) -> None:
+    text = to_text(comparison(find_runs(two_by_two)))
+    (line,) = [line for line in text.splitlines() if line.startswith("fedgh ")]
+    assert line.split() == [
+        *("fedgh", "65.00", "±", "7.07", "10.00", "55.00", "55.00", "45.00"),
+        *("+13.00", "±", "4.24", "3.0", "KiB", "6.0", "KiB", "4.5", "s"),
+    ]
+    assert max(map(len, text.splitlines())) <= 100
+    assert to_text(comparison(find_runs(two_by_two)), ascii_only=True).isascii()
+
+
+def test_long_names_wrap_within_a_hundred_columns(make: Any) -> None:
+    for seed in (0, 1):
+        make(f"local-{seed}", seed=seed)
+        for epochs in (1, 100):
+            knobs = {"header_epochs": epochs, "header_batch": 10 * epochs, "header_lr": 0.01 * epochs}
+            make(f"gh-{epochs}-{seed}", "fedgh", seed, knobs=knobs, accuracy_best_by_validation=0.5, refused=3)
+    text = to_text(comparison(find_runs(make.root)))
+    assert max(map(len, text.splitlines())) <= 100
+    assert "(header_epochs=1" in text
+    assert "refused" in text
+
+
+def test_one_seed_has_no_spread(make: Any) -> None:
+    make("local", "local", 0, (0.5, 0.5))
+    make("fedgh", "fedgh", 0, (0.5, 0.75))
+    table = comparison(find_runs(make.root))
+    local, fedgh = table.sections[0].rows
+    assert (local.accuracy_std_seeds, fedgh.accuracy_std_seeds, fedgh.difference_std) == (None, None, None)
+    assert fedgh.difference == 0.25
+    assert "±" not in to_text(table) + to_markdown(table)
+    assert "seed 0." in table.sections[0].caption
+    (line,) = [line for line in csv.DictReader(io.StringIO(to_csv(table))) if line["name"] == "fedgh"]
+    assert line["accuracy_std_seeds"] == line["difference_std"] == ""
+
+
+def test_equal_seeds_do_have_a_spread_of_zero(make: Any) -> None:
+    make("a", seed=0)
+    make("b", seed=1)
+    make("c", "fedgh", seed=0)
+    table = comparison(find_runs(make.root))
+    assert table.sections[0].rows[0].accuracy_std_seeds == 0.0
+    assert "60.00 ±    -" in to_text(table)  # fedgh has one seed where local has two
+    assert "| method | seeds |" in to_markdown(table)
+
+
+def test_differences_are_paired_on_shared_seeds(make: Any) -> None:
+    make("local-0", "local", 0, (0.5,))
+    make("local-1", "local", 1, (0.9,))
+    make("fedgh-0", "fedgh", 0, (0.625,))
+    make("fedin-7", "fedin", 7, (0.6,))
+    _, fedgh, fedin = comparison(find_runs(make.root)).sections[0].rows
+    assert (fedgh.difference, fedgh.difference_std, fedgh.difference_seeds) == (0.125, None, (0,))
+    assert (fedin.difference, fedin.difference_seeds) == (None, ())
+
+
+def test_csv_and_json_keep_exact_bytes(make: Any) -> None:
+    make("a", "fedgh", 0, bytes_up=123_456_789_012_345_677, label='odd, "name" | x_y')
+    make("b", "local", 0, bytes_up=7)
+    table = comparison(find_runs(make.root))
+    lines = list(csv.DictReader(io.StringIO(to_csv(table))))
+    assert [line["name"] for line in lines] == ["local", 'odd, "name" | x_y']
+    assert lines[1]["bytes_up"] == "123456789012345677"
+    assert (lines[1]["dataset"], lines[1]["rounds"], lines[1]["test"], lines[1]["seeds"]) == (
+        "digits",
+        "2",
+        "client",
+        "0",
+    )
+    assert float(lines[1]["accuracy_received"]) == pytest.approx(0.4)
+    found = json.loads(to_json(table))["tables"][0]
+    assert found["rows"][1]["bytes_up"] == found["rows"][1]["runs"][0]["bytes_up"] == 123_456_789_012_345_677
+    assert found["caption"] == table.sections[0].caption
+    assert 'odd, "name" \\| x_y' in to_markdown(table)
+    assert r"x\_y" in to_latex(table)
+
+
+def test_bytes_that_differ_by_seed_are_averaged(make: Any) -> None:
+    make("a", seed=0, bytes_up=10)
+    make("b", seed=1, bytes_up=13)
+    (row,) = comparison(find_runs(make.root)).sections[0].rows
+    assert row.bytes_up == 11.5
+    assert [run["bytes_up"] for run in row.runs] == [10, 13]
+
+
+def test_different_data_or_rounds_are_different_tables(make: Any) -> None:
+    make("a", accuracies=(0.5,))
+    make("b", accuracies=(0.5, 0.6))
+    make("c", accuracies=(0.5,), data={"alpha": 0.1})
+    make("d", accuracies=(0.5,), data={"max_train": 50, "root": "/elsewhere"})
+    make("e", "fedgh", accuracies=(0.5,), data={"root": "/elsewhere"})
+    sections = comparison(find_runs(make.root)).sections
+    assert [len(section.rows) for section in sections] == [2, 1, 1, 1]
+    starts = [section.caption.split(", seed")[0] for section in sections]
+    assert starts == [
+        "digits (dirichlet, alpha=0.5), 2 clients, 1 rounds",
+        "digits (dirichlet, alpha=0.5), 2 clients, 2 rounds",
+        "digits (dirichlet, alpha=0.1), 2 clients, 1 rounds",
+        "digits (dirichlet, alpha=0.5, max_train=50), 2 clients, 1 rounds",
+    ]
+
+
+def test_other_settings_that_differ_are_told(make: Any) -> None:
+    make("a", "local", training={"lr": 0.1})
+    make("b", "fedgh")
+    assert "training.lr differs: 0.1 for local; 0.01 for fedgh" in comparison(find_runs(make.root)).sections[0].notes
+
+
+def test_methods_with_stages_of_their_own_are_shown_as_such(make: Any) -> None:
+    make("a", "local", 0, (0.5,), stages=["personal"])
+    make("b", "fedavg", 0, (0.75,), stage="received")
+    table = comparison(find_runs(make.root))
+    (section,) = table.sections
+    assert "each method's own stage (personal or received)" in section.caption
+    assert section.rows[1].difference == 0.25
+    assert "fedavg: its stage received is compared with Local's stage personal" in section.notes
+    assert [row.stage for row in section.rows] == ["personal", "received"]
+    assert section.extra_stages == ["personal", "received"]
+    assert "| stage |" in to_markdown(table)
+
+
+def test_refusals_and_missing_values(make: Any) -> None:
+    make("a", refused=2, accuracy=None, accuracy_by_stage=None, accuracy_per_client=None)
+    table = comparison(find_runs(make.root))
+    assert table.sections[0].rows[0].refused == 2
+    assert "refused" in to_text(table)
+    make("b", seed=1, accuracy=float("nan"), accuracy_by_stage={})
+    assert "nan" not in (to_text(comparison(find_runs(make.root))) + to_json(comparison(find_runs(make.root)))).lower()
+
+
+def test_requests_that_cannot_be_met(make: Any, tmp_path: Path) -> None:
+    make("a")
+    make("b")
+    with pytest.raises(RequestError, match="two runs are 'local' with seed 0"):
+        comparison(find_runs(make.root))
+    runs = find_runs(make.root / "a")
+    with pytest.raises(RequestError, match="not scored in stage 'recieved'; it has: personal, received"):
+        comparison(runs, stage="recieved")
+    with pytest.raises(RequestError, match="unknown table format 'markdown'"):
+        write(comparison(runs), tmp_path, formats=["csv", "markdown"])
+    assert not (tmp_path / "comparison.csv").exists()
+    make("c", finished=False)
+    with pytest.raises(RequestError, match="no finished run"):
+        comparison(find_runs(make.root / "c"))
+
+
+def test_unfinished_runs_are_listed_under_the_table(make: Any) -> None:
+    make("a")
+    make("b", "fedgh", finished=False)
+    table = comparison(find_runs(make.root))
+    assert len(table.sections[0].rows) == 1
+    assert "left out" in table.notes[0]
+    for text in (to_text(table), to_markdown(table), to_latex(table), to_json(table)):
+        assert "unfinished" in text
+
+
+def test_write(two_by_two: Path, tmp_path: Path) -> None:
+    table = comparison(find_runs(two_by_two))
+    files = write(table, tmp_path / "deep" / "out", formats=["md", "csv", "json", "tex", "txt"])
+    assert [file.name for file in files] == [f"comparison.{end}" for end in ("md", "csv", "json", "tex", "txt")]
+    assert files[0].read_text(encoding="utf-8") == to_markdown(table)
+    assert files[1].read_bytes().decode("utf-8") == to_csv(table)
+    assert sorted(path.name for path in (tmp_path / "deep" / "out").iterdir()) == sorted(file.name for file in files)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RequestError, match="cannot"):
+        write(table, tmp_path / "file")

@@ -69,6 +69,9 @@ def create() -> None:
     if VENV.is_symlink() or VENV.is_file():
         VENV.unlink()
     elif VENV.exists():
+        shutil.rmtree(
+            PYTHON.parent, ignore_errors=True
+        )  # first, so that a half-removed folder is never taken for whole
         shutil.rmtree(VENV)
     VENV.mkdir()
     INSTALLING.touch()

@@ -16,9 +16,9 @@ _kept: list[Any] = []  # what torch.library declares lives as long as its handle
 
 
 def _let_torchvision_import() -> None:
-    """Declare ``torchvision::nms`` where torchvision is installed but its compiled operators do not load.
+    """Declare two operators where torchvision is installed but its compiled ones do not load.
 
-    Its own import registers a shape rule for that operator and fails when nothing has declared it.
+    Its own import registers shape rules for ``nms`` and ``qnms`` and fails when nothing has declared them.
     """
     if importlib.util.find_spec("torchvision") is None:
         return
@@ -32,7 +32,8 @@ def _let_torchvision_import() -> None:
         from torch.library import Library
 
         library = Library("torchvision", "DEF")
-        library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        for operator in ("nms", "qnms"):
+            library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         _kept.append(library)
 
 

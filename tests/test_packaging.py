@@ -41,10 +41,11 @@ def pins() -> dict[str, str]:
 
 
 def direct() -> list[Requirement]:
-    """What pyproject.toml asks for: at run time, for the tests, for the build."""
+    """What pyproject.toml asks for: at run time, by every extra, for the build."""
     project = PROJECT["project"]
-    asked = [*project["dependencies"], *project["optional-dependencies"]["dev"], *PROJECT["build-system"]["requires"]]
-    return [Requirement(line) for line in asked]
+    extras = [line for lines in project["optional-dependencies"].values() for line in lines]
+    asked = [Requirement(line) for line in [*project["dependencies"], *extras, *PROJECT["build-system"]["requires"]]]
+    return [requirement for requirement in asked if requirement.name != project["name"]]
 
 
 def tracked() -> list[Path]:

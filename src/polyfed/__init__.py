@@ -13,18 +13,22 @@ _PLACES = {
     "Client": "polyfed.core.client", "Server": "polyfed.core.server", "Method": "polyfed.core.method",
     "Training": "polyfed.core.settings", "Evaluation": "polyfed.core.settings", "split": "polyfed.models.adapt",
 }  # fmt: skip
-__all__ = [*_PLACES, "methods"]  # noqa: PLE0604
+__all__ = [*_PLACES, "methods"]
 
 if TYPE_CHECKING:
-    from polyfed import methods
-    from polyfed.core.client import Client
-    from polyfed.core.method import Method
-    from polyfed.core.server import Server
-    from polyfed.core.settings import Evaluation, Training
-    from polyfed.engine.federation import Federation, Run
-    from polyfed.models.adapt import split
-    from polyfed.recipe import Recipe
-    from polyfed.session import check, compare, run
+    from polyfed import methods as methods
+    from polyfed.core.client import Client as Client
+    from polyfed.core.method import Method as Method
+    from polyfed.core.server import Server as Server
+    from polyfed.core.settings import Evaluation as Evaluation
+    from polyfed.core.settings import Training as Training
+    from polyfed.engine.federation import Federation as Federation
+    from polyfed.engine.federation import Run as Run
+    from polyfed.models.adapt import split as split
+    from polyfed.recipe import Recipe as Recipe
+    from polyfed.session import check as check
+    from polyfed.session import compare as compare
+    from polyfed.session import run as run
 
 
 def __getattr__(name: str) -> Any:  # PyTorch is imported on first use, so that `polyfed --help` answers at once

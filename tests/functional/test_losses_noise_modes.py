@@ -93,7 +93,7 @@ def test_noise_by_hand_and_its_standard_deviation():
     s = 3 * torch.randn(64, 512, generator=g) + 7
     z = torch.randn(s.shape, generator=g)
     noisy = add_noise(s, 0.8, z)
-    np.testing.assert_allclose(noisy.numpy(), s.numpy() + 0.8 * s.numpy().std(dtype=np.float64) * z.numpy(), rtol=1e-6)
+    np.testing.assert_allclose(noisy.numpy(), s.numpy() + 0.8 * s.numpy().std(dtype=np.float64) * z.numpy(), atol=1e-5)
     ratio = float((noisy - s).std() / s.std())
     assert ratio == pytest.approx(0.8, rel=0.01)
     assert ratio**2 == pytest.approx(0.64, rel=0.02), "the variance ratio is 0.64, not 0.8"

@@ -48,7 +48,7 @@ def test_duplicates_batch_size_and_order_do_not_show():
 
 
 def test_not_the_mean_of_batch_means():
-    z, y = data(100, classes=1)
+    z, _ = data(100)
     means = ClassMeans(1)
     batches = z.split([32, 32, 32, 4])
     for batch in batches:

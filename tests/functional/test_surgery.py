@@ -154,7 +154,7 @@ def test_under_vmap_equals_one_by_one():
 
 def test_bad_calls():
     w = {"w": torch.ones(2)}
-    with pytest.raises(ValueError, match="expected a mode among simple, project.*got 'sum'"):
+    with pytest.raises(ValueError, match=r"expected a mode among simple, project.*got 'sum'"):
         combine(w, w, "sum", 1.0)
     with pytest.raises(ValueError, match="granularity"):
         combine(w, w, "none", 1.0, "layer")

@@ -306,7 +306,7 @@ def test_mixed_modes() -> None:
     frozen(inputs())
 
 
-# What is refused, in one line ------------------------------------------------------------------------------------------
+# What is refused, in one line ---------------------------------------------------------------------------------------
 
 
 class Net(nn.Module):
@@ -406,6 +406,38 @@ def test_tied_weights_across_the_cut() -> None:
     with pytest.raises(RequestError, match=r"'2\.weight' is used both in the extractor and in the intermediate"):
         split(module, "3", "0")
     assert split(module, "3", None).feature_dim == 4
+
+
+class Scaled(nn.Module):
+    """Reads its own parameter early, and uses it after the cut, and before it too where asked."""
+
+    def __init__(self, before: bool) -> None:
+        super().__init__()
+        self.gain, self.before = nn.Parameter(torch.rand(6)), before
+        self.a, self.b, self.fc = nn.Linear(64, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gain = self.gain
+        x = torch.flatten(x, 1) + (gain.sum() if self.before else 0.0)
+        return self.fc(self.b(self.a(x)) * gain)
+
+
+def test_a_parameter_of_the_module_itself_belongs_to_where_it_is_used() -> None:
+    module = Scaled(before=False)
+    model = split(module, "fc", "a", example=inputs())
+    assert model.part_of("original.gain") == "intermediate"
+    with pytest.raises(RequestError, match="'gain' is used both in the extractor and in the intermediate"):
+        split(Scaled(before=True), "fc", "a")
+    assert split(Scaled(before=True), "fc", None, example=inputs()).part_of("original.gain") == "extractor"
+
+
+@pytest.mark.parametrize(("name", "extractor"), [("resnet18", "layer1"), ("mobilenet_v3_small", "features.0")])
+def test_networks_of_torchvision(name: str, extractor: str) -> None:
+    models = pytest.importorskip("torchvision.models")
+    module, x = models.get_model(name, num_classes=5).eval(), torch.rand(2, 3, 64, 64)
+    model = split(module, "fc" if name == "resnet18" else "classifier.3", extractor, example=x)
+    assert torch.equal(model(x), module(x))
+    assert len(cuts(model, x)[0]) == 3
 
 
 def test_not_a_module_and_already_split() -> None:

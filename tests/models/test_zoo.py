@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import statistics
 import sys
 from pathlib import Path
@@ -96,10 +97,9 @@ def test_resnets_are_nested_by_name_and_shape(suffix: str) -> None:
         {key: tensor.shape for key, tensor in on_meta(name + suffix, RGB32, 10).state_dict().items()}
         for name in RESNETS
     ]
-    for smaller, larger in zip(shapes, shapes[1:], strict=False):
-        if smaller is not shapes[1]:  # ResNet14 (1 1 2 2) and ResNet18 (2 2 2 2)
-            assert len(smaller) < len(larger)
-        assert smaller.items() <= shapes[-1].items()
+    for smaller, larger in itertools.pairwise(shapes):
+        assert len(smaller) < len(larger)
+        assert smaller.items() <= larger.items()
     assert "intermediate.stage1.0.conv1.weight" in shapes[0]
     assert set().union(*shapes) == set(shapes[-1])
 
@@ -129,29 +129,31 @@ def test_digits_networks_differ_but_share_their_cuts() -> None:
     assert len({tuple(t.shape for t in m.intermediate.state_dict().values()) for m in models}) == 5
 
 
-@pytest.mark.parametrize("name", list(MODELS))
-def test_home_data_counts_are_described_truthfully(name: str) -> None:
-    (row,) = [row for row in describe_once() if row["name"] == name]
-    model = on_meta(name, row["in_shape"], row["classes"])
-    assert (row["parameters"], row["feature_dim"]) == (count(model), model.feature_dim)
-    assert model.architecture == name
-    assert row["paper"]
+def test_home_data_are_described_truthfully() -> None:
+    rows = {row["name"]: row for row in describe()}
+    assert set(rows) == set(MODELS)
+    for name, row in rows.items():
+        model = on_meta(name, row["in_shape"], row["classes"])
+        assert (row["parameters"], row["feature_dim"]) == (count(model), model.feature_dim)
+        assert model.architecture == name
+        assert row["paper"]
+    assert rows["fedhenn-cifar100"]["classes"] == 100
+    assert rows["digits-cnn1"]["in_shape"] == DIGIT
 
 
-def describe_once(kept: list[list[dict[str, object]]] = []) -> list[dict[str, object]]:  # noqa: B006
-    if not kept:
-        kept.append(describe())
-    return kept[0]
+def test_a_model_of_ones_own_is_listed_without_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS._entries, "resnet-of-mine", of_ones_own)
+    row = next(row for row in describe() if row["name"] == "resnet-of-mine")
+    assert (row["parameters"], row["paper"]) == (None, "")
+    assert build("resnet-of-mine", DIGIT, 3).architecture == "resnet-of-mine"
 
 
 def small(name: str) -> tuple[int, int, int]:
     return DIGIT if name.startswith(("digits", "resnet")) else (1, 28, 28)
 
 
-@pytest.mark.parametrize("name", [n for n in MODELS if n not in {"resnet14", "resnet22", "resnet26"}])
+@pytest.mark.parametrize("name", [n for n in MODELS if "resnet" not in n] + ["resnet10", "resnet18", "resnet10-cifar"])
 def test_parts_make_the_whole(name: str) -> None:
-    if name.startswith("resnet") and name not in {"resnet10", "resnet18", "resnet10-cifar"}:
-        pytest.skip("the same code as resnet10 and resnet18")
     model, x = build(name, small(name), 7).eval(), torch.rand(3, *small(name))
     with torch.no_grad():
         logits = model(x)
@@ -225,7 +227,7 @@ def test_resnet_gradients_reach_every_weight() -> None:
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
 
 
-# build: names, builders of one's own, errors ---------------------------------------------------------------------------
+# build: names, builders of one's own, errors ------------------------------------------------------------------------
 
 
 def of_ones_own(in_shape: tuple[int, ...], classes: int) -> SplitModel:
@@ -246,7 +248,7 @@ three = 3
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> str:
-    """This file under a name that can be imported."""
+    """The file at hand under a name that can be imported."""
     monkeypatch.setitem(sys.modules, "my_nets", sys.modules[__name__])
     return "my_nets"
 
@@ -305,13 +307,8 @@ def test_data_that_do_not_fit(name: str, in_shape: tuple[int, ...], classes: int
 
 
 def test_smallest_images_that_are_promised_work() -> None:
-    for name, least in [
-        ("fedgh-cnn1", 16),
-        ("fedhenn-h1", 6),
-        ("fedhenn-h3", 16),
-        ("fedhenn-h5", 8),
-        ("digits-cnn5", 4),
-    ]:
+    leasts = {"fedgh-cnn1": 16, "fedhenn-h1": 6, "fedhenn-h3": 16, "fedhenn-h5": 8, "digits-cnn5": 4}
+    for name, least in leasts.items():
         x: Tensor = torch.rand(2, 1, least, least)
         assert build(name, (1, least, least), 3)(x).shape == (2, 3)
         with pytest.raises(RequestError, match=f"at least {least} x {least}"):

@@ -93,7 +93,7 @@ class Client:
         return self.bound
 
     def generator(self, purpose: str) -> torch.Generator:
-        """This client's stream for `purpose` in this exchange of this round."""
+        """The client's stream for `purpose` in this exchange of this round."""
         return generator(self.seed, purpose, self.exchange, self.round, self.id)
 
 

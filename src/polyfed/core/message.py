@@ -18,7 +18,7 @@ from polyfed.errors import RequestError, RunError
 
 Group = Mapping[str, Tensor]
 Message = Mapping[str, Tensor | Group]
-State = dict[str, Tensor | dict[str, Tensor]]  # tensors are replaced, never written into: an interrupted round is undone
+State = dict[str, Tensor | dict[str, Tensor]]  # tensors are replaced, never written into: a round can be undone
 
 _SEPARATOR = "/"
 
@@ -81,7 +81,7 @@ def from_bytes(data: bytes) -> State:
     try:
         return unflatten(safetensors.torch.load(data))
     except (SafetensorError, ValueError, KeyError) as error:
-        raise RequestError(f"expected a message in safetensors form, came {len(data)} bytes that are not: {error}") from None
+        raise RequestError(f"expected a message as safetensors, came {len(data)} bytes that are not: {error}") from None
 
 
 def read_only(message: Message) -> Message:
@@ -98,7 +98,7 @@ def copied(message: Message) -> State:
 
 
 def shallow(state: Message) -> State:
-    """New dictionaries around the same tensors: enough to undo changes to a state, whose tensors are never written into."""
+    """New dictionaries around the same tensors: enough to undo changes to a state."""
     return {k: v if isinstance(v, Tensor) else dict(v) for k, v in state.items()}
 
 

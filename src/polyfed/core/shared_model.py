@@ -30,7 +30,7 @@ def start(server: Server, aggregation: Aggregation) -> None:
     union: dict[str, Tensor] = {}
     for architecture in sorted(models, key=lambda a: sum(t.numel() for t in models[a].values())):
         union |= models[architecture]
-        server.state[f"names {architecture}"] = {name: tensor.new_empty(0) for name, tensor in models[architecture].items()}
+        server.state[f"names {architecture}"] = {name: t.new_empty(0) for name, t in models[architecture].items()}
     server.state[f"model {_UNION}"] = union
 
 

@@ -79,7 +79,8 @@ def fetch(key: str) -> tuple[dict[str, Tensor], dict[str, str]] | None:
             return None
         with safe_open(str(path), framework="pt") as stored:
             facts = dict(stored.metadata() or {})
-            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118  not a dict
+            # copies: what safetensors gives is mapped from the file, and would follow later changes to it
+            tensors = {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118  not a dict
     except (OSError, SafetensorError, ValueError):
         return None
     return (tensors, facts) if facts.get("checksum") == _checksum(tensors, facts) else None

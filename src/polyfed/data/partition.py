@@ -150,7 +150,8 @@ def _dirichlet_sizes(
             # a tiny alpha put everything on a client that is full: draw among the others, in its limit one of them
             share_K = np.zeros(clients)
             share_K[rng.choice(np.flatnonzero(open_K))] = 1
-        cuts = (np.cumsum(share_K / share_K.sum())[:-1] * count).astype(np.int64)
+        # _TINY: without it a sum that falls just short of 1 hands one row to a last client whose share is 0
+        cuts = (np.cumsum(share_K / share_K.sum())[:-1] * count + _TINY).astype(np.int64)
         sizes_KC[:, label] = np.diff(cuts, prepend=0, append=count)
     return sizes_KC
 

@@ -8,6 +8,7 @@ Shapes: N samples, C channels (classes where so named), H x W pixels.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +108,9 @@ def load(
     if place is not None and _plain(name) and images.has_parquet(place / name):
         return _from_folder(name, place / name, image_column, label_column)
     looked = f"{place / name}" if place is not None and _plain(name) else "neither root nor POLYFED_DATA is set"
-    kept = [p.name for p in place.iterdir() if images.has_parquet(p)] if place is not None and place.is_dir() else []
+    kept: list[str] = []
+    with contextlib.suppress(OSError):  # only to suggest a name
+        kept = [folder.name for folder in place.iterdir() if images.has_parquet(folder)] if place is not None else []
     raise RequestError(
         f"unknown dataset '{name}'{nearest(str(name), {*DATASETS, *kept})} (and no Parquet files: {looked})"
     )

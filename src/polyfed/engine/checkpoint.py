@@ -86,7 +86,9 @@ def latest(folder: Path, clients: int) -> Snapshot | None:
         except (OSError, ValueError, KeyError, TypeError, RequestError) as error:
             warnings.warn(f"the checkpoint {path} is damaged ({error}); trying the one before it", stacklevel=2)
     if found:
-        raise RequestError(f"expected a whole checkpoint in {folder}, all {len(found)} are damaged; start again with --force")
+        raise RequestError(
+            f"expected a whole checkpoint in {folder}, all {len(found)} are damaged; start again with --force"
+        )
     return None
 
 

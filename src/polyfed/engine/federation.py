@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,11 +37,20 @@ from polyfed.models.split import SplitModel
 class Tracker(Protocol):
     """Somebody who watches a run: progress on a terminal, curves elsewhere."""
 
-    def start(self, info: Mapping[str, Any]) -> None: ...  # noqa: D102
-    def client_done(self, done: int, total: int) -> None: ...  # noqa: D102
-    def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None: ...  # noqa: D102
-    def message(self, text: str) -> None: ...  # noqa: D102
-    def end(self, result: Mapping[str, Any] | None) -> None: ...  # noqa: D102
+    def start(self, info: Mapping[str, Any]) -> None:
+        """A run begins; `info` holds its facts, its first round and the bytes spent before."""
+
+    def client_done(self, done: int, total: int) -> None:
+        """So many of a round's clients are through."""
+
+    def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
+        """A round is through; `record` is its line in `rounds.jsonl`."""
+
+    def message(self, text: str) -> None:
+        """Something worth a line."""
+
+    def end(self, result: Mapping[str, Any] | None) -> None:
+        """The run is over; None: it failed or was interrupted."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +134,7 @@ class Federation:
         self.folder = None if out is None else RunFolder(out)
         self.checkpoint_every = checkpoint_every
         self.trackers = list(trackers)
-        self.facts = {
+        self.facts: dict[str, Any] = {
             "method": method.name or type(method).__name__,
             "knobs": dataclasses.asdict(method) if dataclasses.is_dataclass(method) else {},
             "label": label,
@@ -166,6 +176,7 @@ class Federation:
             if first == 1:
                 self.method.start(self.server)
             info = {**self.facts, "start_round": first, "out": None if self.folder is None else str(self.folder.path)}
+            info |= {way: sum(r[way] for r in self.history) for way in ("bytes_up", "bytes_down")}
             self._tell("start", info)
             try:
                 for number in range(first, self.training.rounds + 1):
@@ -218,7 +229,7 @@ class Federation:
             ids = selected if exchange.who == "selected" else sorted(server.clients)
             with _at("broadcast", number):
                 jobs = [self._job(client_id, exchange, number) for client_id in ids]
-            outcomes = self.executor.run(jobs, lambda done, total=len(jobs): self._tell("client_done", done, total))
+            outcomes = self.executor.run(jobs, functools.partial(self._client_done, len(jobs)))
             for job, outcome in zip(jobs, outcomes, strict=True):
                 tally.add(job, outcome, method)
                 if outcome.refused is None:
@@ -255,7 +266,9 @@ class Federation:
         """Accuracies of all stages, and the validation accuracy of the main one."""
         accuracy, per_client, validation = {}, [], None
         for place, stage in enumerate(self.stages):
-            scores = {c.id: self._score(c, stage, "test") for c in self.clients} if stage != "after_local" else after_local
+            scores = after_local
+            if stage != "after_local":
+                scores = {client.id: self._score(client, stage, "test") for client in self.clients}
             if figures := summary(scores.values(), self.evaluation.mean):
                 accuracy[stage] = figures
             if place == 0:
@@ -344,13 +357,16 @@ class Federation:
         path = None if self.folder is None else self.folder.path
         return Run(result, self.history, _Models(self.export, len(self.clients)), path)
 
+    def _client_done(self, total: int, done: int) -> None:
+        self._tell("client_done", done, total)
+
     def _tell(self, event: str, *what: Any) -> None:
         for tracker in self.trackers:
             getattr(tracker, event)(*what)
 
     def _settings(self) -> dict[str, Any]:
         """What a run folder records of a federation that was made in Python."""
-        knobs = {k: v for k, v in self.facts["knobs"].items() if v is not None}  # type: ignore[attr-defined]
+        knobs = {k: v for k, v in self.facts["knobs"].items() if v is not None}
         return {
             "method": {"name": self.facts["method"], **knobs},
             "training": self.training.model_dump(exclude_none=True),
@@ -475,7 +491,8 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise RequestError(f"expected a device that is here ('cpu', 'cuda', ...), came '{name}': {str(error).splitlines()[0]}") from None
+        why = str(error).splitlines()[0]
+        raise RequestError(f"expected a device that is here ('cpu', 'cuda', ...), came '{name}': {why}") from None
     return device
 
 
@@ -491,7 +508,10 @@ def _name_architectures(clients: Sequence[Client], builders: dict[str, Builder])
     for client in clients:
         if client.given is None:
             if client.architecture not in builders:
-                raise RequestError(f"expected a builder for the architecture '{client.architecture}', came {sorted(builders)}")
+                known_names = ", ".join(sorted(builders)) or "none"
+                raise RequestError(
+                    f"expected builders for all architectures, '{client.architecture}' has none: {known_names}"
+                )
             named[client.architecture] = builders[client.architecture]
             continue
         module = client.given
@@ -500,7 +520,8 @@ def _name_architectures(clients: Sequence[Client], builders: dict[str, Builder])
         if kind not in known:
             base = getattr(module, "architecture", "") or type(module).__name__
             taken = set(named) | set(builders)
-            known[kind] = base if base not in taken else next(n for i in range(2, len(clients) + 2) if (n := f"{base}-{i}") not in taken)
+            names = [base, *(f"{base}-{i}" for i in range(2, len(clients) + 2))]
+            known[kind] = next(name for name in names if name not in taken)
             named[known[kind]] = lambda module=module: copy.deepcopy(module)  # type: ignore[misc]
         client.architecture = known[kind]
     return named

@@ -59,7 +59,7 @@ def _check_forward(client: Client, module: nn.Module) -> None:
     except Exception as error:
         problem = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise RequestError(
-            f"client {client.id} ('{client.architecture}') cannot take its inputs of shape {tuple(x.shape[1:])}: {problem}"
+            f"client {client.id} ('{client.architecture}') cannot take inputs of shape {tuple(x.shape[1:])}: {problem}"
         ) from error
     if scores.dim() != 2 or scores.shape[1] != client.classes:
         raise RequestError(
@@ -87,9 +87,7 @@ def _check_linear(name: str, templates: Mapping[str, nn.Module], first: Mapping[
             )
 
 
-def _check_equal(
-    name: str, needs: Needs, what: str, facts: Mapping[str, Any], first: Mapping[str, Client]
-) -> None:
+def _check_equal(name: str, needs: Needs, what: str, facts: Mapping[str, Any], first: Mapping[str, Client]) -> None:
     """All architectures must give the same fact; the message names the first client and the first that differs."""
     ordered = sorted(facts, key=lambda architecture: first[architecture].id)
     for other in ordered[1:]:

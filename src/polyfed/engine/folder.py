@@ -78,7 +78,7 @@ class RunFolder:
         if self.path.exists() and not present and any(self.path.iterdir()):
             raise RequestError(f"expected an empty or new folder for the run, came {self.path} with other files in it")
         if present and not resume and not force:
-            raise RequestError(f"{self.path} already holds a run; continue it with --resume, or replace it with --force")
+            raise RequestError(f"{self.path} already holds a run; continue it with --resume or replace it with --force")
         if resume and present:
             self._same_recipe(settings)
 
@@ -89,7 +89,7 @@ class RunFolder:
         except (OSError, tomllib.TOMLDecodeError) as error:
             raise RequestError(f"expected the run's recipe in {path}, came nothing readable: {error}") from None
         if difference := _first_difference(stored, tomllib.loads(tomli_w.dumps(settings))):
-            raise RequestError(f"{self.path} was run with another recipe: {difference}; choose another --out or --force")
+            raise RequestError(f"{self.path} holds another recipe's run: {difference}; choose another --out or --force")
 
     def open(self, settings: Mapping[str, Any], resume: bool, force: bool) -> None:
         """Make the folder ready, after `check`. With `force` the old run's own files go, and nothing else."""

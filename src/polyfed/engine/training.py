@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.core.message import group
+from polyfed.core.message import Group, group
 from polyfed.core.method import Batch, Context, Method, Phase, Trained, trainable
 from polyfed.core.settings import Training
 from polyfed.data.samples import Samples
@@ -44,9 +44,9 @@ def train(client: Client, method: Method, context: Context) -> Trained:
                 grads, loss, extra = method.gradients(model, batch, with_inputs)
                 for name, parameter in zip(names, parameters, strict=True):
                     parameter.grad = grads.get(name)
-                before = None if mask is None else {n: p.detach().clone() for n, p in zip(names, parameters) if n in mask}
+                before = {} if mask is None else _copies(names, parameters, mask)
                 optimizer.step()
-                if mask is not None and before is not None:
+                if mask is not None:
                     _restore(dict(zip(names, parameters, strict=True)), before, mask)
                 steps += 1
                 samples += len(batch.y)
@@ -91,7 +91,8 @@ def _only(model: nn.Module, phase: Phase) -> Iterator[None]:
     still = [(name, p) for name, p in model.named_parameters() if p.requires_grad and not trains(name)]
     for _, parameter in still:
         parameter.requires_grad_(False)
-    resting = [m for m in model.modules() if any(True for _ in m.parameters()) and not any(p.requires_grad for p in m.parameters())]
+    learning = {m: [p.requires_grad for p in m.parameters()] for m in model.modules()}
+    resting = [module for module, flags in learning.items() if flags and not any(flags)]
     for module in resting:
         module.eval()
     try:
@@ -102,8 +103,12 @@ def _only(model: nn.Module, phase: Phase) -> Iterator[None]:
         model.train()
 
 
-def _restore(parameters: dict[str, nn.Parameter], before: dict[str, Tensor], mask: object) -> None:
+def _copies(names: Sequence[str], parameters: Sequence[nn.Parameter], mask: Group) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in zip(names, parameters, strict=True) if name in mask}
+
+
+def _restore(parameters: dict[str, nn.Parameter], before: dict[str, Tensor], mask: Group) -> None:
     """Put back the entries whose mask is 0, bit for bit."""
     with torch.no_grad():
         for name, old in before.items():
-            parameters[name].copy_(torch.where(mask[name].to(old.device).bool(), parameters[name], old))  # type: ignore[index]
+            parameters[name].copy_(torch.where(mask[name].to(old.device).bool(), parameters[name], old))

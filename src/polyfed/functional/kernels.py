@@ -91,10 +91,13 @@ def cka(a_LD: Tensor, b_LE: Tensor) -> Tensor:
     True
     """
     _same_rows(a_LD, b_LE)
+    # torch.func.grad under autocast runs the backward pass there too; the blocked products keep it in full precision
+    plain = not torch.is_autocast_enabled(a_LD.device.type)
     with torch.autocast(a_LD.device.type, enabled=False):
         a_LD, b_LE = _prepared(a_LD, b_LE.dtype), _prepared(b_LE, a_LD.dtype)
-        # 0 only for equal rows, whose cross term is 0 as well: dividing by 1 then leaves value and gradient 0
-        return _cross(a_LD, b_LE) / (_nonzero(_gram(a_LD)).sqrt() * _nonzero(_gram(b_LE)).sqrt())
+        aa, bb, ab = _gram(a_LD, plain), _gram(b_LE, plain), _cross(a_LD, b_LE, plain)
+        # a norm is 0 only for equal rows, and then so is ab: dividing by 1 leaves value and gradient 0
+        return ab / (_nonzero(aa).sqrt() * _nonzero(bb).sqrt())
 
 
 def cka_to_factor(a_LD: Tensor, factor_Lr: Tensor) -> Tensor:
@@ -111,7 +114,7 @@ def cka_to_factor(a_LD: Tensor, factor_Lr: Tensor) -> Tensor:
 
 
 def alignment(a_LD: Tensor, factor_Lr: Tensor) -> Tensor:
-    """d_CKA = 1 - CKA(K_a, F F^T): FedHeNN's alignment loss, eq. 5 and 6 (0-d). Arguments and errors as ``cka_to_factor``."""
+    """d_CKA = 1 - CKA(K_a, F F^T): FedHeNN's alignment loss in eq. 5 and 6 (0-d). As ``cka_to_factor``."""
     return 1 - cka_to_factor(a_LD, factor_Lr)
 
 
@@ -232,7 +235,7 @@ def kernel_factor(
     kept: list[Tensor] = []  # until they turn out too wide together
     peaks, norms, widths = [], [], []
     for a_LD in each():
-        first = a_LD[:, :1] if first is None else first
+        first = a_LD[:, :1].clone() if first is None else first
         _same_rows(first, a_LD)
         prepared_LD = _prepared(a_LD)
         peaks.append(_largest(a_LD).double())
@@ -281,7 +284,7 @@ def _leading(
         projected_pD = q_Lp.mT @ g_LD
         small_pp += projected_pD @ projected_pD.mT
     values_p, vectors_pp = torch.linalg.eigh(small_pp.double().cpu())  # ascending; float64 is missing on some devices
-    keep = values_p > values_p[-1] * columns * torch.finfo(like.dtype).eps  # the rest is rounding, not centred
+    keep = values_p > values_p[-1] * 4 * torch.finfo(like.dtype).eps  # the rest is rounding
     values_r, vectors_pr = values_p[keep][-rank:].flip(0), vectors_pp[:, keep][:, -rank:].flip(1)
     if values_r.numel() == 0:
         return q_Lp.new_zeros(rows, 1)
@@ -335,18 +338,18 @@ def _prepared(a_LD: Tensor, partner: torch.dtype = torch.float32) -> Tensor:
     return torch.where(dead, torch.zeros_like(centred), centred)
 
 
-def _gram(a_LD: Tensor) -> Tensor:
-    """||A^T A||_F^2 = ||A A^T||_F^2, through the smaller of the two."""
+def _gram(a_LD: Tensor, plain: bool = True) -> Tensor:
+    """||A^T A||_F^2 = ||A A^T||_F^2, through the smaller of the two; ``plain``: by autograd where that is small."""
     tall = a_LD if a_LD.shape[1] <= a_LD.shape[0] else a_LD.mT
-    if tall.shape[1] <= BLOCK:
+    if plain and tall.shape[1] <= BLOCK:
         return (tall.mT @ tall).square().sum()
     value: Tensor = _BlockedGram.apply(tall)  # type: ignore[no-untyped-call]
     return value
 
 
-def _cross(a_LD: Tensor, b_LE: Tensor) -> Tensor:
-    """||A^T B||_F^2 = <A A^T, B B^T>."""
-    if min(a_LD.shape[1], b_LE.shape[1]) <= BLOCK:
+def _cross(a_LD: Tensor, b_LE: Tensor, plain: bool = True) -> Tensor:
+    """||A^T B||_F^2 = <A A^T, B B^T>; ``plain``: by autograd where the products are small."""
+    if plain and min(a_LD.shape[1], b_LE.shape[1]) <= BLOCK:
         return (a_LD.mT @ b_LE).square().sum()
     value: Tensor = _BlockedCross.apply(a_LD, b_LE)  # type: ignore[no-untyped-call]
     return value

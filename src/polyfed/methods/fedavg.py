@@ -51,7 +51,8 @@ class FedAvg(Method):
         return {"model": shared_model.read(server, self.aggregation, server.clients[client_id].architecture)}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        counts = {i: float(tensor(message, "n")) if self.weighting == "samples" else 1.0 for i, message in uploads.items()}
+        by_samples = self.weighting == "samples"
+        counts = {i: float(tensor(message, "n")) if by_samples else 1.0 for i, message in uploads.items()}
         shared_model.average(server, self.aggregation, shared_model.uploaded(uploads), counts)
 
     # client ------------------------------------------------------------------------------------------------

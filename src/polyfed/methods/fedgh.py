@@ -2,10 +2,11 @@
 
 Client k:  theta_k <- theta;  E local epochs of SGD on CE(H(theta_k; F_k(x)), y) over all weights;
            Rbar_k^s = mean of F_k(x) over its samples of class s, in eval mode, after training (a LAR).
-Server:    theta <- theta - eta_theta * grad CE(H(theta; Rbar_k^s), s), pair by pair, clients in order, classes ascending (eq. 4).
-Sent per round, D features, C classes, S classes at the client: down 4 (D C + C) bytes; up 4 (S + S D), int32 and float32.
-Deviations from the paper: (1) eq. 4 leaves open what one step is: `header_batch` says, one pair by default. (2) Classes
-with fewer than `min_class_count` samples can be held back. (3) The gradient is clipped at norm 50, as in the authors' code.
+Server:    theta <- theta - eta_theta * grad CE(H(theta; Rbar_k^s), s), pair by pair, in order (eq. 4).
+Sent per round, D features, C classes, S classes at the client: down 4 (D C + C) bytes; up 4 (S + S D).
+Deviations from the paper: (1) eq. 4 leaves open what one step is: `header_batch` says; by default one pair, clients in
+order of number, classes ascending. (2) Classes with fewer than `min_class_count` samples can be held back. (3) The
+gradient is clipped at norm 50, as in the authors' code.
 From the authors' code: its server never trains the header (`header_lr = 0` does the same); it averages the means of
 minibatches, which is not the mean. The paper counts the header without its bias: `paper_nbytes`.
 Shapes: M pairs received, D feature width, C classes.
@@ -38,9 +39,11 @@ class FedGH(Method):
 
     header_lr: Annotated[float, Field(ge=0)] = 0.01  # eta_theta; 0 keeps the header as it was drawn (the ablation)
     header_epochs: Annotated[int, Field(ge=1)] = 1  # passes over the received pairs per round
-    header_batch: Literal["lar", "client", "round"] | Annotated[int, Field(ge=1)] = "lar"  # pairs per step; a number: shuffled
-    weight: Literal["equal", "count"] = "equal"  # "count": a pair's step times its class count over the mean count (4 S bytes up)
-    min_class_count: Annotated[int, Field(ge=1)] = 1  # rarer classes send nothing: the mean of one sample is that sample
+    header_batch: Literal["lar", "client", "round"] | Annotated[int, Field(ge=1)] = (
+        "lar"  # pairs a step (number: shuffled)
+    )
+    weight: Literal["equal", "count"] = "equal"  # "count": steps in proportion to class counts (4 S bytes more)
+    min_class_count: Annotated[int, Field(ge=1)] = 1  # rarer classes are not sent (one sample is its own mean)
     clip: Annotated[float, Field(ge=0)] = 50.0  # largest gradient norm of a header step; 0 is off
     share: bool = True  # False exchanges nothing at all: Local
 
@@ -108,6 +111,5 @@ class FedGH(Method):
     # accounting --------------------------------------------------------------------------------------------
     def paper_nbytes(self, message: Message) -> int:
         """Without the header's bias, as Table 3 counts."""
-        header = message.get("header")
-        without = 0 if header is None or isinstance(header, Tensor) else header["bias"].numel() * header["bias"].element_size()
-        return nbytes(message) - without
+        bias = group(message, "header")["bias"] if "header" in message else torch.empty(0)
+        return nbytes(message) - nbytes({"bias": bias})

@@ -4,18 +4,19 @@ Everybody sees L unlabelled inputs (the RAD, X). A_k = Phi_k(X) is (L, d_k), K_k
 Client k:  E epochs of SGD on CE(f(x; w_k), y) + eta(t) d_CKA(K_k, target),  d_CKA = 1 - CKA.
 Heterogeneous (Algorithm 2): target K_bar = sum_j w_j K_j over the clients' latest weights; no weights are averaged.
 Homogeneous (Algorithm 1):   target is the kernel of the weights received; these are averaged as in FedAvg.
-Sent per round, P floats, inputs of s bytes, factor F (L, r) with F F^T ~ H K_bar H:
+Sent per round, P floats, inputs of s bytes, F (L, r) with F F^T ~ H K_bar H:
     heterogeneous  down L s + 4 L r,   up 4 P_k           homogeneous  down 4 P + L s,   up 4 P + 8 (n_k)
-Nothing but the model is sent while eta(t) = 0. State: server, the last weights of every client (homogeneous: the model).
+No RAD is sent while eta(t) = 0. State of the server: every client's last weights (homogeneous: the model).
 Deviations from the paper: (1) `rad_batch` rows of the RAD per step instead of all, every `rad_every`-th step with the
-term `rad_every` times as heavy; L and 1 are the paper's. (2) K_bar travels as a factor, exact up to `exact_rank` columns,
-else of rank `rank`. (3) The RAD comes from hold-out rows that no client has; the authors' code draws it from the clients'
-training data. (4) The RAD pass runs in eval mode. (5) eta(t) = eta0 sqrt(t - 1), as in the authors' code; the paper leaves
-it open. Its claim that CKA ignores every invertible linear map is wrong: orthogonal maps, scale and shifts only.
+term `rad_every` times as heavy; L and 1 are the paper's. (2) K_bar travels as a factor, exact up to `exact_rank`
+columns, else of rank `rank`. (3) The RAD comes from hold-out rows that no client has; the authors' code draws it from
+the clients' training data. (4) The RAD pass runs in eval mode. (5) eta(t) = eta0 sqrt(t - 1), as in the authors' code;
+the paper leaves it open. (CKA ignores orthogonal maps, scale and shifts, not every invertible map as the paper says.)
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -24,7 +25,7 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.core import shared_model
-from polyfed.core.client import Client
+from polyfed.core.client import Client, as_floats
 from polyfed.core.message import Message, group, tensor
 from polyfed.core.method import Batch, Context, Method, Needs, Trained, floats, knobs, load
 from polyfed.core.passes import represent
@@ -48,17 +49,16 @@ class FedHeNN(Method):
     rad_size: Annotated[int, Field(ge=2)] = 5000  # L, drawn afresh in every round
     rad_batch: Annotated[int, Field(ge=2)] = 256  # RAD rows per step; L or more: all of them
     rad_every: Annotated[int, Field(ge=1)] = 1  # the term enters every so many steps
-    kernel_pool: Literal["all", "selected", "seen"] = "all"  # whose kernels: everybody's, this round's, who ever uploaded
+    kernel_pool: Literal["all", "selected", "seen"] = "all"  # whose kernels; seen: who ever uploaded
     kernel_norm: Literal["none", "fro"] = "none"  # "fro": K_j / ||H K_j H||_F, so that no network's scale dominates
     exclude_self: bool = False  # leave K_k out of client k's K_bar
-    rank: Annotated[int, Field(ge=1)] = 128  # columns of F, where K_bar's factor has more than `exact_rank` of them
+    rank: Annotated[int, Field(ge=1)] = 128  # columns of F, where the exact one would have more than `exact_rank`
     exact_rank: Annotated[int, Field(ge=0)] = 256
 
     @property
     def needs(self) -> Needs:
-        one = self.setting == "homogeneous"
-        instead = "use method.setting = 'heterogeneous'"
-        return Needs(split_model=True, one_architecture=one, public=self.rad_size if self.eta0 else 0, instead=instead)
+        one, rows = self.setting == "homogeneous", self.rad_size if self.eta0 else 0
+        return Needs(True, one_architecture=one, public=rows, instead="use method.setting = 'heterogeneous'")
 
     @property
     def scored(self) -> Stage:
@@ -66,7 +66,7 @@ class FedHeNN(Method):
 
     def eta(self, round: int) -> float:
         """Weight of the alignment in a round, counted from 1."""
-        return self.eta0 * {"sqrt": (round - 1) ** 0.5, "linear": float(round - 1), "constant": 1.0}[self.eta_schedule]
+        return self.eta0 * math.pow(round - 1, {"constant": 0, "sqrt": 0.5, "linear": 1}[self.eta_schedule])
 
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
@@ -83,36 +83,32 @@ class FedHeNN(Method):
 
     def _factors(self, server: Server, selected: Sequence[int]) -> dict[str, Tensor]:
         """F for everybody, under "all", or one for each selected client where its own kernel is left out."""
-        everybody = sorted(server.clients)
-        seen = [j for j in everybody if server.has_kept(j)]
-        pool = {"all": everybody, "selected": list(selected), "seen": seen}[self.kernel_pool]
-        rad, public = tensor(server.state, "rad"), server.public
-        assert public is not None
+        pool = list(selected) if self.kernel_pool == "selected" else sorted(server.clients)
+        pool = [j for j in pool if self.kernel_pool != "seen" or server.has_kept(j)]
+        rad, prepare = tensor(server.state, "rad"), server.public.prepare if server.public else as_floats
         models = ((j, server.model(server.clients[j].architecture, server.weights(j))) for j in pool)
-        kernels = {j: represent(model, rad, public.prepare).cpu() for j, model in models}
+        kernels = {j: represent(model, rad, prepare).cpu() for j, model in models}
         factors = {}
         for owner in selected if self.exclude_self else ["all"]:
             members = [a for j, a in kernels.items() if j != owner]
             if members:
-                draws = server.generator("factor")
-                weights = [1.0 / len(members)] * len(members)
-                made = kernel_factor(members, weights, self.rank, self.exact_rank, self.kernel_norm, draws)
+                sizes = self.rank, self.exact_rank, self.kernel_norm
+                made = kernel_factor(members, [1.0] * len(members), *sizes, server.generator("factor"))
                 factors[str(owner)] = made.matrix
-                server.log["factor_tail"] = max(made.tail, server.log.get("factor_tail", 0.0))  # share of K_bar left out
+                server.log["factor_tail"] = max(made.tail, server.log.get("factor_tail", 0.0))  # part of K_bar left out
         return factors
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        message: dict[str, Tensor | Mapping[str, Tensor]] = {}
         if self.setting == "homogeneous":
-            message["model"] = shared_model.read(server, "same-shape", server.clients[client_id].architecture)
+            message = {"model": shared_model.read(server, "same-shape", server.clients[client_id].architecture)}
             return {**message, "rad": server.state["rad"]} if "rad" in server.state else message
         factors = group(server.state, "factors") if "factors" in server.state else {}
         factor = factors.get(str(client_id) if self.exclude_self else "all")
-        return message if factor is None else {"rad": server.state["rad"], "factor": factor}
+        return {} if factor is None else {"rad": server.state["rad"], "factor": factor}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        server.state.pop("rad", None)
-        server.state.pop("factors", None)
+        for name in ("rad", "factors"):
+            server.state.pop(name, None)
         if self.setting == "homogeneous":
             counts = {i: float(tensor(message, "n")) for i, message in uploads.items()}
             shared_model.average(server, "same-shape", shared_model.uploaded(uploads), counts)
@@ -126,10 +122,11 @@ class FedHeNN(Method):
             load(client.model, group(message, "model"))
         if "rad" not in message:
             return {}
-        rad = tensor(message, "rad").clone()
-        if self.setting == "homogeneous":
-            return {"rad": rad, "target": centre(represent(client.model, rad, client.prepare)).cpu()}
-        return {"rad": rad, "target": tensor(message, "factor").clone()}
+        rad, own = tensor(message, "rad").clone(), self.setting == "homogeneous"
+        target = (
+            centre(represent(client.model, rad, client.prepare)).cpu() if own else tensor(message, "factor").clone()
+        )
+        return {"rad": rad, "target": target}
 
     def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
         if "rad" not in client.context or step % self.rad_every:
@@ -150,5 +147,5 @@ class FedHeNN(Method):
         return task + context["eta"] * distance, {"d_cka": distance, "d_cka_steps": torch.ones_like(distance)}
 
     def upload(self, client: Client, trained: Trained) -> Message:
-        message: dict[str, Tensor | Mapping[str, Tensor]] = {"model": floats(client.model)}
+        message = {"model": floats(client.model)}
         return message if self.setting == "heterogeneous" else {**message, "n": torch.tensor(client.n)}

@@ -1,17 +1,18 @@
 """FedIN: training on each other's intermediate features (Chan et al., arXiv:2304.00759).
 
-Every network is extractor, intermediate layers, classifier; what enters (s_in) and leaves (s_out) the intermediate part is
-shaped alike everywhere. The clients also exchange one batch of pairs (s_in, s_out) of other clients.
-Client k:  w <- received;  per step, l_local = CE + (mu/2) ||w - w^{t-1}||^2 (eq. 3),  l_IN = mean (f(s_in; w_in) - s_out)^2 (eq. 7);
+Every network is extractor, intermediate layers, classifier; what enters (s_in) and leaves (s_out) the intermediate
+part is shaped alike everywhere. Beside weights, clients exchange batches of such pairs.
+Client k:  w <- received;  per step  l_local = CE + (mu/2) ||w - w^{t-1}||^2 (eq. 3)
+           and  l_IN = mean (f(s_in; w_in) - s_out)^2 on others' pairs (eq. 7);
            the intermediate tensors move along combine(G_local, G_IN), the others along G_local.
-Server:    averages weights layer-wise (eq. 19) or within an architecture (eq. 21); keeps the pairs of this round.
-Sent per round, P floats of weights and float buffers, B pairs of q floats: up 4 (P + B q); down the same, from round 2 on.
+Server:    averages weights layer-wise (eq. 19) or within an architecture (eq. 21); keeps this round's pairs.
+Sent per round, P floats of weights and buffers, B pairs of q floats: up 4 (P + B q); down the same, from round 2 on.
 Noise (eq. 5, 6): s + level * std(s) * z at both cuts, z standard normal.
-Deviations from the paper: (1) eq. 12 alone would never train the intermediate layers on the private data where the gradients
-agree; "project" adds G_local to it, "literal" is the paper's; "adaptive" takes lambda = max(1, -2b/a) in eq. 13. (2) Local and
-IN gradients are taken at the same point in one joint step. (3) Which pairs a client receives is not said: B drawn at random
-from all others' (`pool = "one"`: from one other). (4) BatchNorm uses the pairs' own statistics and keeps its running ones.
-(5) The standard deviation of the noise is level * std(s); the paper's appendix reads as if it were its variance.
+Deviations from the paper: (1) eq. 12 alone would never train the intermediate layers on private data where the
+gradients agree; "project" adds G_local to it, "literal" is the paper's; "adaptive" takes lambda = max(1, -2b/a) in
+eq. 13. (2) Both gradients are taken at the same point, in one step. (3) Which pairs a client receives is not said: B
+drawn at random from all others' (`pool = "one"`: from one other's). (4) BatchNorm takes the pairs' own statistics and
+keeps its running ones. (5) level * std(s) is the noise's standard deviation; the paper's appendix reads as variance.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ class FedIN(Method):
     paper: ClassVar[str] = "Chan et al., arXiv:2304.00759"
 
     aggregation: shared_model.Aggregation = "layer-wise"
-    weighting: Literal["paper", "samples", "uniform"] = "paper"  # paper: uniform layer-wise (eq. 19), samples same-shape (eq. 21)
+    weighting: Literal["paper", "samples", "uniform"] = "paper"  # uniform layer-wise, by samples same-shape
     mu: Annotated[float, Field(ge=0)] = 0.1  # proximal weight (the paper gives mu/2 = 0.05); 0 is off
-    combine: Literal["simple", "project", "literal", "adaptive", "none"] = "simple"  # of the gradients; "none" adds them
-    lambda_: Annotated[float, Field(ge=0)] = 1.0  # share of G_local in "simple": Z = G_IN + lambda/2 G_local (eq. 13)
+    combine: Literal["simple", "project", "literal", "adaptive", "none"] = "simple"  # "none" adds them
+    lambda_: Annotated[float, Field(ge=0)] = 1.0  # of "simple": Z = G_IN + lambda/2 G_local (eq. 13)
     granularity: Literal["tensor", "block"] = "tensor"  # combine tensor by tensor, or all intermediate ones as one
     train_in: bool = True  # False: no pairs are exchanged, FedProx (with mu = 0 FedAvg)
     noise: Annotated[float, Field(ge=0)] = 0.0  # level; 0 draws nothing; the paper's FedIN+Noise is 0.8
@@ -56,9 +57,8 @@ class FedIN(Method):
 
     @property
     def needs(self) -> Needs:
-        layered = self.aggregation == "layer-wise"
-        instead = "use method.aggregation = 'same-shape'" if layered else "use fedhenn or fedgh, which need no equal cuts"
-        return Needs(split_model=True, equal_cuts=self.train_in, nested=layered, instead=instead)
+        instead = "use method.aggregation = 'same-shape', or fedhenn, which needs no equal cuts"
+        return Needs(True, equal_cuts=self.train_in, nested=self.aggregation == "layer-wise", instead=instead)
 
     @property
     def scored(self) -> Stage:
@@ -95,17 +95,15 @@ class FedIN(Method):
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        model, context = split(client.model), dict[str, Any]()
-        load(model, group(message, "model"))
-        if self.mu:
-            context["reference"] = {name: p.detach().clone() for name, p in model.named_parameters()}
+        load(model := split(client.model), group(message, "model"))
+        context: dict[str, Any] = {}
+        context["reference"] = {name: p.detach().clone() for name, p in model.named_parameters() if self.mu}
         features = group(message, "features") if "features" in message else {}
         if features and len(features["s_in"]) > has_batchnorm(model):  # BatchNorm takes no single row
-            device = next(model.parameters()).device
-            context |= {name: value.to(device, copy=True) for name, value in features.items()}
+            context |= {name: t.to(next(model.parameters()).device, copy=True) for name, t in features.items()}
         if self.noise and self.noise_where != "message":
             one = client.data.train.x[:1]
-            context["cuts"] = apply(model.extract, model, one, client.prepare), apply(model.represent, model, one, client.prepare)
+            context["cuts"] = [apply(f, model, one, client.prepare) for f in (model.extract, model.represent)]
         return context
 
     def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
@@ -121,7 +119,7 @@ class FedIN(Method):
         if "z_out" in context:
             z = add_noise(z, self.noise, context["z_out"][:rows])
         task = cross_entropy(model.head(z), batch.y, batch.w)
-        if "reference" not in context:
+        if not self.mu:
             return task
         return task + self.mu / 2 * squared_distance(dict(model.named_parameters()), context["reference"])
 
@@ -129,26 +127,24 @@ class FedIN(Method):
         local = super().gradients(model, batch, context)
         if "s_in" not in context:
             return local
-        inner = {n: p for n, p in model.named_parameters() if model.part_of(n) == "intermediate" and local.grads.get(n) is not None}
+        g_local = {n: g for n, g in local.grads.items() if g is not None and model.part_of(n) == "intermediate"}
+        inner = [p for n, p in model.named_parameters() if n in g_local]
         with untracked_statistics(model):
             loss_in = (model.transform(context["s_in"]) - context["s_out"]).square().mean()
-        g_in = dict(zip(inner, torch.autograd.grad(loss_in, tuple(inner.values())), strict=True))
-        g_local = {name: gradient for name, gradient in local.grads.items() if name in inner and gradient is not None}
+        g_in = dict(zip(g_local, torch.autograd.grad(loss_in, inner), strict=True))
         mixed = combine(g_local, g_in, self.combine, self.lambda_, self.granularity)
-        sums = {"loss_in": loss_in.detach(), "cosine_in_local": cosine(g_local, g_in), "in_steps": torch.ones_like(local.loss)}
+        sums = {"loss_in": loss_in.detach(), "cosine": cosine(g_local, g_in), "in_steps": torch.ones_like(local.loss)}
         return Gradients({**local.grads, **mixed}, local.loss, sums)
 
     def upload(self, client: Client, trained: Trained) -> Message:
-        message = {"model": floats(client.model)}
         if not self.train_in:
-            return message
+            return {"model": floats(client.model)}
         model, draws = split(client.model), client.generator("features")
         x = client.data.train.x[torch.randperm(client.n, generator=draws)[: client.training.batch_size]]
         s_in = self._sent(apply(model.extract, model, x, client.prepare).cpu(), draws)
         s_out = self._sent(apply(model.transform, model, s_in, lambda rows: rows).cpu(), draws)
-        return {**message, "features": {"s_in": s_in, "s_out": s_out}}
+        return {"model": floats(model), "features": {"s_in": s_in, "s_out": s_out}}
 
     def _sent(self, s: Tensor, draws: torch.Generator) -> Tensor:
-        if not self.noise or self.noise_where == "forward":
-            return s
-        return add_noise(s, self.noise, torch.randn(s.shape, generator=draws))
+        send = self.noise and self.noise_where != "forward"
+        return add_noise(s, self.noise, torch.randn(s.shape, generator=draws)) if send else s

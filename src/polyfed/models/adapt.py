@@ -218,7 +218,7 @@ class Adapted(SplitModel):
     def __deepcopy__(self, memo: dict[int, Any]) -> Adapted:
         twin = type(self).__new__(type(self))
         memo[id(self)], memo[id(self._halves)] = twin, self._halves
-        nn.Module.__setstate__(twin, copy.deepcopy(self.__dict__, memo))  # type: ignore[no-untyped-call]
+        nn.Module.__setstate__(twin, copy.deepcopy(self.__dict__, memo))
         return twin
 
 
@@ -250,11 +250,15 @@ class _Cut:
         at_cut = self.nodes.index(self.s_in) + 1
         if at_cut > at_head:
             raise RequestError(f"{architecture}: the extractor's end '{extractor}' is called after the head '{head}'")
-        self.before, self.after = self.nodes[:at_cut], self.nodes[at_cut:at_head]
-        early = set(self.before) - {self.s_in}
-        for node in [*self.after, head_node]:
+        early, after = self.nodes[:at_cut], self.nodes[at_cut:at_head]
+        # a parameter or buffer is read once, and belongs to where it is used: after the cut, before it, or both
+        reads = [node for node in early if node.op == "get_attr"]
+        late = [node for node in reads if not set(after).isdisjoint(node.users)]
+        self.before = [node for node in early if node not in late or not set(early).isdisjoint(node.users)]
+        self.after = [*late, *after]
+        for node in [*after, head_node]:
             for needed in node.all_input_nodes:
-                if needed in early and needed.op != "get_attr":
+                if needed in early and needed is not self.s_in and needed not in late:
                     raise RequestError(
                         f"{architecture} cannot be cut after '{extractor}': '{_said(node)}', after the cut, also needs "
                         f"{_origin(needed)}; end the extractor where a single tensor passes, or pass extractor=None"
@@ -275,10 +279,8 @@ class _Cut:
 
     def halves(self) -> tuple[_Half, _Half]:
         """From x to s_in, and from s_in to z."""
-        needed = {node for later in self.after for node in later.all_input_nodes}
-        constants = [node for node in self.before if node.op == "get_attr" and node in needed]
         before = [node for node in self.before if node is not self.input]
-        return _Half(before, self.input, self.s_in), _Half([*constants, *self.after], self.s_in, self.z)
+        return _Half(before, self.input, self.s_in), _Half(self.after, self.s_in, self.z)
 
 
 class _Half:

@@ -1,0 +1,444 @@
+"""Recipes: every setting of an experiment, typed and checked; TOML in and out, with ``--set`` on top.
+
+A recipe is one TOML file. ``[data]``, ``[models]``, ``[training]``, ``[evaluation]`` and ``[run]`` hold what the
+classes below list. ``[method]`` holds a method's name and its knobs. ``[methods.NAME]`` holds the knobs that a method
+takes when it is asked for by name (``--method NAME``, ``compare --methods NAME,...``), so that one recipe serves many:
+
+    [method]
+    name = "fedgh"                   # what plain `polyfed run` runs
+
+    [methods.fedgh]
+    header_epochs = 100
+
+    [methods.fedgh-random-header]    # a variant: `name` says whose; the table's own name is its label in tables
+    name = "fedgh"
+    header_lr = 0.0
+
+The knobs of NAME are those of ``[methods.NAME]``, overlaid by those of ``[method]`` if that has the same name.
+What a run folder keeps is the resolved recipe: all settings of that run, and one ``[method]``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import keyword
+import math
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator
+
+from polyfed.core.settings import Evaluation, Positive, Settings, Training
+from polyfed.data.transforms import augmentation
+from polyfed.errors import RequestError
+from polyfed.registry import METHODS, MODELS, PARTITIONS, nearest
+
+__all__ = ["Data", "MethodChoice", "Models", "Recipe", "RunSettings"]
+
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # a variant's name is a folder's name, too
+
+
+class Data(Settings):
+    """``[data]``: which samples, and how they are dealt to the clients."""
+
+    name: str = Field(description="a data set of `polyfed datasets`, or a folder of Parquet files below root")
+    root: str | None = Field(None, description="folder that holds the data sets' folders; default: $POLYFED_DATA")
+    image_column: str | None = Field(None, description="Parquet column with images, where it cannot be told")
+    label_column: str | None = Field(None, description="Parquet column with labels, where it cannot be told")
+    max_rows: Positive | None = Field(None, description="use the first rows only, of the training side")
+    max_test_rows: Positive | None = Field(None, description="the same of the official test side")
+    clients: Positive = 10
+    partition: str = Field("iid", description="'iid', 'dirichlet' or 'classes'")
+    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        0.5, description="dirichlet: small is more skewed"
+    )
+    min_size: Positive = Field(10, description="dirichlet: every client gets at least so many rows")
+    classes_per_client: Positive = Field(2, description="classes: how many each client holds")
+    deal: Literal["fedrep", "shamsian", "ring"] = Field("ring", description="classes: how they are dealt")
+    split: str = Field("8:1:1", description="train:validation:test, 'official' or 'official:train:validation'")
+    test: Literal["client", "global"] = Field("client", description="whose test rows: each client's own, or one set")
+    holdout: Annotated[int, Field(ge=0)] = Field(0, description="rows set aside for the server before the deal")
+    max_train: Positive | None = Field(None, description="cap of training rows per client")
+    max_test: Positive | None = Field(None, description="cap of test rows per client")
+
+    @field_validator("partition")
+    @classmethod
+    def _known_partition(cls, name: str) -> str:
+        if name not in PARTITIONS:
+            raise ValueError(f"unknown partition '{name}'{nearest(name, PARTITIONS)}")
+        return name
+
+
+class Models(Settings):
+    """``[models]``: which network each client gets."""
+
+    architectures: Annotated[list[str], Field(min_length=1)] = Field(
+        description="names from `polyfed models`, or 'package.module:function' of your own"
+    )
+    assign: Literal["cycle", "blocks", "random"] = Field(
+        "cycle", description="client k gets the (k mod A)th; equal blocks in order; or a seeded draw"
+    )
+    feature_dim: Positive | None = Field(None, description="adds a projection to this width before the head")
+
+    @field_validator("architectures")
+    @classmethod
+    def _known_models(cls, names: list[str]) -> list[str]:
+        for name in names:
+            if ":" not in name and name not in MODELS:
+                raise ValueError(f"unknown model '{name}'{nearest(name, MODELS)}")
+        return names
+
+
+class MethodChoice(BaseModel):
+    """``[method]``: a method's name; every other key is one of its knobs."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+
+    name: str
+
+    @property
+    def knobs(self) -> dict[str, Any]:
+        """The knobs as the recipe gives them."""
+        return dict(self.model_extra or {})
+
+
+class RunSettings(Settings):
+    """``[run]``: how, where and with which seed."""
+
+    seed: Annotated[int, Field(ge=0)] = Field(0, description="every random draw of the run is derived from it")
+    device: str = Field("cpu", description="where networks compute: 'cpu', 'cuda', 'cuda:1'")
+    executor: str = Field("serial", description="how the clients' work is carried out")
+    workers: int = Field(1, description="processes that work at the same time")
+    checkpoint_every: Positive = Field(5, description="rounds between checkpoints")
+    out: str | None = Field(None, description="run folder; default: runs/<recipe>-<method>-seed<seed>")
+    label: str | None = Field(None, description="name of the run in tables; default: the method's")
+
+    @field_validator("executor")
+    @classmethod
+    def _known_executor(cls, name: str) -> str:
+        if name != "serial":
+            raise ValueError(f"expected 'serial', the only executor so far, came '{name}'")
+        return name
+
+    @field_validator("workers")
+    @classmethod
+    def _one_worker(cls, count: int) -> int:
+        if count != 1:
+            raise ValueError(f"expected 1, as the executor 'serial' has one worker, came {count}")
+        return count
+
+
+class Recipe(Settings):
+    """An experiment. Make one with `load` or `from_dict`, whose errors are one clear line."""
+
+    data: Data
+    models: Models
+    method: MethodChoice
+    methods: dict[str, MethodChoice] = Field(default_factory=dict)
+    training: Training = Field(default_factory=Training)
+    evaluation: Evaluation = Field(default_factory=Evaluation)
+    run: RunSettings = Field(default_factory=RunSettings)
+    _stem: str = PrivateAttr("recipe")
+    _own: MethodChoice | None = PrivateAttr(None)  # [method] as the file has it, before `choose`
+
+    # making -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        overrides: Sequence[str] = (),
+        *,
+        method: str | None = None,
+        seed: int | None = None,
+        out: str | Path | None = None,
+        device: str | None = None,
+        workers: int | None = None,
+    ) -> Recipe:
+        """Read a recipe file.
+
+        Args:
+            path: the TOML file.
+            overrides: ``"data.clients=20"``: a dotted key, and a value in TOML's form (bare words are text).
+            method: a method's or a variant's name, in place of the recipe's own.
+            seed, out, device, workers: in place of those of ``[run]``.
+
+        Raises:
+            RequestError: no such file, not TOML, an unknown key, a wrong type or value; one line that says where.
+        """
+        path = Path(path)
+        settings = _with_overrides(_read(path), overrides, method)
+        run = {"seed": seed, "out": None if out is None else str(out), "device": device, "workers": workers}
+        return cls.from_dict(_merged(settings, {"run": {k: v for k, v in run.items() if v is not None}}), path.stem)
+
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any], stem: str = "recipe") -> Recipe:
+        """Check settings as a TOML file would give them; ``[method]`` then holds all its knobs.
+
+        Args:
+            settings: section -> key -> value.
+            stem: what the experiment is called, for the default run folder.
+
+        Raises:
+            RequestError: see `load`.
+        """
+        given = {key: dict(value) if isinstance(value, Mapping) else value for key, value in settings.items()}
+        if isinstance(tables := given.get("methods"), dict):
+            for label, table in tables.items():
+                if not _LABEL.fullmatch(label):
+                    raise RequestError(f"methods: expected names of letters, digits, '-' and '_', came '{label}'")
+                tables[label] = {"name": label, **table} if isinstance(table, Mapping) else table
+        try:
+            recipe = cls.model_validate(given)
+        except ValidationError as error:
+            raise RequestError(_one_line(error)) from None
+        recipe._stem, recipe._own = stem, recipe.method
+        try:
+            augmentation(recipe.training.augment)
+        except RequestError as problem:
+            raise RequestError(f"training.augment: {problem}") from None
+        for label in recipe.methods:
+            recipe._build(recipe.methods[label], f"methods.{label}")
+        label = recipe.run.label
+        recipe = recipe.choose(recipe.method.name)
+        return recipe if label is None else recipe.with_run(label=label)
+
+    def choose(self, name: str) -> Recipe:
+        """The same experiment with another method or variant; see the top of this file for its knobs.
+
+        Raises:
+            RequestError: neither a method nor one of ``[methods]``, or knobs that do not fit.
+        """
+        if name not in METHODS and name not in self.methods:
+            raise RequestError(f"unknown method '{name}'{nearest(name, {*METHODS, *self.methods})}")
+        table = self.methods.get(name)
+        knobs = {} if table is None else table.knobs
+        method = name if table is None else table.name
+        own = self._own or self.method
+        if own.name == name:
+            knobs |= own.knobs
+        chosen = self.model_copy(update={"method": MethodChoice(name=method, **knobs)})
+        chosen._build(chosen.method, "method")
+        return chosen.with_run(label=None if name == method else name)
+
+    def with_run(self, **changes: Any) -> Recipe:
+        """The same recipe with other values in ``[run]``.
+
+        Raises:
+            RequestError: an unknown key, a wrong type or value.
+        """
+        try:
+            run = RunSettings.model_validate({**self.run.model_dump(), **changes})
+        except ValidationError as error:
+            raise RequestError(_one_line(error, ("run",))) from None
+        return self.model_copy(update={"run": run})
+
+    # using --------------------------------------------------------------------------------------------------
+
+    @property
+    def stem(self) -> str:
+        """What the experiment is called: the file's name without its ending."""
+        return self._stem
+
+    @property
+    def name(self) -> str:
+        """The variant's name, or the method's."""
+        return self.run.label or self.method.name
+
+    def variants(self) -> list[str]:
+        """The names that the recipe itself offers to `choose`: its own method, and ``[methods]``."""
+        return list(dict.fromkeys([(self._own or self.method).name, *self.methods]))
+
+    def build_method(self) -> Any:
+        """The method, a `polyfed.Method`, with its knobs."""
+        return self._build(self.method, "method")
+
+    def _build(self, choice: MethodChoice, place: str) -> Any:
+        if choice.name not in METHODS:
+            hint = nearest(choice.name, METHODS)
+            raise RequestError(f"{place}: unknown method '{choice.name}'{hint}")
+        kind = METHODS[choice.name]
+        known = [field.name for field in dataclasses.fields(kind)]
+        # a knob may be a word that Python keeps for itself: the paper's `lambda` is the field `lambda_`
+        knobs = {f"{k}_" if keyword.iskeyword(k) and f"{k}_" in known else k: v for k, v in choice.knobs.items()}
+        try:
+            return kind(**knobs)
+        except ValidationError as error:
+            shown = [name.rstrip("_") for name in known]
+            raise RequestError(_one_line(error, (*place.split("."),), shown)) from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The resolved settings as TOML has them: every knob, no None, no ``[methods]``, no key without effect."""
+        settings = self.model_dump(exclude={"methods"}, exclude_none=True)
+        knobs = dataclasses.asdict(self.build_method())
+        given = {name.rstrip("_"): value for name, value in knobs.items() if value is not None}
+        settings["method"] = {"name": self.method.name, **given}
+        used = {"dirichlet": {"alpha", "min_size"}, "classes": {"classes_per_client", "deal"}}
+        for partition, keys in used.items():
+            if self.data.partition != partition:
+                settings["data"] = {k: v for k, v in settings["data"].items() if k not in keys}
+        return settings
+
+    def dumps(self) -> str:
+        """The resolved recipe as TOML."""
+        return tomli_w.dumps(self.to_dict())
+
+
+# reading ------------------------------------------------------------------------------------------------------
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        here = sorted(p.name for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
+        hint = nearest(path.name, here) if here else ""
+        raise RequestError(f"expected a recipe file, came '{path}', which is not there{hint}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise RequestError(f"expected a recipe file, came '{path}': {reason}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise RequestError(f"expected TOML in '{path}', came something else: {error}") from None
+
+
+def _with_overrides(settings: dict[str, Any], overrides: Sequence[str], method: str | None) -> dict[str, Any]:
+    """Put `overrides` over the settings, `method` in between, so that ``method.lr=1`` means the method asked for."""
+    parsed = [_parse_override(text) for text in overrides]
+    for keys, value in parsed:
+        if keys == ["method", "name"] and method is None:
+            method = str(value)
+    for keys, value in parsed:
+        if keys[0] != "method":
+            _assign(settings, keys, value)
+    own = settings.get("method")
+    if method is not None and (own is None or (isinstance(own, dict) and own.get("name") != method)):
+        settings["method"] = {"name": method}
+    for keys, value in parsed:
+        if keys[0] == "method" and keys != ["method", "name"]:
+            _assign(settings, keys, value)
+    return settings
+
+
+def _parse_override(text: str) -> tuple[list[str], Any]:
+    """``"data.clients=20"`` to (["data", "clients"], 20)."""
+    key, equals, value = text.partition("=")
+    keys = [part.strip() for part in key.split(".")]
+    if not equals or len(keys) < 2 or not all(keys):
+        raise RequestError(f"expected --set SECTION.KEY=VALUE, for instance --set data.clients=20, came '{text}'")
+    value = value.strip()
+    try:
+        parsed = tomllib.loads(f"value = {value}")
+    except tomllib.TOMLDecodeError:
+        return keys, value
+    return keys, parsed["value"] if parsed.keys() == {"value"} else value
+
+
+def _assign(settings: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+    place = settings
+    for depth, key in enumerate(keys[:-1], 1):
+        place = place.setdefault(key, {})
+        if not isinstance(place, dict):
+            raise RequestError(f"unknown key '{'.'.join(keys)}': '{'.'.join(keys[:depth])}' is no table")
+    place[keys[-1]] = value
+
+
+def _merged(settings: Mapping[str, Any], more: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    merged = dict(settings)
+    for section, values in more.items():
+        own = merged.get(section, {})
+        merged[section] = {**own, **values} if isinstance(own, Mapping) else own
+    return merged
+
+
+# errors -------------------------------------------------------------------------------------------------------
+
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "string": "text",
+    "bool": "true or false",
+    "list": "a list",
+    "tuple": "a list",
+    "dict": "a table",
+    "model": "a table",
+    "finite": "a finite number",
+}
+_BOUNDS = {
+    "greater_than_equal": ("at least", "ge"),
+    "greater_than": ("more than", "gt"),
+    "less_than_equal": ("at most", "le"),
+    "less_than": ("less than", "lt"),
+}
+
+
+def _one_line(error: ValidationError, place: tuple[str, ...] = (), known: Iterable[str] | None = None) -> str:
+    """The first of pydantic's complaints: where, what was expected, what came, the nearest valid name.
+
+    Args:
+        error: the complaints.
+        place: keys in front of pydantic's own.
+        known: the valid keys at `place`, where they are not those of a class above.
+    """
+    complaints = error.errors(include_url=False)
+    unknown = [c for c in complaints if c["type"] in ("extra_forbidden", "unexpected_keyword_argument")]
+    first = (unknown or complaints)[0]  # an unknown key is often why another is missing
+    depth = 1 if known is not None else len(first["loc"])  # below a knob's name pydantic adds the kinds that it tried
+    keys = (*place, *(str(key).rstrip("_") for key in first["loc"][:depth]))
+    where = ".".join(keys)
+    others = len({c["loc"][:depth] for c in complaints} - {first["loc"][:depth]})
+    more = f" (and {others} more)" if others else ""
+    if unknown:
+        valid = list(_known_keys(keys[:-1]) if known is None else known)
+        home = [s for s in Recipe.model_fields if len(keys) == 2 and s != keys[0] and keys[1] in _known_keys((s,))]
+        hint = f"; it belongs to [{home[0]}]" if home else nearest(keys[-1], valid) if valid else ""
+        return f"unknown key '{where}'{hint}{more}"
+    if first["type"] == "missing":
+        return f"expected {'the section' if len(keys) == 1 else 'the key'} '{where}', which is missing{more}"
+    if first["type"] == "value_error":
+        return f"{where}: {str(first['msg']).removeprefix('Value error, ')}{more}"
+    alike = [c for c in complaints if c["loc"][:depth] == first["loc"][:depth]]
+    choices = [word for c in alike for word in re.findall(r"'([^']*)'", str(c.get("ctx", {}).get("expected", "")))]
+    hint = nearest(str(first["input"]), choices) if choices else ""
+    hint = hint if "did you mean" in hint else ""
+    return f"{where}: expected {' or '.join(map(_expected, alike))}, came {_shown(first['input'])}{hint}{more}"
+
+
+def _expected(complaint: Any) -> str:
+    """What one of pydantic's complaints would have liked."""
+    kind, context = str(complaint["type"]), complaint.get("ctx", {})
+    if kind == "literal_error":
+        return str(context["expected"])
+    if kind in _BOUNDS:
+        word, key = _BOUNDS[kind]
+        return f"{word} {context[key]:g}"
+    if kind == "too_short":
+        return f"at least {context['min_length']} entry"
+    return _KINDS.get(kind.partition("_")[0], str(complaint["msg"]))
+
+
+def _known_keys(keys: Sequence[str | int]) -> list[str]:
+    """The valid keys of a section of the recipe; none where they are not fixed."""
+    model: Any = Recipe
+    for key in keys:
+        field = model.model_fields.get(key)
+        candidates = () if field is None else (field.annotation, *get_args(field.annotation))
+        model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+        if model is None or model is MethodChoice:
+            return []
+    return list(model.model_fields)
+
+
+def _shown(value: Any) -> str:
+    """A value as TOML writes it, shortened."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return "a table"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

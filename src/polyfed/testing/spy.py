@@ -1,0 +1,122 @@
+"""A method that hands every call on to another one, and lets somebody look on."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.client import Client
+from polyfed.core.message import flatten
+from polyfed.core.method import Method, Needs
+from polyfed.core.server import Server
+from polyfed.core.settings import Stage
+
+HOOKS = (
+    "start", "plan", "exchanges", "broadcast", "aggregate", "variant", "build", "personal",
+    "receive", "inputs", "loss", "gradients", "phases", "upload", "predict", "paper_nbytes",
+)  # fmt: skip
+
+Around = Callable[..., Any]  # (call, *arguments) -> result; it decides whether to call
+
+
+class Spy(Method):
+    """Passes every hook on to `inner`, through the function given for it, or for `every` hook.
+
+    Args:
+        inner: the method.
+        every: around all hooks, told the hook's name first: (name, call, *arguments). around: hook -> function.
+    """
+
+    def __init__(self, inner: Method, every: Around | None = None, **around: Around) -> None:
+        vars(self).update(name=inner.name, paper=inner.paper, inner=inner)
+
+        for hook in HOOKS:
+            call = getattr(inner, hook)
+            if hook in around:
+                vars(self)[hook] = _through(around[hook], call)
+            elif every is not None:
+                vars(self)[hook] = _through(every, hook, call)
+            else:
+                vars(self)[hook] = call
+
+    @property
+    def needs(self) -> Needs:
+        """Those of the method."""
+        inner: Method = vars(self)["inner"]
+        return inner.needs
+
+    @property
+    def scored(self) -> Stage:
+        """That of the method."""
+        inner: Method = vars(self)["inner"]
+        return inner.scored
+
+
+def _through(function: Around, *first: Any) -> Callable[..., Any]:
+    return lambda *arguments, **named: function(*first, *arguments, **named)
+
+
+def tensors(thing: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
+    """All tensors that a hook was handed, with their places; of servers and clients, those of their states."""
+    if isinstance(thing, Tensor):
+        yield place, thing
+    elif isinstance(thing, Server):
+        yield from tensors(thing.state, "the server's state")
+    elif isinstance(thing, Client):
+        yield from tensors(thing.state, f"client {thing.id}'s state")
+        yield from tensors(thing.data.train.x, f"client {thing.id}'s data")
+    elif isinstance(thing, Mapping):
+        for name, value in thing.items():
+            yield from tensors(value, f"{place} '{name}'")
+    elif isinstance(thing, tuple | list):
+        for value in thing:
+            yield from tensors(value, place)
+
+
+def storages(message: Mapping[str, Any]) -> dict[int, str]:
+    """Address of each tensor's memory -> the tensor's name."""
+    return {t.untyped_storage().data_ptr(): name for name, t in flatten(message).items() if t.numel()}
+
+
+def live(module: nn.Module) -> dict[int, str]:
+    """The same of a network's parameters and buffers."""
+    return {t.untyped_storage().data_ptr(): name for name, t in module.state_dict().items() if t.numel()}
+
+
+def global_draws() -> tuple[bytes, ...]:
+    """The state of the global generators."""
+    numpy_state = np.random.get_state(legacy=True)
+    return (torch.get_rng_state().numpy().tobytes(), repr(numpy_state).encode(), repr(random.getstate()).encode())
+
+
+@contextlib.contextmanager
+def logged_seeds() -> Iterator[set[int]]:
+    """The seeds that generators are given inside the block."""
+    seeds: set[int] = set()
+    generator, manual_seed, default_rng = torch.Generator, torch.manual_seed, np.random.default_rng
+
+    class Logged(torch.Generator):
+        def manual_seed(self, seed: int) -> torch.Generator:
+            seeds.add(int(seed))
+            return super().manual_seed(seed)
+
+    def seeded(seed: int) -> torch.Generator:
+        seeds.add(int(seed))
+        return manual_seed(seed)
+
+    def numpy_seeded(seed: Any = None) -> np.random.Generator:
+        if isinstance(seed, int):
+            seeds.add(seed)
+        return default_rng(seed)
+
+    torch.Generator, torch.manual_seed, np.random.default_rng = Logged, seeded, numpy_seeded  # type: ignore
+    try:
+        yield seeds
+    finally:
+        torch.Generator, torch.manual_seed, np.random.default_rng = generator, manual_seed, default_rng  # type: ignore

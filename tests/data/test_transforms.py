@@ -1,0 +1,110 @@
+"""Normalising and augmenting: against slow, plain versions of the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from polyfed.data.transforms import AUGMENTATIONS, Prepare, augment, augmentation
+from polyfed.errors import RequestError
+
+
+def pictures(count: int = 64, channels: int = 3, height: int = 12, width: int = 10) -> torch.Tensor:
+    values = np.random.default_rng(0).integers(1, 256, (count, channels, height, width), dtype=np.uint8)
+    return torch.from_numpy(values)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_prepare_normalises_each_channel() -> None:
+    x, mean, std = pictures(), (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+    ready = Prepare(mean, std)(x)
+    by_hand = (x.double().numpy() / 255 - np.reshape(mean, (3, 1, 1))) / np.reshape(std, (3, 1, 1))
+    assert ready.dtype == torch.float32
+    assert np.allclose(ready, by_hand, atol=1e-6)
+    assert torch.equal(Prepare(mean, std)(x.reshape(4, 16, 3, 12, 10)).reshape(x.shape), ready)
+
+
+def test_prepare_passes_floats_and_keeps_empty_batches() -> None:
+    prepare = Prepare((0.5,), (0.5,))
+    for shape in ((2, 7), (2, 1, 3, 3)):
+        x = torch.rand(shape)
+        assert prepare(x) is x
+    assert Prepare((), ())(torch.ones(2, 3)).shape == (2, 3)
+    assert prepare(pictures(0, 1)).shape == (0, 1, 12, 10)
+
+
+def test_prepare_is_a_value() -> None:
+    assert Prepare((0.5,), (0.5,)) == Prepare((0.5,), (0.5,))
+    assert len({Prepare((0.5,), (0.5,)), Prepare((0.5,), (0.5,)), Prepare((0.1,), (0.5,))}) == 2
+
+
+def test_prepare_refuses() -> None:
+    with pytest.raises(RequestError, match="one positive std per mean"):
+        Prepare((0.5,), (0.0,))
+    with pytest.raises(RequestError, match="one positive std per mean"):
+        Prepare((0.5, 0.5), (0.5,))
+    with pytest.raises(RequestError, match=r"\(N, 1, H, W\)"):
+        Prepare((0.5,), (0.5,))(pictures())
+    with pytest.raises(RequestError, match="uint8"):
+        Prepare((0.5,), (0.5,))(torch.zeros(1, 1, 2, 2, dtype=torch.int64))
+
+
+def test_augment_is_a_crop_of_the_padded_image_or_its_mirror() -> None:
+    x = pictures(200)
+    out = augment(x, seeded())
+    assert out.dtype == torch.uint8
+    assert out.shape == x.shape
+    seen = set()
+    for before, after in zip(x.numpy(), out.numpy(), strict=True):
+        padded = np.pad(before, ((0, 0), (4, 4), (4, 4)))
+        found = [
+            (top, left, flip)
+            for top in range(9)
+            for left in range(9)
+            for flip in (False, True)
+            if np.array_equal(after[:, :, ::-1] if flip else after, padded[:, top : top + 12, left : left + 10])
+        ]
+        assert len(found) == 1
+        seen.add(found[0])
+    tops, lefts, flips = (sorted({one[i] for one in seen}) for i in range(3))
+    assert tops == lefts == list(range(9))
+    assert flips == [False, True]
+
+
+def test_augment_repeats_by_generator_and_leaves_its_input() -> None:
+    x = pictures()
+    before = x.clone()
+    assert torch.equal(augment(x, seeded()), augment(x, seeded()))
+    assert not torch.equal(augment(x, seeded()), augment(x, seeded(1)))
+    generator = seeded()
+    assert not torch.equal(augment(x, generator), augment(x, generator))
+    assert torch.equal(x, before)
+    assert augment(x[:0], seeded()).shape == (0, 3, 12, 10)
+
+
+def test_augment_does_not_touch_the_global_generator() -> None:
+    state = torch.get_rng_state()
+    augment(pictures(), seeded())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_the_same_images_on_a_gpu() -> None:
+    x = pictures()
+    assert torch.equal(augment(x, seeded()), augment(x.cuda(), seeded()).cpu())
+    prepare = Prepare((0.5,) * 3, (0.2,) * 3)
+    assert torch.allclose(prepare(x), prepare(x.cuda()).cpu(), atol=1e-6)
+
+
+def test_augmentations_by_name() -> None:
+    assert augmentation("none") is None
+    assert augmentation("crop-flip") is augment
+    assert set(AUGMENTATIONS) == {"none", "crop-flip"}
+    with pytest.raises(RequestError, match="did you mean 'crop-flip'"):
+        augmentation("crop_flip")
+    with pytest.raises(RequestError, match=r"shape \(N, C, H, W\)"):
+        augment(torch.zeros(3, 4), seeded())

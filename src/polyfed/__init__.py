@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from polyfed.version import __version__ as __version__
 
 _PLACES = {
     "run": "polyfed.session", "compare": "polyfed.session", "check": "polyfed.session", "Recipe": "polyfed.recipe",

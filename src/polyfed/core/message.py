@@ -90,11 +90,14 @@ def read_only(message: Message) -> Message:
 
 
 def copied(message: Message) -> State:
-    """The message in tensors of its own."""
+    """The message in tensors of its own, on the CPU."""
     return {
-        k: v.detach().clone() if isinstance(v, Tensor) else {name: t.detach().clone() for name, t in v.items()}
-        for k, v in message.items()
+        k: _own(v) if isinstance(v, Tensor) else {name: _own(t) for name, t in v.items()} for k, v in message.items()
     }
+
+
+def _own(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
 
 
 def shallow(state: Message) -> State:

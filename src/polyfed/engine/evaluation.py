@@ -81,18 +81,18 @@ class Memory:
     """
 
     def __init__(self) -> None:
-        self._by_client: dict[tuple[int, str, str], tuple[object, Score]] = {}
+        self._by_client: dict[tuple[int, bool, str], tuple[object, Score]] = {}
         self._by_content: dict[object, Score] = {}
         self.scored = 0  # forward passes over a test set that were really made
 
-    def recall(self, client_id: int, stage: str, part: str, key: object) -> Score | None:
+    def recall(self, client_id: int, received: bool, part: str, key: object) -> Score | None:
         """The score under this key, if the client was scored under it last time."""
-        known = self._by_client.get((client_id, stage, part))
+        known = self._by_client.get((client_id, received, part))
         return known[1] if known is not None and known[0] == key else None
 
-    def keep(self, client_id: int, stage: str, part: str, key: object, score: Score) -> None:
+    def keep(self, client_id: int, received: bool, part: str, key: object, score: Score) -> None:
         """Remember it until the key changes."""
-        self._by_client[client_id, stage, part] = (key, score)
+        self._by_client[client_id, received, part] = (key, score)
 
     def score(self, client: Client, method: Method, samples: Samples, shared: bool) -> Score:
         """Score a working client; with `shared` samples, equal models once."""

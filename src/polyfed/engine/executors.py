@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -135,7 +136,7 @@ def own_weights(client: Client, variant: str, architectures: Architectures) -> d
 def _refusal(job: Job, trained: Trained, message: Message, weights: dict[str, Tensor]) -> str | None:
     if job.exchange.trains and trained.steps == 0:
         return "no training step: too few samples for a batch of this model"
-    if trained.loss != trained.loss or trained.loss in (float("inf"), float("-inf")):
+    if not math.isfinite(trained.loss):
         return f"the training loss is {trained.loss}"
     if name := not_finite(message):
         return f"the upload is not finite ('{name}')"

@@ -174,7 +174,8 @@ class Federation:
         with _one_thread():
             first = self._restore() + 1
             if first == 1:
-                self.method.start(self.server)
+                with _at("start", 0):
+                    self.method.start(self.server)
             info = {**self.facts, "start_round": first, "out": None if self.folder is None else str(self.folder.path)}
             info |= {way: sum(r[way] for r in self.history) for way in ("bytes_up", "bytes_down")}
             self._tell("start", info)
@@ -284,15 +285,16 @@ class Federation:
         samples: Samples = getattr(client.data, part)
         if not len(samples):
             return Score(0, 0)
-        received = stage == "received" or client.weights is None  # who never took part has nothing of its own
-        message = self.method.broadcast(self.server, client.id) if received else {}
+        asks = stage == "received" or client.weights is None  # who never took part has nothing of its own
+        message = self.method.broadcast(self.server, client.id) if asks else {}
+        received = bool(message)  # who is sent nothing stays as it is
         variant = self.method.variant(self.server, client.id)
-        key = _Key(client.version, variant, received, message)
-        known = self._memory.recall(client.id, stage, part, key)
+        key = _Key(client.version, variant, message)
+        known = self._memory.recall(client.id, received, part, key)
         if known is None:
             worker = self._worker(client, variant, message if received else None)
             known = self._memory.score(worker, self.method, samples, samples is self.shared_test)
-            self._memory.keep(client.id, stage, part, key, known)
+            self._memory.keep(client.id, received, part, key, known)
         return known
 
     def _worker(self, client: Client, variant: str, message: Message | None) -> Client:
@@ -337,6 +339,10 @@ class Federation:
         if self.folder is None or snapshot is None:
             if self.folder is not None:
                 self.folder.rounds(0)
+            self._take_back(
+                Snapshot(0, {}, dict.fromkeys(range(len(self.clients))), {c.id: {} for c in self.clients}, {})
+            )
+            self.history = []
             return 0
         self._take_back(snapshot)
         self.history = self.folder.rounds(snapshot.round)
@@ -431,8 +437,8 @@ class _Tally:
 class _Key:
     """What a score depends on. Equal only if the message is made of the very same tensors, which nobody writes into."""
 
-    def __init__(self, version: int, variant: str, received: bool, message: Message) -> None:
-        self._facts = (version, variant, received)
+    def __init__(self, version: int, variant: str, message: Message) -> None:
+        self._facts = (version, variant)
         self._tensors = flatten(message)
 
     def __eq__(self, other: object) -> bool:

@@ -23,7 +23,7 @@ def check_fit(method: Method, clients: Sequence[Client], architectures: Architec
         RequestError: the first thing that does not fit, with the client, both sides and what to do.
     """
     first = {client.architecture: client for client in reversed(clients)}
-    templates = {client.architecture: architectures.template(client.architecture) for client in clients}
+    templates = {a: method.personal(architectures.template(a)) for a in dict.fromkeys(c.architecture for c in clients)}
     for architecture, module in templates.items():
         _check_forward(first[architecture], module)
     needs, name = method.needs, method.name or type(method).__name__

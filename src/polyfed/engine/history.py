@@ -6,7 +6,10 @@ import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+
+from polyfed.version import __version__
 
 
 def best_by_validation(records: Sequence[Mapping[str, Any]], stage: str) -> float | None:
@@ -51,14 +54,10 @@ def result_of(records: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) ->
 
 def versions() -> dict[str, str]:
     """Of what the numbers depend on."""
-    import numpy
-
-    import polyfed
-
     return {
-        "polyfed": polyfed.__version__,
+        "polyfed": __version__,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        "numpy": numpy.__version__,
+        "numpy": np.__version__,
         "platform": platform.platform(),
     }

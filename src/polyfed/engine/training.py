@@ -76,7 +76,7 @@ def _batches(
 def _optimizer(parameters: Sequence[nn.Parameter], training: Training, lr: float | None) -> torch.optim.Optimizer:
     rate = training.lr if lr is None else lr
     if training.optimizer == "sgd":
-        return torch.optim.SGD(parameters, rate, training.momentum, weight_decay=training.weight_decay)
+        return torch.optim.SGD(parameters, rate, training.momentum, weight_decay=training.weight_decay, fused=True)
     kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
     return kind(parameters, rate, weight_decay=training.weight_decay, fused=True)
 

@@ -230,37 +230,41 @@ def kernel_factor(
     def each() -> Iterator[Tensor]:
         return iter(representations() if callable(representations) else representations)
 
-    # first pass: widths, and the multiplier m_j of G_j = m_j Ac_j, where Ac_j is already divided by max|A_j|
+    # first pass: widths, column means, and the multiplier m_j of G_j = m_j (A_j - means)
     first: Tensor | None = None
     kept: list[Tensor] = []  # until they turn out too wide together
-    peaks, norms, widths = [], [], []
+    peaks, norms, means, widths = [], [], [], []
     for a_LD in each():
         first = a_LD[:, :1].clone() if first is None else first
         _same_rows(first, a_LD)
         prepared_LD = _prepared(a_LD)
         peaks.append(_largest(a_LD).double())
-        norms.append(_gram(prepared_LD).sqrt().double() if norm == "fro" else torch.ones_like(peaks[-1]))
+        norms.append((_gram(prepared_LD).sqrt() if norm == "fro" else prepared_LD.abs().amax()).double())
+        means.append(a_LD.to(prepared_LD.dtype).mean(dim=0))
         widths.append(a_LD.shape[1])
-        kept = [*kept, prepared_LD] if sum(widths) <= exact_rank else []
+        kept = [*kept, a_LD] if sum(widths) <= exact_rank else []
     if first is None or len(widths) != len(shares):
         raise ValueError(f"expected one weight per representation, got {len(shares)} weights for {len(widths)}")
     common = _nonzero(torch.stack(peaks).amax())
     if not bool(common.isfinite()):
         bad = [j for j, peak in enumerate(peaks) if not bool(peak.isfinite())]
         raise ValueError(f"expected finite representations, got inf or nan in those at positions {bad}")
-    if norm == "fro":
-        squares = [share / _nonzero(size) for share, size in zip(shares, norms, strict=True)]
-    else:
-        squares = [share * (peak / common) ** 2 for share, peak in zip(shares, peaks, strict=True)]
     dtype = torch.promote_types(first.dtype, torch.float32)
-    multipliers = [square.sqrt().to(dtype) for square in squares]
+    multipliers = []
+    for share, peak, size in zip(shares, peaks, norms, strict=True):
+        square = share / (_nonzero(size) * _nonzero(peak) ** 2 if norm == "fro" else common**2)
+        multipliers.append(torch.where(size > 0, square, torch.zeros_like(square)).sqrt().to(dtype))  # 0: equal rows
+
+    def scaled(source: Iterable[Tensor]) -> Iterator[Tensor]:
+        for a_LD, mean_D, m in zip(source, means, multipliers, strict=True):
+            yield (a_LD.to(dtype) - mean_D.to(dtype)).mul_(m)
 
     def parts() -> Iterator[Tensor]:
-        return (_prepared(a_LD).to(dtype) * m for a_LD, m in zip(each(), multipliers, strict=True))
+        return scaled(each())
 
     with torch.autocast(first.device.type, enabled=False):
         if kept:
-            f_Lr, tail = torch.cat([a_LD.to(dtype) * m for a_LD, m in zip(kept, multipliers, strict=True)], dim=1), 0.0
+            f_Lr, tail = torch.cat(list(scaled(kept)), dim=1), 0.0
         else:
             f_Lr = _leading(parts, first.to(dtype), min(rank, sum(widths)), oversampling, generator)
             tail = _tail(parts, f_Lr)

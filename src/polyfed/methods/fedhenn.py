@@ -10,8 +10,7 @@ No RAD is sent while eta(t) = 0. State of the server: every client's last weight
 Deviations from the paper: (1) `rad_batch` rows of the RAD per step instead of all, every `rad_every`-th step with the
 term `rad_every` times as heavy; L and 1 are the paper's. (2) K_bar travels as a factor, exact up to `exact_rank`
 columns, else of rank `rank`. (3) The RAD comes from hold-out rows that no client has; the authors' code draws it from
-the clients' training data. (4) The RAD pass runs in eval mode. (5) eta(t) = eta0 sqrt(t - 1), as in the authors' code;
-the paper leaves it open. (CKA ignores orthogonal maps, scale and shifts, not every invertible map as the paper says.)
+the clients' training data. (4) The RAD pass runs in eval mode. (5) eta(t) = eta0 sqrt(t - 1), as in the authors' code.
 """
 
 from __future__ import annotations

@@ -1,0 +1,377 @@
+"""The command line: reads words, calls `polyfed.session` and the like, prints, ends with the right exit status.
+
+Exit status: 0 done; 1 the run failed; 2 the request is wrong (one line on standard error); 130 interrupted.
+Nothing heavy is imported before a command needs it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import typer
+import typer.main
+
+from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError
+from polyfed.registry import nearest
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+app = typer.Typer(
+    name="polyfed",
+    help="Federated learning among clients whose neural networks differ.\n\n"
+    "An experiment is a recipe, a TOML file: see recipes/quickstart.toml.",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class _Closed(Exception):
+    """Whoever read our output has gone."""
+
+
+def _command(function: Command) -> Command:
+    """Registers a command, and keeps the argument parser from handling what `main` handles."""
+
+    @functools.wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> None:
+        try:
+            function(*args, **kwargs)
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted") from None
+        except BrokenPipeError:
+            raise _Closed from None
+
+    app.command()(guarded)
+    return function
+
+
+_Recipe = Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="The recipe's file.", show_default=False)]
+_Method = Annotated[
+    str | None, typer.Option(metavar="NAME", help="A method, or a variant from the recipe's \\[methods].")
+]
+_Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: --set data.clients=20. May be repeated."),
+]
+_Seed = Annotated[int | None, typer.Option(help="The seed of every random draw.")]
+_Device = Annotated[str | None, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1.")]
+_Workers = Annotated[int | None, typer.Option(help="Clients that train at the same time.")]
+_Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+_Json = Annotated[bool, typer.Option("--json", help="For machines.")]
+
+
+@app.callback(invoke_without_command=True)
+def _main(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        from polyfed import __version__
+
+        print(f"polyfed {__version__}")
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+# commands ---------------------------------------------------------------------------------------------------------
+
+
+@_command
+def run(
+    recipe: _Recipe,
+    method: _Method = None,
+    settings: _Set = None,
+    seed: _Seed = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Run folder [runs/RECIPE-METHOD-seedN].")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that the folder holds.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the run that the folder holds.")] = False,
+    workers: _Workers = None,
+    device: _Device = None,
+    quiet: _Quiet = False,
+) -> None:
+    """Run a recipe.
+
+    polyfed run recipes/quickstart.toml --method fedgh --set method.header_lr=0.1 --seed 1 --out runs/mine
+    """
+    from polyfed import session
+
+    done = session.run(
+        recipe,
+        method=method,
+        seed=seed,
+        overrides=settings or (),
+        out=out,
+        resume=resume,
+        force=force,
+        progress=not quiet,
+        device=device,
+        workers=workers,
+    )
+    _print_run(done.result, done.path)
+
+
+@_command
+def compare(
+    recipe: _Recipe,
+    methods: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,...", help="Methods and variants [all that the recipe names]; Local always is one."),
+    ] = None,
+    seeds: Annotated[str, typer.Option(metavar="0,1,...", help="One run of every method for each.")] = "0",
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for runs and tables [runs/RECIPE].")] = None,
+    settings: _Set = None,
+    force: Annotated[bool, typer.Option("--force", help="Run again what is done already.")] = False,
+    workers: _Workers = None,
+    device: _Device = None,
+    quiet: _Quiet = False,
+) -> None:
+    """Run several methods on the same data, and print and save the table.
+
+    What is done already is not run again, what was interrupted goes on.
+
+    polyfed compare recipes/quickstart.toml --methods local,fedavg,fedgh --seeds 0,1,2 --out runs/mine
+    """
+    from polyfed import session
+
+    done = session.compare(
+        recipe,
+        None if methods is None else _names(methods),
+        _whole_numbers(seeds),
+        out,
+        overrides=settings or (),
+        force=force,
+        progress=not quiet,
+        device=device,
+        workers=workers,
+    )
+    _print(str(done))
+    _print_files(done.files)
+    if done.failures:
+        raise RunError("; ".join(f"{title} failed: {reason}" for title, reason in done.failures.items()))
+
+
+@_command
+def check(
+    recipe: _Recipe,
+    method: _Method = None,
+    settings: _Set = None,
+    seed: _Seed = None,
+    device: _Device = None,
+) -> None:
+    """Try a recipe on one batch per architecture: does it fit, what will it cost? Writes nothing.
+
+    polyfed check recipes/quickstart.toml --method fedgh
+    """
+    from polyfed import session
+
+    _print(str(session.check(recipe, method=method, seed=seed, overrides=settings or (), device=device)))
+
+
+@_command
+def report(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders above them.", show_default=False)
+    ],
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write [the first DIR].")] = None,
+    stage: Annotated[str | None, typer.Option(help="received, after_local or personal [each run's own].")] = None,
+    x: Annotated[str, typer.Option(help="Axis of the curves: round, bytes or seconds.")] = "round",
+) -> None:
+    """Print the table of finished runs, and write tables (md, csv, json) and curves (png, svg).
+
+    polyfed report runs/quickstart --x bytes
+    """
+    from polyfed.report.figures import curves
+    from polyfed.report.folders import find_runs
+    from polyfed.report.tables import comparison, to_text, write
+
+    runs = find_runs(folders)
+    table = comparison(runs, stage)
+    place = folders[0] if out is None else out
+    files = [*curves(runs, place, x, stage), *write(table, place)]
+    _print(to_text(table))
+    _print_files(files)
+
+
+@_command
+def methods(json: _Json = False) -> None:
+    """List the methods, what they need and their knobs."""
+    import dataclasses
+
+    from polyfed.core.method import Needs
+    from polyfed.registry import METHODS
+
+    rows = []
+    for name, kind in METHODS.items():
+        method = kind()
+        needs = [
+            field.name
+            if getattr(method.needs, field.name) is True
+            else f"{field.name}={getattr(method.needs, field.name)}"
+            for field in dataclasses.fields(Needs)
+            if field.name != "instead" and getattr(method.needs, field.name) != field.default
+        ]
+        knobs = {key.rstrip("_"): value for key, value in dataclasses.asdict(method).items()}
+        rows.append({"name": name, "paper": method.paper, "scored": method.scored, "needs": needs, "knobs": knobs})
+    _list(rows, json)
+
+
+@_command
+def models(json: _Json = False) -> None:
+    """List the models: parameters and width of the representation, on the data that each was made for."""
+    from polyfed.models.zoo import describe
+
+    _list(describe(), json)
+
+
+@_command
+def datasets(json: _Json = False) -> None:
+    """List the data sets, and whether their files are here (below POLYFED_DATA)."""
+    from polyfed.data.images import has_parquet
+    from polyfed.registry import DATASETS
+
+    root = os.environ.get("POLYFED_DATA")
+    place = Path(root).expanduser() if root else None
+    own = sorted(p.name for p in place.iterdir() if has_parquet(p)) if place is not None and place.is_dir() else []
+    rows: list[dict[str, Any]] = []
+    for name, loader in DATASETS.items():
+        about = " ".join((loader.__doc__ or "").split("\n\n")[0].split())
+        here = True if name == "digits" else None if name == "parquet" else name in own
+        rows.append({"name": name, "about": about, "here": here})
+    rows += [{"name": name, "about": f"Parquet files in {place}", "here": True} for name in own if name not in DATASETS]
+    _list(rows, json)
+
+
+# printing ---------------------------------------------------------------------------------------------------------
+
+
+def _print(text: str) -> None:
+    """To standard output, in whatever encoding it has."""
+    encoding = sys.stdout.encoding or "utf-8"
+    plain = text.replace("±", "+/-") if "utf" not in encoding.lower() else text
+    print(plain.encode(encoding, "replace").decode(encoding))
+
+
+def _print_run(result: Mapping[str, Any], path: Path | None) -> None:
+    from polyfed.units import human_bytes, human_seconds
+
+    for stage, score in result["accuracy_by_stage"].items():
+        mean, std, low, high = (100 * score[key] for key in ("mean", "std", "min", "max"))
+        _print(f"accuracy {stage:<12} {mean:6.2f} %  (clients: std {std:.2f}, lowest {low:.2f}, highest {high:.2f})")
+    _print(
+        f"bytes {human_bytes(result['bytes_up'])} up, {human_bytes(result['bytes_down'])} down; "
+        f"{human_seconds(result['seconds'])}" + (f"; {result['refused']} refused" if result["refused"] else "")
+    )
+    _print(f"run folder {path}")
+
+
+def _print_files(files: Sequence[Path]) -> None:
+    for file in files:
+        _print(f"wrote {file}")
+
+
+def _list(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
+    """A table of what is there; columns wrap at the terminal's width."""
+    if as_json:
+        import json
+
+        print(json.dumps([dict(row) for row in rows], indent=2))
+        return
+    import shutil
+    import textwrap
+
+    cells = [[_words(value) for value in row.values()] for row in rows]
+    heads = list(rows[0])
+    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+    room = shutil.get_terminal_size((120, 24)).columns - sum(widths[:-1]) - 2 * len(widths[:-1])
+    widths[-1] = max(30, min(widths[-1], room))
+    for row in [heads, ["-" * width for width in widths], *cells]:
+        *first, last = row
+        start = "".join(f"{cell:<{width}}  " for cell, width in zip(first, widths, strict=False))
+        for line in textwrap.wrap(last, widths[-1]) or [""]:
+            _print(f"{start}{line}".rstrip())
+            start = " " * len(start)
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={_words(item)}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) and value > 9999 else str(value)
+
+
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise RequestError(f"expected --methods as names with commas between (local,fedgh), came '{text}'")
+    return names
+
+
+def _whole_numbers(text: str) -> list[int]:
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise RequestError(f"expected --seeds as whole numbers with commas between (0,1,2), came '{text}'") from None
+
+
+# ending -----------------------------------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """The program: runs a command and exits."""
+    raise SystemExit(status(sys.argv[1:] if arguments is None else arguments))
+
+
+def status(arguments: Sequence[str]) -> int:
+    """Run a command; its exit status."""
+    warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", file=sys.stderr)
+    try:
+        code = typer.main.get_command(app).main(list(arguments), prog_name="polyfed", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except (_Closed, BrokenPipeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the interpreter's last flush is quiet
+        return 1
+    except KeyboardInterrupt:
+        return _said("interrupted", 130)
+    except PolyfedError as error:
+        hint = "; go on with --resume" if isinstance(error, Interrupted) and "whole rounds" in str(error) else ""
+        return _said(f"{error}{hint}", error.exit_status)
+    except Exception as error:
+        if hasattr(error, "format_message"):  # the argument parser's own
+            return _said(_usage(error, arguments), 2)
+        if os.environ.get("POLYFED_DEBUG"):
+            raise
+        return _said(f"{type(error).__name__}: {error} (POLYFED_DEBUG=1 shows where)", 1)
+
+
+def _said(text: str, code: int) -> int:
+    print(f"polyfed: {' '.join(text.split())}", file=sys.stderr)
+    return code
+
+
+def _usage(error: Any, arguments: Sequence[str]) -> str:
+    """One line for an unknown command or option, a missing argument, a value of the wrong kind."""
+    text = " ".join(str(error.format_message()).split())
+    context = getattr(error, "ctx", None)
+    command = getattr(context, "command", None)
+    place = getattr(context, "command_path", "polyfed")
+    option = getattr(error, "option_name", None)
+    if option is not None and "No such option" in text:
+        known = {name for parameter in getattr(command, "params", ()) for name in parameter.opts}
+        return f"unknown option '{option}'{nearest(option, known | {'--help'})}"
+    if text.startswith("No such command"):
+        known = set(getattr(command, "commands", ()))
+        word = next((word for word in arguments if not word.startswith("-")), "")
+        return f"unknown command '{word}'{nearest(word, known)}"
+    return f"{text.rstrip('.')}; see '{place} --help'"

@@ -1,0 +1,11 @@
+"""What the tests of the methods share is in `toys.py`; here only a check that one process means one thread."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)

@@ -1,0 +1,248 @@
+"""FedAvg against NumPy by hand (baselines 3.2, fedin 8.7)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from toys import CLASSES, NETS, Samples, clients, federation, model_with, moved, numpy_mean, rounds, same, samples
+from torch import nn
+from torch.nn import functional as F
+
+from polyfed.core.client import Client
+from polyfed.core.message import nbytes
+from polyfed.errors import RequestError
+from polyfed.methods import FedAvg, Local
+
+
+class Two(nn.Module):
+    """Two parameters: logits (a x, b x)."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([0.3, -0.2]))
+
+    def forward(self, x):
+        return x * self.w
+
+
+def two_clients():
+    one = Client("two", (torch.tensor([[2.0]]), torch.tensor([0])))
+    three = Client("two", (torch.tensor([[1.0], [-3.0], [0.5]]), torch.tensor([1, 0, 1])))
+    return [one, three]
+
+
+def numpy_client(w, x, y, lr, epochs):
+    w = w.copy()
+    for _ in range(epochs):
+        logits = x * w
+        p = np.exp(logits - logits.max(1, keepdims=True))
+        p /= p.sum(1, keepdims=True)
+        w -= lr * (((p - np.eye(2)[y]) * x).mean(0))
+    return w
+
+
+@pytest.mark.parametrize(("weighting", "shares"), [("samples", (0.25, 0.75)), ("uniform", (0.5, 0.5))])
+@pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
+def test_two_clients_two_parameters(weighting, shares, aggregation):
+    members = two_clients()
+    method = FedAvg(weighting=weighting, aggregation=aggregation)
+    history = rounds(method, members, {"two": Two}, classes=2, rounds=3, epochs=2, batch_size=8, lr=0.5)
+    w = np.array([0.3, -0.2])
+    signs = set()
+    for round in history:
+        ends = [numpy_client(w, c.data.train.x.numpy(), c.data.train.y.numpy(), 0.5, 2) for c in members]
+        signs |= {np.sign(e - w).tolist()[0] for e in ends}
+        w = sum(s * e for s, e in zip(shares, ends, strict=True))
+        (model,) = (round.after[name] for name in round.after if name.startswith("model"))
+        np.testing.assert_allclose(model["w"].numpy(), w, atol=1e-6)
+    assert signs == {-1.0, 1.0}, "the two clients should pull both ways"
+
+
+def shared(state):
+    (model,) = (state[name] for name in state if name.startswith("model"))
+    return model
+
+
+def test_one_client_has_all_the_weight():
+    (round,) = rounds(FedAvg(), clients(["shallow"]), rounds=1)
+    assert same(shared(round.after), round.weights[0])
+
+
+def test_shares_are_over_those_who_answered():
+    sizes = [4, 8, 12, 20]
+    history = rounds(
+        FedAvg(), clients(["shallow"] * 4, sizes), rounds=4, participation=0.75, lose=lambda r, i: i == (r + 1) % 4 or r == 4
+    )
+    for number, round in enumerate(history[:3], 1):
+        lost = (number + 1) % 4
+        answered = [i for i in round.record["clients"] if i != lost]
+        assert 0 < len(answered) < 4
+        for name, value in shared(round.after).items():
+            expected = numpy_mean([round.trained[i] for i in answered], [sizes[i] for i in answered], name)
+            np.testing.assert_allclose(value.numpy(), expected, atol=1e-6)
+    assert same(shared(history[3].after), shared(history[2].after)), "nobody answered: the model stays"
+
+
+def test_everybody_starts_from_what_was_sent():
+    history = rounds(FedAvg(), clients(["shallow"] * 3), rounds=3, participation=0.7)
+    state = None
+    for round in history:
+        assert len(round.down) == 2
+        for message in round.down.values():
+            assert same(message["model"], shared(round.before))
+            assert state is None or same(message["model"], state)
+        state = shared(round.after)
+
+
+def test_lr_0_leaves_the_weights_but_not_batchnorms_statistics():
+    history = rounds(FedAvg(), clients(["bn"] * 2), rounds=2, lr=0.0)
+    start, end = shared(history[0].before), shared(history[1].after)
+    parameters = {name for name, _ in NETS["bn"]().named_parameters()}
+    for name in start:
+        assert torch.equal(start[name], end[name]) == (name in parameters)
+
+
+def test_batchnorm_statistics_are_averaged_and_its_counter_stays_at_home():
+    (round,) = rounds(FedAvg(), clients(["bn"] * 2, sizes=[8, 24]), rounds=1)
+    model = shared(round.after)
+    buffers = [name for name in model if name.endswith(("running_mean", "running_var"))]
+    assert len(buffers) == 2 * 3
+    for name in buffers:
+        expected = 0.25 * round.trained[0][name].double() + 0.75 * round.trained[1][name].double()
+        torch.testing.assert_close(model[name].double(), expected, atol=1e-6, rtol=0)
+        assert moved({name: round.trained[0][name]}, {name: round.trained[1][name]}) > 1e-3
+    assert not any("num_batches" in name for message in round.up.values() for name in message["model"])
+    counter = "extractor.bn.num_batches_tracked"
+    assert [int(round.weights[i][counter]) for i in (0, 1)] == [2, 6]
+
+
+@pytest.mark.parametrize("architecture", ["shallow", "bn"])
+def test_bytes(architecture):
+    model = NETS[architecture]()
+    floats = sum(t.numel() for t in model.state_dict().values() if t.is_floating_point())
+    history = rounds(FedAvg(), clients([architecture] * 4), rounds=2, participation=0.5)
+    for round in history:
+        assert round.record["bytes_down"] == 2 * 4 * floats
+        assert round.record["bytes_up"] == 2 * (4 * floats + 8)
+        assert set(round.record["bytes_by_client"]) == {str(i) for i in round.record["clients"]}
+        assert all(nbytes(m) == 4 * floats + 8 for m in round.up.values())
+
+
+# ---- several architectures ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("architectures", [["shallow", "deep", "deep"], ["deep-bn", "bn", "bn"]])
+def test_layer_wise_is_the_mean_over_those_who_have_the_tensor(architectures):
+    sizes = [4, 8, 12]
+    history = rounds(FedAvg(), clients(architectures, sizes), rounds=2)
+    for round in history:
+        models = [message["model"] for message in round.up.values()]
+        union = shared(round.after)
+        assert union.keys() == set().union(*models)
+        for name, value in union.items():
+            np.testing.assert_allclose(value.numpy(), numpy_mean(models, sizes, name), atol=1e-6)
+    deep = architectures.index("deep" if "deep" in architectures else "deep-bn")
+    only = [name for name in union if "block3" in name]
+    assert only
+    if architectures.count(architectures[deep]) == 1:  # who alone has a tensor decides it, bit for bit
+        assert all(torch.equal(union[name], models[deep][name]) for name in only)
+    for number, architecture in enumerate(architectures):
+        own = {name for name, t in NETS[architecture]().state_dict().items() if t.is_floating_point()}
+        assert history[1].down[number]["model"].keys() == own
+
+
+def test_absent_layers_keep_their_value():
+    lose = lambda round, client: client in (1, 2)  # noqa: E731
+    (round,) = rounds(FedAvg(), clients(["shallow", "deep", "deep"]), rounds=1, lose=lose)
+    before, after = shared(round.before), shared(round.after)
+    for name in before:
+        held = name in round.up[0]["model"]
+        assert torch.equal(before[name], after[name]) != held
+        assert not held or torch.equal(after[name], round.up[0]["model"][name])
+
+
+def test_layer_wise_starts_alike_where_names_are_shared():
+    (round,) = rounds(FedAvg(), clients(["shallow", "deep"]), rounds=1)
+    shallow, deep = (round.down[i]["model"] for i in (0, 1))
+    assert shallow.keys() < deep.keys()
+    assert all(torch.equal(shallow[name], deep[name]) for name in shallow)
+
+
+def test_same_shape_never_mixes_architectures():
+    architectures, sizes = ["shallow", "wide", "shallow", "broad", "wide"], [4, 8, 12, 8, 4]
+    history = rounds(FedAvg(aggregation="same-shape"), clients(architectures, sizes), rounds=2, lose=lambda r, i: i == 3)
+    for round in history:
+        for architecture in set(architectures):
+            members = [i for i, a in enumerate(architectures) if a == architecture and i != 3]
+            after = round.after[f"model {architecture}"]
+            for name, value in after.items():
+                if members:
+                    expected = numpy_mean([round.trained[i] for i in members], [sizes[i] for i in members], name)
+                    np.testing.assert_allclose(value.numpy(), expected, atol=1e-6)
+                else:
+                    assert torch.equal(value, round.before[f"model {architecture}"][name])
+    # the other architectures' data make no difference to one's model
+    alone = rounds(FedAvg(aggregation="same-shape"), clients(architectures[:1] * 3, sizes[:3]), rounds=1, lose=lambda r, i: i == 1)
+    assert same(alone[0].after["model shallow"], history[0].after["model shallow"])
+
+
+def test_layer_wise_refuses_what_is_not_nested():
+    with pytest.raises(RequestError, match=r"client 1 \('wide'\).*same-shape"):
+        federation(FedAvg(), clients(["shallow", "wide"]))
+
+
+def test_with_one_architecture_both_aggregations_are_one():
+    runs = [rounds(FedAvg(aggregation=a), clients(["deep"] * 3, [4, 8, 12])) for a in ("layer-wise", "same-shape")]
+    assert same(shared(runs[0][1].after), shared(runs[1][1].after))
+
+
+# ---- reductions ----------------------------------------------------------------------------------------------------
+
+
+def test_identical_data_and_one_full_batch_is_the_centralised_step():
+    data = samples(20, seed=7)
+    (round,) = rounds(FedAvg(), [Client("deep", data) for _ in range(3)], rounds=1, batch_size=20, lr=0.5)
+    model = model_with(NETS["deep"], shared(round.before))
+    F.cross_entropy(model(data.x), data.y).backward()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(shared(round.after)[name], p.detach() - 0.5 * p.grad, atol=1e-6, rtol=0)
+
+
+def test_one_step_on_parts_is_one_step_on_the_whole():
+    """Unequal full batches: weights n_k make the averaged step the step on the pooled data; plain weights do not."""
+    parts = [samples(4, 1, (0, 1)), samples(16, 2, (1, 2))]
+    pooled = Samples(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]))
+    gaps = {}
+    for weighting in ("samples", "uniform"):
+        (round,) = rounds(
+            FedAvg(weighting=weighting), [Client("deep", p) for p in parts], rounds=1, batch_size=20, lr=0.5
+        )
+        model = model_with(NETS["deep"], shared(round.before))
+        F.cross_entropy(model(pooled.x), pooled.y).backward()
+        expected = {name: p.detach() - 0.5 * p.grad for name, p in model.named_parameters()}
+        gaps[weighting] = moved(expected, shared(round.after))
+    assert gaps["samples"] < 1e-6
+    assert gaps["uniform"] > 1e-3
+
+
+def test_the_order_of_clients_does_not_matter():
+    parts = [samples(n, seed) for seed, n in enumerate((4, 8, 16))]
+    ends = []
+    for order in ((0, 1, 2), (2, 0, 1)):
+        history = rounds(FedAvg(), [Client("deep", parts[i]) for i in order], rounds=3, batch_size=16)
+        ends.append(shared(history[-1].after))
+    assert moved(*ends) < 1e-6
+
+
+def test_one_client_is_local_training_from_the_shared_start():
+    fedavg = rounds(FedAvg(), clients(["deep"]), rounds=3)
+    start = model_with(NETS["deep"], shared(fedavg[0].before))
+    local = rounds(Local(), [Client(start, clients(["deep"])[0].data.train)], rounds=3)
+    assert same(local[-1].weights[0], fedavg[-1].weights[0])
+
+
+def test_learns_what_no_client_has_alone():
+    members = [Client("shallow", samples(60, i, (i, (i + 1) % CLASSES)), samples(120, 50 + i)) for i in range(3)]
+    run = {m.name: federation(m, members, rounds=15, lr=0.2)[0].run().result["accuracy"] for m in (FedAvg(), Local())}
+    assert run["fedavg"] > run["local"] + 0.05

@@ -1,0 +1,125 @@
+"""Local, and with it the training loop that all methods share, against a plain PyTorch loop (baselines 3.1)."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from toys import CLASSES, NETS, clients, federation, moved, rounds, same
+from torch.nn import functional as F
+
+from polyfed.core.architectures import Architectures
+from polyfed.core.randomness import generator
+from polyfed.methods import Local
+
+
+def initial(architecture, client_id, seed=0):
+    return Architectures(NETS, Local(), seed, torch.device("cpu")).initial(architecture, owner=client_id)
+
+
+def plain(model, data, optimizer, epochs, batch_size, order, skip_single=False):
+    """What anybody would write: shuffled minibatches, the last one ragged."""
+    model.train()
+    for _ in range(epochs):
+        permutation = torch.randperm(len(data.y), generator=order)
+        for start in range(0, len(permutation), batch_size):
+            rows = permutation[start : start + batch_size]
+            if skip_single and len(rows) == 1:
+                continue
+            optimizer.zero_grad()
+            F.cross_entropy(model(data.x[rows]), data.y[rows]).backward()
+            optimizer.step()
+
+
+OPTIMIZERS = {
+    "sgd": ({"lr": 0.1}, lambda p: torch.optim.SGD(p, lr=0.1)),
+    "momentum": (
+        {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01},
+        lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.01),
+    ),
+    "adam": ({"optimizer": "adam", "lr": 0.01}, lambda p: torch.optim.Adam(p, lr=0.01, fused=True)),
+    "adamw": (
+        {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1},
+        lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1, fused=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("architecture", ["shallow", "deep", "bn"])
+def test_equals_a_plain_loop_bit_for_bit(kind, architecture):
+    training, make = OPTIMIZERS[kind]
+    members = clients([architecture] * 2, sizes=[13, 10])  # 13 in batches of 4: a last batch of one, which BN cannot take
+    history = rounds(Local(), members, rounds=3, epochs=2, **training)
+    for number, client in enumerate(members):
+        model = NETS[architecture]()
+        model.load_state_dict(initial(architecture, number))
+        for round in (1, 2, 3):  # momentum and Adam's moments are fresh in every round
+            order = generator(0, "batches", "train", round, number)
+            plain(model, client.data.train, make(model.parameters()), 2, 4, order, skip_single=architecture == "bn")
+            assert same(history[round - 1].weights[number], model.state_dict())
+
+
+def test_adam_against_the_formula():
+    """One batch per round, so that NumPy can follow: step 1 of Adam is lr * g / (|g| + eps), whatever the betas."""
+    members = clients(["shallow"], sizes=8)
+    one = rounds(Local(), members, rounds=1, batch_size=8, optimizer="adam", lr=0.01)[0].weights[0]
+    model = NETS["shallow"]()
+    start = initial("shallow", 0)
+    model.load_state_dict(start)
+    F.cross_entropy(model(members[0].data.train.x), members[0].data.train.y).backward()
+    for name, p in model.named_parameters():
+        g = p.grad.double().numpy()
+        expected = start[name].double().numpy() - 0.01 * g / (np.abs(g) + 1e-8)
+        np.testing.assert_allclose(one[name].numpy(), expected, atol=2e-6)
+
+
+def test_clients_start_apart_and_seeds_differ():
+    assert moved(initial("shallow", 0), initial("shallow", 1)) > 0.01
+    assert moved(initial("shallow", 0), initial("shallow", 0, seed=1)) > 0.01
+    assert same(initial("shallow", 0), initial("shallow", 0))
+
+
+def test_sends_nothing_and_leaves_the_others_alone():
+    members = clients(["shallow", "deep", "wide", "bn"])
+    fed, watch = federation(Local(), members, rounds=4, participation=0.5)
+    fed.run()
+    weights = dict.fromkeys(range(4))
+    trained = set()
+    for round in watch.rounds:
+        assert round.record["bytes_up"] == round.record["bytes_down"] == 0
+        assert all(not message for message in [*round.up.values(), *round.down.values()])
+        assert round.after == {}
+        drawn = set(round.record["clients"])
+        assert len(drawn) == 2
+        trained |= drawn
+        for number in range(4):
+            now, last = round.weights[number], weights[number]
+            if number not in drawn:
+                assert (now is None and last is None) or same(now, last)
+            else:
+                start = initial(members[number].architecture, number) if last is None else last
+                assert moved(now, start) > 1e-4
+        weights = round.weights
+    assert trained == set(range(4)), "choose another seed: somebody was never drawn"
+
+
+def test_the_users_own_network_starts_where_it_stands_and_is_not_touched():
+    from polyfed.core.client import Client
+
+    torch.manual_seed(3)
+    mine = NETS["shallow"]()
+    before = copy.deepcopy(mine.state_dict())
+    data = clients(["shallow"])[0].data.train
+    fed, watch = federation(Local(), [Client(mine, data)], rounds=1, epochs=1)
+    fed.run()
+    assert same(mine.state_dict(), before)
+    plain(mine, data, torch.optim.SGD(mine.parameters(), lr=0.1), 1, 4, generator(0, "batches", "train", 1, 0))
+    assert same(watch.rounds[0].weights[0], mine.state_dict())
+
+
+def test_learns():
+    fed, _ = federation(Local(), clients(["shallow", "deep"], sizes=60, test=90), rounds=8, epochs=3, lr=0.2)
+    assert fed.run().result["accuracy"] > 1 / CLASSES + 0.2

@@ -1,0 +1,194 @@
+"""Tiny federations on Gaussian data, and a watcher that keeps every message, every model and every server state."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.client import Client, Public
+from polyfed.core.message import Message, copied, shallow
+from polyfed.core.method import Batch, Method
+from polyfed.core.settings import Evaluation, Training
+from polyfed.data.samples import Samples
+from polyfed.engine.executors import Outcome, at_work
+from polyfed.engine.federation import Federation
+from polyfed.models.split import SplitModel, Staged
+
+INPUTS, CLASSES = 4, 3
+
+
+def net(depth: int = 1, width: int = 6, features: int = 5, batchnorm: bool = False, dropout: float = 0.0) -> Staged:
+    """Linear extractor, `depth` inner blocks, and a last layer; a shallow one's tensors are those of a deeper one."""
+
+    def layers(outputs: int, inputs: int) -> nn.Sequential:
+        parts: OrderedDict[str, nn.Module] = OrderedDict(linear=nn.Linear(inputs, outputs))
+        if batchnorm:
+            parts["bn"] = nn.BatchNorm1d(outputs)
+        parts["tanh"] = nn.Tanh()
+        if dropout:
+            parts["dropout"] = nn.Dropout(dropout)
+        return nn.Sequential(parts)
+
+    body = OrderedDict((f"block{i + 1}", layers(width, width)) for i in range(depth))
+    body["last"] = layers(features, width)
+    return Staged(layers(width, INPUTS), nn.Sequential(body), nn.Linear(features, CLASSES), architecture="net")
+
+
+def samples(n: int, seed: int, classes: Sequence[int] = range(CLASSES)) -> Samples:
+    """Gaussian inputs around a centre per class."""
+    g = torch.Generator().manual_seed(seed)
+    y = torch.tensor(list(classes))[torch.randint(0, len(classes), (n,), generator=g)]
+    centres = 2 * torch.randn(CLASSES, INPUTS, generator=torch.Generator().manual_seed(99))
+    return Samples(torch.randn(n, INPUTS, generator=g) + centres[y], y)
+
+
+def clients(architectures: Sequence[str], sizes: Sequence[int] | int = 12, test: int = 0) -> list[Client]:
+    """One client per architecture name, with data of its own."""
+    counts = [sizes] * len(architectures) if isinstance(sizes, int) else sizes
+    held = [samples(test, 1000 + i) if test else None for i in range(len(counts))]
+    return [Client(a, samples(n, i), held[i]) for i, (a, n) in enumerate(zip(architectures, counts, strict=True))]
+
+
+def public(n: int = 40, seed: int = 500) -> Public:
+    """Hold-out rows."""
+    return Public(samples(n, seed))
+
+
+@dataclass
+class Round:
+    """All that happened in a round."""
+
+    down: dict[int, Message]
+    up: dict[int, Message]
+    weights: dict[int, dict[str, Tensor] | None]  # of all clients, after the round
+    before: dict[str, Any]  # server state while the clients worked
+    after: dict[str, Any]
+    record: Mapping[str, Any]
+    trained: dict[int, Mapping[str, Tensor]]  # weights right after training, also of those whose upload was lost
+
+
+class Watch:
+    """Stands in for the executor and the tracker of a federation; loses the uploads that `lose(round, id)` says."""
+
+    def __init__(self, federation: Federation, lose: Callable[[int, int], bool] | None = None) -> None:
+        self._inner, self._federation, self._lose = federation.executor, federation, lose
+        self._now: dict[str, Any] = {}
+        self.rounds: list[Round] = []
+
+    def run(self, jobs: Any, done: Any) -> list[Outcome]:
+        server = self._federation.server
+        self._now = {"down": {job.client.id: copied(job.message) for job in jobs}, "before": shallow(server.state)}
+        outcomes = self._inner.run(jobs, done)
+        self._now["trained"] = {o.client_id: o.weights for o in outcomes}
+        if self._lose is not None:
+            lost = [self._lose(server.round, o.client_id) for o in outcomes]
+            outcomes = [
+                dataclasses.replace(o, refused="lost") if gone else o for o, gone in zip(outcomes, lost, strict=True)
+            ]
+        self._now["up"] = {o.client_id: o.message for o in outcomes}
+        return outcomes
+
+    def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
+        after = shallow(self._federation.server.state)
+        weights = {client.id: client.weights for client in self._federation.clients}
+        self.rounds.append(Round(weights=weights, after=after, record=record, **self._now))
+
+    def start(self, info: Any) -> None: ...
+    def client_done(self, done: int, total: int) -> None: ...
+    def message(self, text: str) -> None: ...
+    def end(self, result: Any) -> None: ...
+
+
+def federation(
+    method: Method,
+    members: Sequence[Client],
+    builders: Mapping[str, Callable[[], nn.Module]] | None = None,
+    *,
+    seed: int = 0,
+    held: Public | None = None,
+    lose: Callable[[int, int], bool] | None = None,
+    classes: int = CLASSES,
+    evaluation: Evaluation | None = None,
+    **training: Any,
+) -> tuple[Federation, Watch]:
+    """A federation and its watcher; two rounds of one epoch in batches of 4 at rate 0.1 unless told."""
+    settings = Training(**{"rounds": 2, "batch_size": 4, "lr": 0.1, **training})
+    fed = Federation(
+        members, method, settings, evaluation, seed=seed, public=held, builders=builders or NETS, classes=classes
+    )
+    watch = Watch(fed, lose)
+    fed.executor = watch
+    fed.trackers.append(watch)
+    return fed, watch
+
+
+def rounds(*args: Any, **kwargs: Any) -> list[Round]:
+    """Run such a federation."""
+    fed, watch = federation(*args, **kwargs)
+    fed.run()
+    return watch.rounds
+
+
+NETS: dict[str, Callable[[], nn.Module]] = {
+    "shallow": lambda: net(depth=1),
+    "deep": lambda: net(depth=3),
+    "wide": lambda: net(width=9),  # other cuts, same representation
+    "broad": lambda: net(features=8),  # same cut, another representation
+    "bn": lambda: net(batchnorm=True),
+    "deep-bn": lambda: net(depth=3, batchnorm=True),
+    "dropout": lambda: net(batchnorm=True, dropout=0.4),
+}
+
+
+def worker(fed: Federation, number: int, round: int = 1, weights: Mapping[str, Tensor] | None = None) -> Client:
+    """A client at work, as the executor would hand it to the method."""
+    client = fed.clients[number]
+    if weights is not None:
+        client.weights = dict(weights)
+    at = at_work(client, "", fed.architectures)
+    at.round = round
+    fed.server.round = round
+    return at
+
+
+def model_with(builder: Callable[[], nn.Module], weights: Mapping[str, Tensor]) -> SplitModel:
+    """A fresh network holding these weights, in eval mode."""
+    model = builder()
+    model.load_state_dict(dict(weights), strict=False)
+    return model.eval()  # type: ignore[return-value]
+
+
+def batch(data: Samples, rows: slice = slice(None)) -> Batch:
+    """These rows as a batch."""
+    return Batch(data.x[rows], data.y[rows], torch.ones(len(data.y[rows])))
+
+
+def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    """Equal names and bits."""
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def moved(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    """The largest change of any entry."""
+    return max(float((a[name].double() - b[name].double()).abs().max()) for name in a)
+
+
+def numpy_mean(models: Sequence[Mapping[str, Tensor]], shares: Sequence[float], name: str) -> np.ndarray:
+    """The weighted mean of one tensor over those who have it."""
+    held = [(m[name].double().numpy(), s) for m, s in zip(models, shares, strict=True) if name in m]
+    return sum(t * s for t, s in held) / sum(s for _, s in held)
+
+
+def bits(message: Message) -> dict[str, Tensor]:
+    """Group and tensor names -> tensors, for comparison."""
+    flat: dict[str, Tensor] = {}
+    for name, value in message.items():
+        flat |= {name: value} if isinstance(value, Tensor) else {f"{name}/{k}": v for k, v in value.items()}
+    return flat

@@ -10,8 +10,8 @@ from polyfed.version import __version__ as __version__
 _PLACES = {
     "run": "polyfed.session", "compare": "polyfed.session", "check": "polyfed.session", "Recipe": "polyfed.recipe",
     "Federation": "polyfed.engine.federation", "Run": "polyfed.engine.federation",
-    "Client": "polyfed.core.client", "Server": "polyfed.core.server", "Method": "polyfed.core.method",
     "Training": "polyfed.core.settings", "Evaluation": "polyfed.core.settings", "split": "polyfed.models.adapt",
+    "Client": "polyfed.core.client", "Method": "polyfed.core.method", "SplitModel": "polyfed.models.split",
 }  # fmt: skip
 __all__ = [*_PLACES, "methods"]
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from polyfed import methods as methods
     from polyfed.core.client import Client as Client
     from polyfed.core.method import Method as Method
-    from polyfed.core.server import Server as Server
     from polyfed.core.settings import Evaluation as Evaluation
     from polyfed.core.settings import Training as Training
     from polyfed.engine.federation import Federation as Federation
     from polyfed.engine.federation import Run as Run
     from polyfed.models.adapt import split as split
+    from polyfed.models.split import SplitModel as SplitModel
     from polyfed.recipe import Recipe as Recipe
     from polyfed.session import check as check
     from polyfed.session import compare as compare

@@ -1,6 +1,6 @@
 """Labelled images from Parquet files in the layout of the Hugging Face Hub, decoded once to uint8.
 
-The files are read with pyarrow (it comes with `datasets`), not with ``datasets.load_dataset``: that one first writes
+The files are read with pyarrow, not with ``datasets.load_dataset``: that one first writes
 a converted copy of every file, and needs no less memory. What `datasets` knows about the columns (which are images,
 which are labels and what the classes are called) stands in the files' own schema and is read from there.
 
@@ -171,8 +171,8 @@ def _open(path: Path) -> Any:
     Raises:
         RequestError: not a whole Parquet file.
     """
-    import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
-    import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
     try:
         return pq.ParquetFile(path)
@@ -230,7 +230,7 @@ def _label_columns(schema: Any, features: dict[str, dict[str, Any]]) -> list[str
 
 
 def _holds_bytes(kind: Any) -> bool:
-    import pyarrow.types as types  # type: ignore[import-untyped, unused-ignore]
+    import pyarrow.types as types
 
     if types.is_struct(kind):
         return any(field.name == "bytes" and _holds_bytes(field.type) for field in kind)
@@ -319,7 +319,7 @@ def _read_side(
 def _batches(path: Path, columns: _Columns) -> Iterator[tuple[list[bytes | None], NDArray[Any]]]:
     """Encoded images and labels of one file, some rows at a time."""
     import pyarrow as pa
-    import pyarrow.compute as pc  # type: ignore[import-untyped, unused-ignore]
+    import pyarrow.compute as pc
     import pyarrow.types as types
 
     try:

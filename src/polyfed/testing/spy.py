@@ -89,10 +89,10 @@ def live(module: nn.Module) -> dict[int, str]:
     return {t.untyped_storage().data_ptr(): name for name, t in module.state_dict().items() if t.numel()}
 
 
-def global_draws() -> tuple[bytes, ...]:
+def global_draws() -> tuple[object, ...]:
     """The state of the global generators."""
-    numpy_state = np.random.get_state(legacy=True)
-    return (torch.get_rng_state().numpy().tobytes(), repr(numpy_state).encode(), repr(random.getstate()).encode())
+    _, key, place, *_ = np.random.get_state(legacy=True)
+    return torch.get_rng_state().numpy().tobytes(), key.tobytes(), place, random.getstate()  # type: ignore[union-attr]
 
 
 @contextlib.contextmanager

@@ -1,0 +1,76 @@
+"""The conformance kit: is this a method that the whole house can carry? For the library's methods and for your own.
+
+In a test file, one line gives one test per property::
+
+    test_mine = polyfed.testing.conformance(MyMethod())
+
+or without pytest: ``polyfed.testing.check(MyMethod())``, which raises `Nonconformance` with everything it found. The
+properties are in `polyfed.testing.properties`, one function each. Each repeats, as a question, an error that was found
+in published code. The kit makes its own tiny federations and takes seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from polyfed.core.method import Method
+from polyfed.testing.kit import Bite, Kit, Nonconformance, NotAsked, Reduction
+from polyfed.testing.properties import PROPERTIES
+
+__all__ = ["PROPERTIES", "Bite", "Kit", "Nonconformance", "Reduction", "check", "conformance", "violations"]
+
+
+def violations(method: Method, only: Sequence[str] | None = None, **options: Any) -> dict[str, str]:
+    """What is wrong with a method: property -> what was found. Empty where all is well.
+
+    Args:
+        method: with the knobs that are to be tested.
+        only: names of properties; default: all that apply.
+        options: see `Kit`.
+    """
+    kit = Kit(method=method, **options)
+    found = {}
+    for name in applicable(kit) if only is None else only:
+        try:
+            PROPERTIES[name](kit)
+        except Nonconformance as error:
+            found[name] = str(error)
+        except NotAsked:
+            continue
+    return found
+
+
+def check(method: Method, **options: Any) -> None:
+    """Check every property that applies; see `Kit` for the options.
+
+    Raises:
+        Nonconformance: names each property that does not hold, and what was found.
+    """
+    if found := violations(method, **options):
+        raise Nonconformance("\n".join(f"{name}: {text}" for name, text in found.items()))
+
+
+def conformance(method: Method, **options: Any) -> Callable[..., None]:
+    """A pytest test with one case per property; see `Kit` for the options."""
+    import pytest
+
+    kit = Kit(method=method, **options)
+
+    @pytest.mark.parametrize("property_", applicable(kit))
+    def test(property_: str) -> None:
+        try:
+            PROPERTIES[property_](kit)
+        except NotAsked as reason:
+            pytest.skip(f"{kit.name}: {reason}")
+
+    return test
+
+
+def applicable(kit: Kit) -> list[str]:
+    """The properties that can be asked of this method with what the kit was given."""
+    asked: Mapping[str, Any] = {
+        "reductions": kit.reductions, "expected_bytes": kit.expected_bytes, "oracle": kit.oracle, "counted": kit.counted,
+        "knobs_bite": kit.knobs,
+    }  # fmt: skip
+    return [name for name in PROPERTIES if name not in kit.skip and (name not in asked or asked[name])]

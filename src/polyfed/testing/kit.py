@@ -1,0 +1,333 @@
+"""What the properties have in common: the method, the options, and runs that several of them look at."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.message import Message, copied, shallow
+from polyfed.core.method import Batch, Context, Method
+from polyfed.core.server import Server
+from polyfed.core.settings import Stage, Training
+from polyfed.engine.federation import Federation
+from polyfed.errors import PolyfedError
+from polyfed.testing import world as worlds
+from polyfed.testing.spy import Spy, global_draws, live, storages, tensors
+from polyfed.testing.world import SHORT, World
+
+
+class Nonconformance(AssertionError):
+    """A property does not hold."""
+
+
+class NotAsked(Exception):
+    """A property cannot be asked of this method; says why."""
+
+
+@dataclass(frozen=True)
+class Bite:
+    """Another value for a knob, and the knobs that must be set for it to matter."""
+
+    value: Any
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """`method` must give the same weights as `to`, bit for bit.
+
+    Args:
+        method: usually the tested method with a knob that switches it off. to: the simpler method.
+        stage: which weights: "personal" (what the clients keep) or "received" (what they would be sent).
+        one_architecture: all clients share a network. equal_sizes: and have equally many samples.
+        part: prefix of the tensors of `method`'s network that make up the other's ("private.").
+    """
+
+    method: Method
+    to: Method
+    stage: Stage = "personal"
+    one_architecture: bool = False
+    equal_sizes: bool = False
+    part: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kit:
+    """A method, and what the properties may take for granted.
+
+    Args:
+        method: with the knobs that are tested.
+        bites: knob -> another value (or `Bite`) that must change something; default: made from the knob's type.
+        inert: knob -> why it may change nothing at all; then it must change nothing.
+        reductions: what the method must equal.
+        expected_bytes: (server, client's number) -> bytes (down, up) of the last of two rounds, by the paper's formula.
+        oracle: the loss again by independent means: (model, batch, context) -> number.
+        counted: the server counts every sample once, however the samples lie among the clients: "statistics" where
+            clients send means of their data, "updates" where they send weights.
+        models: networks for 1 x 6 x 6 images and 3 classes, in place of the kit's own.
+        skip: property -> why it does not apply.
+    """
+
+    method: Method
+    bites: Mapping[str, Any] = field(default_factory=dict)
+    inert: Mapping[str, str] = field(default_factory=dict)
+    reductions: Sequence[Reduction] = ()
+    expected_bytes: Callable[[Server, int], tuple[int, int]] | None = None
+    oracle: Callable[[Any, Batch, Context], Any] | None = None
+    counted: Literal["statistics", "updates"] | None = None
+    models: Sequence[Callable[[], nn.Module]] | None = None
+    skip: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The method's."""
+        return self.method.name or type(self.method).__name__
+
+    @property
+    def knobs(self) -> tuple[str, ...]:
+        """The method's fields."""
+        return tuple(f.name for f in dataclasses.fields(self.method)) if dataclasses.is_dataclass(self.method) else ()
+
+    def fail(self, text: str) -> typing.NoReturn:
+        """Say that a property does not hold."""
+        raise Nonconformance(f"{self.name}: {text}")
+
+    def same(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor], text: str, tolerance: float = 0.0) -> None:
+        """Both must agree; `text` says what it means if they do not."""
+        if found := worlds.difference(a, b, tolerance):
+            self.fail(f"{text}: {found}")
+
+    # federations ----------------------------------------------------------------------------------------------------
+
+    def world(self, *others: Method, one: bool = False, norm: bool = False, **options: Any) -> World:
+        """Clients that fit the method (and others): `one` architecture, networks with BatchNorm (`norm`)."""
+        needs = [m.needs for m in (self.method, *others)]
+        builds = self.models if self.models and not norm else worlds.family(needs, one, norm)
+        return worlds.world(builds[:1] if one else builds, max(24, *(2 * n.public for n in needs)), **options)
+
+    @functools.cached_property
+    def usual(self) -> World:
+        """The clients of most properties."""
+        return self.world()
+
+    def run(self, method: Method | None = None, training: Training = SHORT, **options: Any) -> Federation:
+        """A run of the usual clients; errors of the method are nonconformance."""
+        return self.runs(self.usual, method, training, **options)
+
+    def runs(self, among: World, method: Method | None = None, training: Training = SHORT, **options: Any) -> Federation:
+        """A run among the given clients."""
+        try:
+            return among.run(self.method if method is None else method, training, **options)
+        except PolyfedError as error:
+            raise Nonconformance(f"{self.name}: {error}") from error
+
+    @functools.cached_property
+    def base(self) -> Federation:
+        """The plain run that others are compared with."""
+        return self.run()
+
+    # looking on -----------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def watched(self) -> list[tuple[str, str]]:
+        """What a run did that no method may do: (kind of offence, what was seen)."""
+        watch = _Watch()
+        spy = Spy(self.method, every=watch.every, broadcast=watch.broadcast)
+        training = SHORT.model_copy(update={"participation": 0.7})
+        federation = self.usual.federation(spy, training, trackers=[watch])
+        watch.federation = federation
+        before = repr(vars(self.method))
+        try:
+            federation.run()
+        except PolyfedError as error:
+            raise Nonconformance(f"{self.name}: {error}") from error
+        if repr(vars(self.method)) != before:
+            watch.note("state", "the method object has changed; whatever outlives a call belongs into explicit state")
+        return watch.offences
+
+    def aggregations(self, among: World, training: Training, look: Callable[[Scene], None], **options: Any) -> None:
+        """Run, and let somebody look at each aggregation before it happens."""
+
+        def aggregate(call: Callable[..., None], server: Server, uploads: Mapping[int, Message]) -> None:
+            look(Scene(self.method, server, dict(uploads), federation))
+            call(server, uploads)
+
+        federation = among.federation(Spy(self.method, aggregate=aggregate), training, **options)
+        try:
+            federation.run()
+        except PolyfedError as error:
+            cause = error.__cause__
+            if isinstance(cause, Nonconformance):
+                raise cause from None
+            raise Nonconformance(f"{self.name}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Scene:
+    """The server with all uploads before it."""
+
+    method: Method
+    server: Server
+    uploads: Mapping[int, Message]
+    federation: Federation
+
+    def after(self, uploads: Mapping[int, Message], server: Server | None = None) -> Server:
+        """A copy of the server after aggregating `uploads`; the real one stays as it is."""
+        trial = beside(self.server if server is None else server)
+        self.method.aggregate(trial, {number: copied(message) for number, message in uploads.items()})
+        return trial
+
+
+def beside(server: Server) -> Server:
+    """A copy of the server with a state of its own."""
+    trial = typing.cast(Server, _shallow_copy(server))
+    trial.state, trial.log = shallow(server.state), dict(server.log)
+    return trial
+
+
+def _shallow_copy(thing: Any) -> Any:
+    import copy
+
+    return copy.copy(thing)
+
+
+class _Watch:
+    """Looks on at every hook: nothing is written in place, nothing shares memory, nobody draws from global generators."""
+
+    def __init__(self) -> None:
+        self.federation: Federation | None = None
+        self.offences: list[tuple[str, str]] = []
+        self.networks: list[nn.Module] = []
+        self.sent: list[tuple[str, Tensor, Tensor]] = []
+
+    def note(self, kind: str, text: str) -> None:
+        """Keep an offence once."""
+        if (kind, text) not in self.offences:
+            self.offences.append((kind, text))
+
+    def every(self, hook: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Around all hooks."""
+        given = [(place, t, t.detach().clone()) for one in arguments for place, t in tensors(one)]
+        draws = global_draws()
+        for one in arguments:
+            bound = getattr(one, "bound", None)
+            if isinstance(bound, nn.Module) and not any(bound is known for known in self.networks):
+                self.networks.append(bound)
+        result = call(*arguments)
+        for place, now, before in given:
+            if not _equal(now, before):
+                self.note("written", f"{hook} writes into{place or ' a tensor that it was given'}")
+        if hook != "build" and global_draws() != draws:
+            self.note("draws", f"{hook} draws from a global generator, or seeds it; take the generator handed in")
+        return result
+
+    def broadcast(self, call: Callable[..., Message], server: Server, number: int) -> Message:
+        """Twice the same, with the server as it was."""
+        before, names = {k: id(v) for k, v in _flat(server.state).items()}, list(server.state)
+        first = self.every("broadcast", call, server, number)
+        second = self.every("broadcast", call, server, number)
+        if {k: id(v) for k, v in _flat(server.state).items()} != before or list(server.state) != names:
+            self.note("broadcast", "broadcast changes the server's state; it may be called again for a retry or scoring")
+        if found := worlds.difference(_flat(first), _flat(second)):
+            self.note("broadcast", f"broadcast called twice gives two messages: {found}")
+        self.sent += [(f"'{k}' for client {number}", t, t.detach().clone()) for k, t in _flat(second).items()]
+        return second
+
+    # as a tracker of rounds
+    def start(self, info: Mapping[str, Any]) -> None:
+        """See `Tracker`."""
+
+    def client_done(self, done: int, total: int) -> None:
+        """See `Tracker`."""
+
+    def message(self, text: str) -> None:
+        """See `Tracker`."""
+
+    def end(self, result: Mapping[str, Any] | None) -> None:
+        """See `Tracker`."""
+
+    def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
+        """After a round: who shares memory with whom, and whether what was sent is still what it was."""
+        assert self.federation is not None
+        for place, now, before in self.sent:
+            if not _equal(now, before):
+                self.note("alias", f"the message {place} changed after it was sent")
+        self.sent = []
+        parties = {"the server's state": storages(self.federation.server.state)}
+        for client in self.federation.clients:
+            parties[f"client {client.id}'s state"] = storages(client.state)
+            parties[f"client {client.id}'s weights"] = storages(client.weights or {})
+        for place, module in enumerate(self.networks):
+            parties[f"a live network ({place})"] = live(module)
+        seen: dict[int, str] = {}
+        for party, addresses in parties.items():
+            for address, name in addresses.items():
+                if address in seen:
+                    self.note("alias", f"{party} shares memory ('{name}') with {seen[address]}")
+                seen[address] = party
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.equal(a, b) or (a.is_floating_point() and torch.equal(a.nan_to_num(), b.nan_to_num()))
+
+
+def _flat(message: Message) -> dict[str, Tensor]:
+    from polyfed.core.message import flatten
+
+    return flatten(message)
+
+
+# knobs ------------------------------------------------------------------------------------------------------------
+
+
+def others(method: Method, knob: str) -> tuple[list[Any], bool]:
+    """Other values of a knob, made from its type and value; and whether each of them must make a difference."""
+    value = getattr(method, knob)
+    hint = typing.get_type_hints(type(method), include_extras=False).get(knob)
+    choices = [choice for part in _parts(hint) if typing.get_origin(part) is Literal for choice in typing.get_args(part)]
+    if choices and value in choices:
+        return [choice for choice in choices if choice != value], True
+    if isinstance(value, bool):
+        return [not value], True
+    if isinstance(value, int):
+        return [value + 1, 2 * value + 3, value - 1], False
+    if isinstance(value, float):
+        return [3 * value + 0.5, 0.0, value / 2, 0.05, 0.9], False
+    if value is None:
+        kinds = _parts(hint)
+        return [0.05, 0.5] if float in kinds else [1, 2] if int in kinds else [True] if bool in kinds else [], False
+    return [], False
+
+
+def _parts(hint: Any) -> list[Any]:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return [part for member in typing.get_args(hint) for part in _parts(member)]
+    if typing.get_origin(hint) is typing.Annotated:
+        return _parts(typing.get_args(hint)[0])
+    return [hint]
+
+
+def replaced(method: Method, **knobs: Any) -> Method | None:
+    """The method with other knobs; None where it does not take these values."""
+    try:
+        return typing.cast(Method, dataclasses.replace(method, **knobs))  # type: ignore[type-var]
+    except (ValueError, TypeError, PolyfedError):
+        return None
+
+
+def subsets(numbers: Sequence[int]) -> Iterator[list[int]]:
+    """No answer, one, the last, every other, all but the first."""
+    yield []
+    for chosen in (numbers[:1], numbers[-1:], numbers[::2], numbers[1:]):
+        if chosen:
+            yield list(chosen)

@@ -1,0 +1,709 @@
+"""The properties, one function each. A function returns where its property holds, else raises `Nonconformance`."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.client import Client
+from polyfed.core.message import Message, from_bytes, nbytes, not_finite, to_bytes
+from polyfed.core.method import Batch, Context, Gradients, Method, Needs
+from polyfed.core.randomness import scoped_global
+from polyfed.core.server import Server
+from polyfed.core.settings import Evaluation, Stage, Training
+from polyfed.data.samples import Samples
+from polyfed.engine.federation import Federation
+from polyfed.errors import Interrupted, PolyfedError, RequestError
+from polyfed.testing import world as worlds
+from polyfed.testing.kit import Bite, Kit, Nonconformance, NotAsked, Scene, beside, others, replaced, subsets
+from polyfed.testing.spy import Spy, global_draws, logged_seeds
+from polyfed.testing.world import CLASSES, LABELS, SHORT, SIZES, World, draw, received, tiny
+
+Property = Callable[[Kit], None]
+PROPERTIES: dict[str, Property] = {}
+
+
+def _property(function: Property) -> Property:
+    PROPERTIES[function.__name__] = function
+    return function
+
+
+# what it says of itself -------------------------------------------------------------------------------------------
+
+
+@_property
+def declared(kit: Kit) -> None:
+    """Name, paper, docstring, stage and knobs are there; a wrong knob is refused."""
+    method, kind = kit.method, type(kit.method)
+    if not method.name or not method.paper:
+        kit.fail("expected a name and the paper it comes from (`name`, `paper`)")
+    if not dataclasses.is_dataclass(method) or not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        kit.fail("expected a frozen dataclass of knobs (@polyfed.core.method.knobs)")
+    if not kind.__doc__ or kind.__doc__.startswith(f"{kind.__name__}("):
+        kit.fail("expected a docstring that says what it does")
+    if method.scored not in typing.get_args(Stage) or not isinstance(method.needs, Needs):
+        kit.fail(f"expected a stage of {typing.get_args(Stage)} and Needs, came {method.scored!r}, {method.needs!r}")
+    try:
+        kind()
+    except Exception as error:
+        kit.fail(f"expected a default for every knob: {error}")
+    if replaced(method, no_such_knob=1) is not None:
+        kit.fail("a knob that does not exist is taken without a word")
+
+
+@_property
+def refused_before_round_1(kit: Kit) -> None:
+    """Models and data that do not fit are refused before the first round, with a RequestError."""
+    needs = kit.method.needs
+    split = needs.split_model or needs.one_feature_dim or needs.one_head or needs.equal_cuts
+    unfit: dict[str, tuple[bool, list[Callable[[], nn.Module]]]] = {
+        "networks without parts": (split, [worlds.plain]),
+        "two architectures": (needs.one_architecture, [lambda: tiny(1, 4, 6), lambda: tiny(2, 4, 6)]),
+        "two feature widths": (needs.one_feature_dim or needs.one_head, [lambda: tiny(1, 4, 6), lambda: tiny(1, 4, 7)]),
+        "one name with two shapes": (needs.nested, [lambda: tiny(1, 4, 6), lambda: tiny(1, 5, 6)]),
+        "unequal cuts": (needs.equal_cuts, [lambda: tiny(1, 4, 6), lambda: tiny(1, 5, 6)]),
+    }
+    for what, (matters, builds) in unfit.items():
+        if matters:
+            _must_refuse(kit, what, worlds.world(builds, 2 * needs.public))
+    if needs.public:
+        _must_refuse(kit, "no public data", kit.usual, public=False)
+
+
+def _must_refuse(kit: Kit, what: str, among: World, **options: Any) -> None:
+    try:
+        among.federation(kit.method, **options)
+    except RequestError:
+        return
+    kit.fail(f"it needs {kit.method.needs}, yet a federation with {what} was not refused")
+
+
+# randomness -------------------------------------------------------------------------------------------------------
+
+
+@_property
+def same_seed_same_result(kit: Kit) -> None:
+    """A run repeats bit for bit, with the same method object and with a new one."""
+    fresh = replaced(kit.method)
+    for method, what in ((kit.method, "the same method object again"), (fresh, "a new method object")):
+        again = kit.run(method)
+        kit.same(worlds.effect(kit.base), worlds.effect(again), f"one seed gives two results with {what}")
+        if worlds.records(kit.base) != worlds.records(again):
+            kit.fail(f"one seed gives two histories with {what}")
+
+
+@_property
+def other_seed_other_result(kit: Kit) -> None:
+    """Another seed changes the result, and no generator is seeded alike under both."""
+    logs, runs = [], []
+    for seed in (0, 1):
+        with logged_seeds() as seeds:
+            runs.append(kit.run(seed=seed))
+        logs.append(seeds)
+    if worlds.difference(worlds.weights(runs[0]), worlds.weights(runs[1])) is None:
+        kit.fail("two seeds give the same weights")
+    if fixed := sorted(logs[0] & logs[1]):
+        kit.fail(f"a generator is seeded with {fixed[0]} under every seed of the run; derive it (client.generator)")
+    ends = []
+    for seed in (0, 1):
+        with scoped_global(seed):
+            kit.method.build(kit.usual.builders["net0"](), "")
+            ends.append(torch.get_rng_state())
+    if torch.equal(*ends):
+        kit.fail("build seeds the global generator, so that all seeds give one network")
+
+
+@_property
+def global_generators_untouched(kit: Kit) -> None:
+    """No hook but `build` draws from a global generator or seeds one."""
+    _no_offence(kit, "draws")
+
+
+@_property
+def data_are_shuffled(kit: Kit) -> None:
+    """The order of the batches shows in the weights: the batch that comes is the batch that is learnt from."""
+    kind = worlds.Reordered
+    other = kit.runs(kit.world(kind=kind))
+    same = worlds.difference(worlds.weights(kit.base), worlds.weights(other))
+    if same is None:
+        kit.fail("another order of the training data gives the same weights: the batches handed in are not used")
+
+
+# order, subsets ---------------------------------------------------------------------------------------------------
+
+
+@_property
+def order_of_uploads(kit: Kit) -> None:
+    """The order in which the uploads lie in their mapping changes nothing (up to rounding)."""
+
+    def look(scene: Scene) -> None:
+        backwards = dict(reversed(list(scene.uploads.items())))
+        a, b = scene.after(scene.uploads), scene.after(backwards)
+        kit.same(_flat(a.state), _flat(b.state), "uploads in another order give another state", 1e-5)
+
+    kit.aggregations(kit.usual, SHORT, look)
+
+
+@_property
+def numbering(kit: Kit) -> None:
+    """Renumbering the clients renumbers the result: no client is special."""
+
+    def look(scene: Scene) -> None:
+        if scene.server.round > 1 or not scene.uploads:
+            return
+        last = len(scene.server.clients) - 1
+        turned = beside(scene.server)
+        turned.clients = {last - number: member for number, member in reversed(scene.server.clients.items())}
+        moved = {last - number: message for number, message in reversed(scene.uploads.items())}
+        a, b = scene.after(scene.uploads), scene.after(moved, turned)
+        for server in (a, b):
+            server.exchange = "train"
+        for number in scene.server.clients:
+            one = _flat(kit.method.broadcast(a, number))
+            other = _flat(kit.method.broadcast(b, last - number))
+            kit.same(one, other, f"with the clients renumbered, client {number} gets something else", 1e-5)
+
+    kit.aggregations(kit.usual, SHORT, look)
+
+
+@_property
+def any_subset(kit: Kit) -> None:
+    """Whoever answers, nothing breaks; if nobody does, what the server sends stays as it is."""
+
+    def look(scene: Scene) -> None:
+        for chosen in subsets(sorted(scene.uploads)):
+            who = f"when of {sorted(scene.uploads)} only {chosen} answer"
+            try:
+                after = scene.after({number: scene.uploads[number] for number in chosen})
+                messages = {number: kit.method.broadcast(after, number) for number in after.clients}
+            except Exception as error:
+                raise Nonconformance(f"{kit.name}: {type(error).__name__} {who}: {error}") from error
+            for place, tensors in {"the server's state": after.state, **messages}.items():
+                if name := not_finite(tensors):
+                    kit.fail(f"'{name}' in {place if isinstance(place, str) else 'a message'} is not finite {who}")
+            if not chosen:
+                last = scene.after({})
+                for number in after.clients:
+                    a, b = _flat(messages[number]), _flat(kit.method.broadcast(last, number))
+                    kit.same(a, b, f"it is not deterministic {who}")
+                _unmoved(kit, scene, after)
+
+    kit.aggregations(kit.usual, SHORT, look)
+    few = SHORT.model_copy(update={"participation": 0.34, "rounds": 3})
+    _all_finite(kit, kit.run(training=few), "with two of six clients a round")
+
+
+def _unmoved(kit: Kit, scene: Scene, after: Server) -> None:
+    """What was sent in this round may be gone (it was this round's); what is still there must be the same."""
+    for number in after.clients:
+        before = _flat(kit.method.broadcast(beside(scene.server), number))
+        now = _flat(kit.method.broadcast(after, number))
+        common = {name for name in now if name in before and now[name].shape == before[name].shape}
+        kit.same(
+            {name: before[name] for name in sorted(common)},
+            {name: now[name] for name in sorted(common)},
+            "nobody answered, yet the server sends something else",
+        )
+
+
+@_property
+def silence_is_not_zero(kit: Kit) -> None:
+    """Who does not answer, or lacks a class, does not count as zeros: nothing shrinks for want of an answer."""
+    among = kit.world(one=True, sizes=(12,) * 6, labels=((0, 1, 2), *((1, 2),) * 5))
+
+    def look(scene: Scene) -> None:
+        if 0 not in scene.uploads:
+            return
+        alone, together = scene.after({0: scene.uploads[0]}), scene.after(scene.uploads)
+        one, all_ = (_flat(kit.method.broadcast(server, 0)) for server in (alone, together))
+        for name in one.keys() & all_.keys():
+            if one[name].shape == all_[name].shape and one[name].is_floating_point() and one[name].dim():
+                _no_shrinking(kit, name, one[name], all_[name])
+
+    kit.aggregations(among, SHORT.model_copy(update={"lr": 0.0, "rounds": 1}), look)
+
+
+def _no_shrinking(kit: Kit, name: str, one: Tensor, all_: Tensor) -> None:
+    rows = [(f"'{name}'", one, all_)]
+    if one.dim() > 1 and len(one) == CLASSES:
+        rows += [(f"class {c} of '{name}'", one[c], all_[c]) for c in range(CLASSES)]
+    for what, a, b in rows:
+        single, whole = float(a.norm()), float(b.norm())
+        if single > 1e-4 and whole < single / 3:
+            kit.fail(f"{what} shrinks from {single:.3g} to {whole:.3g} when those answer who know nothing of it")
+        if whole > 1e-4 and single < whole / 3:
+            kit.fail(f"{what} shrinks from {whole:.3g} to {single:.3g} when one client of six answers")
+
+
+@_property
+def counted(kit: Kit) -> None:
+    """Every sample counts once: splitting a client's data among two clients changes nothing at the server."""
+    if kit.counted is None:
+        raise NotAsked("no claim that every sample counts once")
+    sizes, labels = (20, 8), ((0, 1, 2), (1, 2))
+    whole = [draw(size, own, place) for place, (size, own) in enumerate(zip(sizes, labels, strict=True))]
+    rows = torch.arange(sizes[0])
+    parts = [whole[0].select(rows[:3]), whole[0].select(rows[3:]), whole[1]]
+    parts[0] = Samples(parts[0].x, parts[0].y)
+    step = Training(rounds=1, epochs=1, batch_size=64, lr=0.0 if kit.counted == "statistics" else 0.05)
+    found = []
+    for data in (whole, parts):
+        kept: list[dict[str, Tensor]] = []
+
+        def look(scene: Scene, kept: list[dict[str, Tensor]] = kept) -> None:
+            kept.append(_flat(kit.method.broadcast(scene.after(scene.uploads), 0)))
+
+        among = kit.world(one=True, data=data)
+        one = among.builders["net0"]
+        with scoped_global(0):
+            start = one()
+        for client in among.clients:  # all start from the same weights, however many they are
+            client.given, client.architecture = start, ""
+        kit.aggregations(among, step, look)
+        found.append(kept[-1])
+    common = sorted(name for name in found[0] if name in found[1] and found[0][name].shape == found[1][name].shape)
+    first, second = ({name: one[name] for name in common} for one in found)
+    kit.same(first, second, "a client's samples count otherwise when they lie at two clients", 1e-4)
+
+
+# awkward clients --------------------------------------------------------------------------------------------------
+
+
+@_property
+def awkward_data(kit: Kit) -> None:
+    """Missing classes, one class, one sample, batches larger than the data: nobody breaks, everybody learns."""
+    among = kit.world(sizes=(1, 16, 10, 20, 3, 17))
+    for size in (8, 64, 1):
+        federation = kit.runs(among, training=Training(rounds=2, epochs=1, batch_size=size, lr=0.01))
+        _all_finite(kit, federation, f"with awkward clients and batches of {size}")
+        for record in federation.history:
+            if record["refused"]:
+                kit.fail(f"with batches of {size} it was refused: {record['refused'][0]}")
+
+
+@_property
+def batchnorm(kit: Kit) -> None:
+    """A model with BatchNorm works, and whoever shares its weights shares its statistics, averaged over all."""
+    among = kit.world(one=True, norm=True, sizes=(9, *SIZES[1:]))
+    scenes: list[Scene] = []
+    kit.aggregations(among, SHORT, scenes.append)
+    federation = scenes[-1].federation
+    _all_finite(kit, federation, "with BatchNorm")
+    shared = [name for name in _shared(federation) if name.endswith("running_mean")]
+    weights = [name for name in _shared(federation) if name.endswith("norm.weight")]
+    if not weights:
+        return
+    if not shared:
+        kit.fail("BatchNorm's weights are shared and its running statistics are not (those of the initial model stay)")
+    got = received(federation, 0)
+    for name in shared:
+        each = [client.weights[name] for client in federation.clients if client.weights is not None]
+        if any(torch.equal(got[name], own) for own in each) or not bool(got[name].any()):
+            kit.fail(f"'{name}' of the shared model is one client's, or the initial one, not the mean over clients")
+        lowest, highest = torch.stack(each).amin(0) - 1e-6, torch.stack(each).amax(0) + 1e-6
+        if not bool(((got[name] >= lowest) & (got[name] <= highest)).all()):
+            kit.fail(f"'{name}' of the shared model lies outside the clients' own")
+
+
+def _shared(federation: Federation) -> list[str]:
+    """Tensors that are equal in what all clients receive, and have changed since the start."""
+    every = [received(federation, client.id) for client in federation.clients]
+    start = federation.server.initial(federation.clients[0].architecture)
+    return [
+        name
+        for name, tensor in every[0].items()
+        if all(name in other and torch.equal(tensor, other[name]) for other in every[1:])
+        and not (name in start and torch.equal(tensor, start[name]))
+    ]
+
+
+@_property
+def nan_is_refused(kit: Kit) -> None:
+    """A client whose loss is NaN is refused and counted; it stays as it was, and the others go on."""
+    sick = kit.runs(kit.world(prepare={1: lambda x: x * float("nan")}))
+    for record in sick.history:
+        if [entry["client"] for entry in record["refused"]] != [1]:
+            kit.fail(f"client 1 sees NaN only; refused in round {record['round']} were {record['refused'] or 'none'}")
+    if sick.clients[1].weights is not None or sick.clients[1].state:
+        kit.fail("a refused client has kept something of the refused round")
+    found = {name: t for name, t in worlds.state(sick).items() if not name.startswith("client 1:")}
+    if bad := not_finite({"all": found}):
+        kit.fail(f"one client's NaN reached '{bad}'")
+    if any(client.weights is None for client in sick.clients if client.id != 1):
+        kit.fail("a healthy client did not learn beside one with NaN")
+
+
+@_property
+def unselected_are_left_alone(kit: Kit) -> None:
+    """Who is not drawn neither sends nor receives, and stays as it was."""
+    if any(one.who != "selected" for one in kit.method.exchanges(1)):
+        raise NotAsked("an exchange of every round goes to all clients")
+    training = Training(rounds=1, batch_size=8, lr=0.1, participation=0.5)
+    federation = kit.run(training=training)
+    record = federation.history[0]
+    if sorted(map(int, record["bytes_by_client"])) != record["clients"]:
+        kit.fail(f"drawn were {record['clients']}, bytes went to {sorted(record['bytes_by_client'])}")
+    for client in federation.clients:
+        if (client.weights is not None) != (client.id in record["clients"]) or (
+            client.state and client.id not in record["clients"]
+        ):
+            kit.fail(f"client {client.id} changed without being drawn, or was drawn and did not change")
+
+
+# memory -----------------------------------------------------------------------------------------------------------
+
+
+def _no_offence(kit: Kit, *kinds: str) -> None:
+    for kind, text in kit.watched:
+        if kind in kinds:
+            kit.fail(text)
+
+
+@_property
+def nothing_aliased(kit: Kit) -> None:
+    """After a round no tensor of one party shares memory with another's, or with a network that others use."""
+    _no_offence(kit, "alias")
+
+
+@_property
+def nothing_written_in_place(kit: Kit) -> None:
+    """Messages, states, contexts and data are replaced and never written into."""
+    _no_offence(kit, "written")
+
+
+@_property
+def broadcast_without_side_effects(kit: Kit) -> None:
+    """It may be called again, for a retry or for scoring."""
+    _no_offence(kit, "broadcast")
+
+
+@_property
+def state_is_explicit(kit: Kit) -> None:
+    """Two rounds, a checkpoint and two more are four rounds bit for bit; the method object keeps nothing."""
+    _no_offence(kit, "state")
+    four = SHORT.model_copy(update={"rounds": 4})
+    straight = kit.run(training=four)
+    with tempfile.TemporaryDirectory(prefix="polyfed-") as place:
+        out = Path(place) / "run"
+        stopped = kit.usual.federation(kit.method, four, out=out, trackers=[stop := _Stop(3)])
+        stop.federation = stopped
+        try:
+            stopped.run()
+        except Interrupted:
+            pass
+        except PolyfedError as error:
+            kit.fail(str(error))
+        kit.run(seed=7)  # whatever is hidden in the process is now another run's
+        resumed = kit.usual.federation(replaced(kit.method) or kit.method, four, out=out)
+        try:
+            resumed.run(resume=True)
+        except PolyfedError as error:
+            kit.fail(f"after a checkpoint: {error}")
+    kit.same(worlds.effect(straight), worlds.effect(resumed), "resumed after two of four rounds, it ends otherwise")
+    if worlds.records(straight) != worlds.records(resumed):
+        kit.fail("resumed after two of four rounds, its records are others")
+
+
+class _Stop:
+    """A tracker that interrupts a round."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.federation = number, typing.cast(Federation, None)
+
+    def start(self, info: Mapping[str, Any]) -> None:
+        """See `Tracker`."""
+
+    def client_done(self, done: int, total: int) -> None:
+        """Ctrl-C in the middle of the round."""
+        if self.federation.server.round == self.number and done == 2:
+            raise KeyboardInterrupt
+
+    def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
+        """See `Tracker`."""
+
+    def message(self, text: str) -> None:
+        """See `Tracker`."""
+
+    def end(self, result: Mapping[str, Any] | None) -> None:
+        """See `Tracker`."""
+
+
+@_property
+def scoring_changes_nothing(kit: Kit) -> None:
+    """Scoring every round, and at other stages too, leaves the same weights."""
+    every = Evaluation(every=1, extra_stages=["received", "after_local", "personal"])
+    often = kit.run(evaluation=every)
+    kit.same(worlds.state(kit.base), worlds.state(often), "scoring in every round changes what is learnt")
+
+
+# messages ---------------------------------------------------------------------------------------------------------
+
+
+@_property
+def bytes_metered(kit: Kit) -> None:
+    """The bytes in the records are those of the messages, which survive serialising."""
+    down: dict[int, int] = {}
+    up: dict[int, int] = {}
+    scoring: list[bool] = []
+
+    def watch(count: dict[int, int]) -> Callable[..., Message]:
+        def look(call: Callable[..., Message], first: Any, second: Any) -> Message:
+            message = call(first, second)
+            number = second if isinstance(second, int) else first.id
+            if not scoring:
+                count[number] = count.get(number, 0) + nbytes(message)
+            kit.same(_flat(message), _flat(from_bytes(to_bytes(message))), "a message is not what it was when it arrives")
+            return message
+
+        return look
+
+    def aggregate(call: Callable[..., None], server: Server, uploads: Mapping[int, Message]) -> None:
+        call(server, uploads)
+        if server.exchange == kit.method.exchanges(server.round)[-1].name:
+            scoring.append(True)
+
+    spy = Spy(kit.method, broadcast=watch(down), upload=watch(up), aggregate=aggregate)
+    federation = kit.runs(kit.usual, spy, SHORT.model_copy(update={"rounds": 1}))
+    metered = federation.history[0]["bytes_by_client"]
+    for number in down:
+        found = metered[str(number)]
+        if (found["down"], found["up"]) != (down[number], up[number]):
+            kit.fail(f"client {number}: metered {found}, the messages have {down[number]} down and {up[number]} up")
+
+
+@_property
+def expected_bytes(kit: Kit) -> None:
+    """The bytes are those of the paper's formula."""
+    if kit.expected_bytes is None:
+        raise NotAsked("no formula given")
+    for number, found in kit.base.history[-1]["bytes_by_client"].items():
+        down, up = kit.expected_bytes(kit.base.server, int(number))
+        if (found["down"], found["up"]) != (down, up):
+            kit.fail(f"client {number}: expected {down} bytes down and {up} up by the formula, came {found}")
+
+
+# the loss ---------------------------------------------------------------------------------------------------------
+
+
+class _Whole(nn.Module):
+    """A network and its loss as one module, for `torch.func`."""
+
+    def __init__(self, method: Method, model: nn.Module) -> None:
+        super().__init__()
+        self.method = method
+        self.model = model
+
+    def forward(self, batch: Batch, context: Context) -> Tensor:
+        return _loss(self.method, self.model, batch, context)
+
+
+def _loss(method: Method, model: nn.Module, batch: Batch, context: Context) -> Tensor:
+    outcome = method.loss(model, batch, context)
+    return outcome[0] if isinstance(outcome, tuple) else outcome
+
+
+def _steps(kit: Kit, look: Callable[[Any, Batch, Context], None]) -> None:
+    """Look at the second step of every client in the second round."""
+    place = {"client": -1, "step": 0, "round": 0}
+
+    def receive(call: Callable[..., Context], client: Client, message: Message) -> Context:
+        place.update(client=client.id, step=0, round=client.round)
+        return call(client, message)
+
+    def gradients(call: Callable[..., Gradients], model: Any, batch: Batch, context: Context) -> Gradients:
+        place["step"] += 1
+        if place["step"] == 2 and place["round"] == 2:
+            look(model, batch, context)
+        return call(model, batch, context)
+
+    federation = kit.usual.federation(Spy(kit.method, receive=receive, gradients=gradients), SHORT)
+    try:
+        federation.run()
+    except PolyfedError as error:
+        if isinstance(error.__cause__, Nonconformance | NotAsked):
+            raise error.__cause__ from None
+        raise Nonconformance(f"{kit.name}: {error}") from error
+
+
+@_property
+def loss_is_pure(kit: Kit) -> None:
+    """The same again when called again; a function of parameters, batch and context under torch.func, also for many."""
+    if type(kit.method).loss is Method.loss:
+        raise NotAsked("it has no loss, only gradients")
+
+    def look(model: Any, batch: Batch, context: Context) -> None:
+        draws = global_draws()
+        first, second = (_loss(kit.method, model, batch, context) for _ in range(2))
+        if not torch.equal(first, second):
+            kit.fail(f"the loss of one batch is {float(first):.6g} and, asked again, {float(second):.6g}")
+        if global_draws() != draws:
+            kit.fail("the loss draws from a global generator; make all draws in `inputs`")
+        whole = _Whole(kit.method, model)
+        parameters = {name: p.detach().clone() for name, p in whole.named_parameters() if p.requires_grad}
+
+        def value(weights: Mapping[str, Tensor]) -> Tensor:
+            result: Tensor = torch.func.functional_call(whole, dict(weights), (batch, context))
+            return result
+
+        leaves = {name: p for name, p in whole.named_parameters() if p.requires_grad}
+        plain = torch.autograd.grad(first, list(leaves.values()), allow_unused=True)
+        expected = {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(leaves.items(), plain, strict=True)}
+        try:
+            kit.same(torch.func.grad(value)(parameters), expected, "torch.func.grad gives another gradient", 1e-5)
+            two = {name: torch.stack([p, 0.9 * p]) for name, p in parameters.items()}
+            found = torch.func.vmap(value)(two)
+        except Nonconformance:
+            raise
+        except Exception as error:
+            text = str(error).splitlines()[0] if str(error) else ""
+            kit.fail(f"the loss does not run under torch.func: {type(error).__name__}: {text}")
+        each = torch.stack([value({name: p[i] for name, p in two.items()}) for i in range(2)])
+        kit.same({"loss": found}, {"loss": each}, "the loss of two clients at once is another than one by one", 1e-5)
+
+    _steps(kit, look)
+
+
+@_property
+def oracle(kit: Kit) -> None:
+    """The loss equals the same by independent means, after a step away from where the client began."""
+    if kit.oracle is None:
+        raise NotAsked("no oracle given")
+    independent = kit.oracle
+
+    def look(model: Any, batch: Batch, context: Context) -> None:
+        found, expected = float(_loss(kit.method, model, batch, context)), float(independent(model, batch, context))
+        if abs(found - expected) > 1e-5 * max(1.0, abs(expected)):
+            kit.fail(f"the loss is {found:.7g}, the oracle says {expected:.7g}")
+
+    _steps(kit, look)
+
+
+# what the knobs do ------------------------------------------------------------------------------------------------
+
+
+@_property
+def knobs_bite(kit: Kit) -> None:
+    """Another value of any knob changes weights, messages or scores; a knob that changes nothing is an error."""
+    for knob in kit.knobs:
+        given = kit.bites.get(knob)
+        bite = given if isinstance(given, Bite) else None
+        base = replaced(kit.method, **(bite.given if bite else {}))
+        if base is None:
+            kit.fail(f"the knobs {bite.given if bite else {}} given for '{knob}' are refused")
+        values, each = ([bite.value if bite else given], True) if knob in kit.bites else others(base, knob)
+        changed = {value: _changes(kit, base, knob, value) for value in values}
+        tried = {value: change for value, change in changed.items() if change is not None}
+        if knob in kit.inert:
+            if any(tried.values()):
+                kit.fail(f"the knob '{knob}' is said to be inert ({kit.inert[knob]}), but changes something")
+        elif not tried:
+            kit.fail(f"no other value of the knob '{knob}' could be tried; give one in bites={{'{knob}': ...}}")
+        elif not any(tried.values()) or (each and not all(tried.values())):
+            still = [value for value, change in tried.items() if not change]
+            kit.fail(f"the knob '{knob}' changes nothing (from {getattr(base, knob)!r} to {still[0]!r})")
+
+
+def _changes(kit: Kit, base: Method, knob: str, value: Any) -> bool | None:
+    """Whether the knob's value changes anything; None where it cannot be tried."""
+    method = replaced(base, **{knob: value})
+    if method is None:
+        return None
+    among = kit.world(base, method)
+    try:
+        after = among.run(method)
+    except RequestError:
+        return None
+    except PolyfedError as error:
+        raise Nonconformance(f"{kit.name} with {knob}={value!r}: {error}") from error
+    alike = base == kit.method and len(among.public or ()) == len(kit.usual.public or ())
+    alike = alike and _networks(among) == _networks(kit.usual)
+    before = kit.base if alike else kit.runs(among, base)
+    return worlds.difference(worlds.effect(before), worlds.effect(after)) is not None
+
+
+def _networks(among: World) -> list[str]:
+    return [repr(build()) for build in among.builders.values()]
+
+
+@_property
+def reductions(kit: Kit) -> None:
+    """With a knob switched off it is the simpler method bit for bit."""
+    three = SHORT.model_copy(update={"rounds": 3, "participation": 0.7})
+    for one in kit.reductions:
+        sizes = (16,) * 6 if one.equal_sizes else SIZES
+        among = Kit(method=one.method, models=kit.models).world(one.to, one=one.one_architecture, sizes=sizes)
+        a, b = kit.runs(among, one.method, three), kit.runs(among, one.to, three)
+        if one.stage == "received":
+            pairs = [(received(a, client.id), received(b, client.id)) for client in a.clients]
+        else:
+            pairs = [(x.weights or {}, y.weights or {}) for x, y in zip(a.clients, b.clients, strict=True)]
+        for number, (mine, other) in enumerate(pairs):
+            if one.part:
+                mine = {name[len(one.part) :]: t for name, t in mine.items() if name.startswith(one.part)}
+            kit.same(mine, other, f"{one.method} is not {one.to} for client {number}")
+
+
+@_property
+def learns(kit: Kit) -> None:
+    """Loss falls, accuracy rises, every trainable tensor moves, and what the server sends does not stay the same."""
+    training = Training(rounds=6, epochs=2, batch_size=8, lr=0.1)
+    start = kit.usual.federation(kit.method, training)
+    start.method.start(start.server)
+    initial = {client.id: start.server.weights(client.id) for client in start.clients}
+    messages: dict[str, list[Tensor]] = {}
+
+    def broadcast(call: Callable[..., Message], server: Server, number: int) -> Message:
+        message = call(server, number)
+        for name, tensor in _flat(message).items():
+            if number == 0 and tensor.is_floating_point() and tensor.dim():
+                messages.setdefault(name, []).append(tensor.clone())
+        return message
+
+    federation = kit.runs(kit.usual, Spy(kit.method, broadcast=broadcast), training)
+    first, last = federation.history[0], federation.history[-1]
+    if not last["train_loss"] < first["train_loss"]:
+        kit.fail(f"the training loss goes from {first['train_loss']:.4f} to {last['train_loss']:.4f}")
+    mean = last["accuracy"][federation.stages[0]]["mean"]
+    if mean < 1 / CLASSES + 0.2:
+        kit.fail(f"on separable data its accuracy is {mean:.3f} ({federation.stages[0]}), little above chance")
+    names = {name for c in federation.clients for name, _ in _parameters(federation, c)}
+    for name in sorted(names):
+        moved = [
+            not torch.equal(client.weights[name], initial[client.id][name])
+            for client in federation.clients
+            if client.weights is not None and name in client.weights and name in initial[client.id]
+        ]
+        if moved and not any(moved):
+            kit.fail(f"the trainable tensor '{name}' never moves")
+    for name, values in messages.items():
+        if len(values) > 2 and all(torch.equal(values[0], later) for later in values[1:]):
+            kit.fail(f"the server sends the same '{name}' in every round: nothing trains it")
+
+
+def _parameters(federation: Federation, client: Client) -> list[tuple[str, nn.Parameter]]:
+    variant = federation.method.variant(federation.server, client.id)
+    module = federation.architectures.template(client.architecture, variant)
+    return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def _flat(message: Message) -> dict[str, Tensor]:
+    from polyfed.core.message import flatten
+
+    return flatten(message)
+
+
+def _all_finite(kit: Kit, federation: Federation, when: str) -> None:
+    if bad := not_finite({"all": worlds.state(federation)}):
+        kit.fail(f"'{bad}' is not finite {when}")
+
+

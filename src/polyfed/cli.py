@@ -11,6 +11,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -55,7 +56,7 @@ def _command(function: Command) -> Command:
 
 _Recipe = Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="The recipe's file.", show_default=False)]
 _Method = Annotated[
-    str | None, typer.Option(metavar="NAME", help="A method, or a variant from the recipe's \\[methods].")
+    str | None, typer.Option(metavar="NAME", help="A method, or a variant from the recipe's [methods].")
 ]
 _Set = Annotated[
     list[str] | None,
@@ -99,8 +100,11 @@ def run(
 ) -> None:
     """Run a recipe.
 
-    polyfed run recipes/quickstart.toml --method fedgh --set method.header_lr=0.1 --seed 1 --out runs/mine
-    """
+    \b
+    polyfed run recipes/quickstart.toml --method fedgh --seed 1
+    polyfed run recipes/quickstart.toml --set data.clients=20 --set method.header_lr=0.1 --out runs/mine
+    polyfed run recipes/quickstart.toml --out runs/mine --resume
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed import session
 
     done = session.run(
@@ -133,12 +137,13 @@ def compare(
     device: _Device = None,
     quiet: _Quiet = False,
 ) -> None:
-    """Run several methods on the same data, and print and save the table.
+    """Run methods side by side.
 
-    What is done already is not run again, what was interrupted goes on.
+    Prints and saves the table and the curves. What is done already is not run again, what was interrupted goes on.
 
+    \b
     polyfed compare recipes/quickstart.toml --methods local,fedavg,fedgh --seeds 0,1,2 --out runs/mine
-    """
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed import session
 
     done = session.compare(
@@ -166,10 +171,13 @@ def check(
     seed: _Seed = None,
     device: _Device = None,
 ) -> None:
-    """Try a recipe on one batch per architecture: does it fit, what will it cost? Writes nothing.
+    """Does a recipe fit, what will it cost?
 
+    Tries one batch per architecture and writes nothing.
+
+    \b
     polyfed check recipes/quickstart.toml --method fedgh
-    """
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed import session
 
     _print(str(session.check(recipe, method=method, seed=seed, overrides=settings or (), device=device)))
@@ -184,10 +192,13 @@ def report(
     stage: Annotated[str | None, typer.Option(help="received, after_local or personal [each run's own].")] = None,
     x: Annotated[str, typer.Option(help="Axis of the curves: round, bytes or seconds.")] = "round",
 ) -> None:
-    """Print the table of finished runs, and write tables (md, csv, json) and curves (png, svg).
+    """Table and curves of finished runs.
 
+    Prints the table, and writes it (md, csv, json) and the curves (png, svg).
+
+    \b
     polyfed report runs/quickstart --x bytes
-    """
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.report.figures import curves
     from polyfed.report.folders import find_runs
     from polyfed.report.tables import comparison, to_text, write
@@ -202,7 +213,7 @@ def report(
 
 @_command
 def methods(json: _Json = False) -> None:
-    """List the methods, what they need and their knobs."""
+    """List the methods and their knobs."""
     import dataclasses
 
     from polyfed.core.method import Needs
@@ -225,7 +236,10 @@ def methods(json: _Json = False) -> None:
 
 @_command
 def models(json: _Json = False) -> None:
-    """List the models: parameters and width of the representation, on the data that each was made for."""
+    """List the models and their sizes.
+
+    Numbers of parameters and widths of the representation are those on the data that a model was made for.
+    """
     from polyfed.models.zoo import describe
 
     _list(describe(), json)
@@ -233,7 +247,10 @@ def models(json: _Json = False) -> None:
 
 @_command
 def datasets(json: _Json = False) -> None:
-    """List the data sets, and whether their files are here (below POLYFED_DATA)."""
+    """List the data sets, and which are here.
+
+    Files are looked for below POLYFED_DATA.
+    """
     from polyfed.data.images import has_parquet
     from polyfed.registry import DATASETS
 
@@ -242,10 +259,10 @@ def datasets(json: _Json = False) -> None:
     own = sorted(p.name for p in place.iterdir() if has_parquet(p)) if place is not None and place.is_dir() else []
     rows: list[dict[str, Any]] = []
     for name, loader in DATASETS.items():
-        about = " ".join((loader.__doc__ or "").split("\n\n")[0].split())
+        about = " ".join((loader.__doc__ or "").split("\n\n")[0].replace("`", "").split())
         here = True if name == "digits" else None if name == "parquet" else name in own
-        rows.append({"name": name, "about": about, "here": here})
-    rows += [{"name": name, "about": f"Parquet files in {place}", "here": True} for name in own if name not in DATASETS]
+        rows.append({"name": name, "here": here, "about": about})
+    rows += [{"name": name, "here": True, "about": f"Parquet files in {place}"} for name in own if name not in DATASETS]
     _list(rows, json)
 
 
@@ -278,7 +295,7 @@ def _print_files(files: Sequence[Path]) -> None:
 
 
 def _list(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
-    """A table of what is there; columns wrap at the terminal's width."""
+    """A table where it fits the terminal, else a paragraph per entry."""
     if as_json:
         import json
 
@@ -287,17 +304,18 @@ def _list(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
     import shutil
     import textwrap
 
-    cells = [[_words(value) for value in row.values()] for row in rows]
-    heads = list(rows[0])
+    width = max(40, shutil.get_terminal_size((100, 24)).columns)
+    heads, cells = list(rows[0]), [[_words(value) for value in row.values()] for row in rows]
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
-    room = shutil.get_terminal_size((120, 24)).columns - sum(widths[:-1]) - 2 * len(widths[:-1])
-    widths[-1] = max(30, min(widths[-1], room))
-    for row in [heads, ["-" * width for width in widths], *cells]:
-        *first, last = row
-        start = "".join(f"{cell:<{width}}  " for cell, width in zip(first, widths, strict=False))
-        for line in textwrap.wrap(last, widths[-1]) or [""]:
-            _print(f"{start}{line}".rstrip())
-            start = " " * len(start)
+    if sum(widths) + 2 * len(widths) <= width:
+        for row in [heads, ["-" * each for each in widths], *cells]:
+            _print("  ".join(f"{cell:<{each}}" for cell, each in zip(row, widths, strict=True)).rstrip())
+        return
+    for name, *others in cells:
+        _print(name)
+        for head, cell in zip(heads[1:], others, strict=True):
+            if cell:
+                _print(textwrap.fill(f"{head}: {cell}", width, initial_indent="  ", subsequent_indent="      "))
 
 
 def _words(value: Any) -> str:
@@ -374,4 +392,10 @@ def _usage(error: Any, arguments: Sequence[str]) -> str:
         known = set(getattr(command, "commands", ()))
         word = next((word for word in arguments if not word.startswith("-")), "")
         return f"unknown command '{word}'{nearest(word, known)}"
-    return f"{text.rstrip('.')}; see '{place} --help'"
+    parameter = getattr(error, "param", None)
+    words = [*getattr(parameter, "opts", ())]
+    came = next((after for word, after in pairwise(arguments) if word in words), None)
+    if came is None:
+        came = next((a.partition("=")[2] for a in arguments if "=" in a and a.partition("=")[0] in words), None)
+    text = text.rstrip(".") + ("" if came is None or f"'{came}'" in text else f", came '{came}'")
+    return f"{text}; see '{place} --help'"

@@ -1,7 +1,8 @@
-"""What a federation will cost, measured on one client of each architecture and one batch, before anything is written.
+"""What a federation will cost, measured on one client of each architecture, before anything is written.
 
-Two rounds are played, as some methods' first messages are smaller than the later ones. Training takes one batch; all
-else (receiving, what is computed for the upload, scoring) is done as in a run, so that bytes are those of the messages.
+Two rounds are played, as some methods' first messages are smaller than the later ones. Training takes a few batches
+only; all else (receiving, what is computed for the upload, scoring) is done as in a run, so that bytes are those of the
+messages.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from polyfed.units import human_bytes, human_seconds
 
 __all__ = ["ArchitectureCheck", "Check", "measure"]
 
+_TRIED_SECONDS, _TRIED_BATCHES = 1.0, 10  # about so long, and so many at most, in round 2; one in round 1
 _SHOWN_CLIENTS = 20  # lines of the table of clients
 
 
@@ -162,6 +164,7 @@ class _Trial:
         self._federation = federation
         firsts = {client.architecture: client for client in reversed(federation.clients)}
         self._members = sorted(firsts.values(), key=lambda client: client.id)
+        self._batches = {member.id: 1 for member in self._members}
         self.server_seconds = 0.0  # of one round
 
     def play(self) -> list[ArchitectureCheck]:
@@ -201,7 +204,7 @@ class _Trial:
         """One client's part of an exchange."""
         federation, method = self._federation, self._federation.method
         client = at_work(member, method.variant(federation.server, member.id), federation.architectures)
-        whole, brief = client.data, _first_batch(client)
+        whole, brief = client.data, _first_rows(client, self._batches[member.id])
         try:
             began = time.perf_counter()
             context = method.receive(client, message)
@@ -220,6 +223,7 @@ class _Trial:
         except Exception as error:
             place = f"client {member.id} ({member.architecture}), round {member.round}"
             raise RunError(f"{place}: {type(error).__name__}: {error}") from error
+        self._batches[member.id] = max(1, min(_TRIED_BATCHES, int(_TRIED_SECONDS / max(cost.batch, 1e-6))))
         member.weights = {name: tensor.detach().cpu().clone() for name, tensor in client.model.state_dict().items()}
         member.state = client.state
         cost.down += nbytes(message)
@@ -247,9 +251,10 @@ class _Trial:
         )
 
 
-def _first_batch(client: Client) -> ClientData:
-    size = client.training.batch_size
-    return replace(client.data, train=client.data.train.first(size), validation=client.data.validation.first(size))
+def _first_rows(client: Client, batches: int) -> ClientData:
+    """The client's data, cut to so many batches of training."""
+    data, size = client.data, batches * client.training.batch_size
+    return replace(data, train=data.train.first(size), validation=data.validation.first(size))
 
 
 # showing ----------------------------------------------------------------------------------------------------------

@@ -295,8 +295,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        here = sorted(p.name for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
-        hint = nearest(path.name, here) if here else ""
+        near = [str(p) for folder in (path.parent, Path("recipes")) for p in folder.glob("*.toml")]
+        hint = nearest(str(path), near)
+        hint = hint if "did you mean" in hint else ""
         raise RequestError(f"expected a recipe file, came '{path}', which is not there{hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from toys import CLASSES, NETS, Samples, clients, federation, model_with, moved, numpy_mean, rounds, same, samples
 from torch import nn
 from torch.nn import functional as F
+from toys import CLASSES, NETS, Samples, clients, federation, model_with, moved, numpy_mean, rounds, same, samples
 
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
@@ -72,7 +72,11 @@ def test_one_client_has_all_the_weight():
 def test_shares_are_over_those_who_answered():
     sizes = [4, 8, 12, 20]
     history = rounds(
-        FedAvg(), clients(["shallow"] * 4, sizes), rounds=4, participation=0.75, lose=lambda r, i: i == (r + 1) % 4 or r == 4
+        FedAvg(),
+        clients(["shallow"] * 4, sizes),
+        rounds=4,
+        participation=0.75,
+        lose=lambda r, i: i == (r + 1) % 4 or r == 4,
     )
     for number, round in enumerate(history[:3], 1):
         lost = (number + 1) % 4
@@ -129,7 +133,7 @@ def test_bytes(architecture):
         assert all(nbytes(m) == 4 * floats + 8 for m in round.up.values())
 
 
-# ---- several architectures ----------------------------------------------------------------------------------------
+# ---- several architectures  ----
 
 
 @pytest.mark.parametrize("architectures", [["shallow", "deep", "deep"], ["deep-bn", "bn", "bn"]])
@@ -171,7 +175,9 @@ def test_layer_wise_starts_alike_where_names_are_shared():
 
 def test_same_shape_never_mixes_architectures():
     architectures, sizes = ["shallow", "wide", "shallow", "broad", "wide"], [4, 8, 12, 8, 4]
-    history = rounds(FedAvg(aggregation="same-shape"), clients(architectures, sizes), rounds=2, lose=lambda r, i: i == 3)
+    history = rounds(
+        FedAvg(aggregation="same-shape"), clients(architectures, sizes), rounds=2, lose=lambda r, i: i == 3
+    )
     for round in history:
         for architecture in set(architectures):
             members = [i for i, a in enumerate(architectures) if a == architecture and i != 3]
@@ -183,7 +189,9 @@ def test_same_shape_never_mixes_architectures():
                 else:
                     assert torch.equal(value, round.before[f"model {architecture}"][name])
     # the other architectures' data make no difference to one's model
-    alone = rounds(FedAvg(aggregation="same-shape"), clients(architectures[:1] * 3, sizes[:3]), rounds=1, lose=lambda r, i: i == 1)
+    alone = rounds(
+        FedAvg(aggregation="same-shape"), clients(architectures[:1] * 3, sizes[:3]), rounds=1, lose=lambda r, i: i == 1
+    )
     assert same(alone[0].after["model shallow"], history[0].after["model shallow"])
 
 
@@ -197,7 +205,7 @@ def test_with_one_architecture_both_aggregations_are_one():
     assert same(shared(runs[0][1].after), shared(runs[1][1].after))
 
 
-# ---- reductions ----------------------------------------------------------------------------------------------------
+# ---- reductions  ----
 
 
 def test_identical_data_and_one_full_batch_is_the_centralised_step():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -22,7 +24,7 @@ def header(state):
     return state["header"]
 
 
-# ---- bytes (8.7) ----------------------------------------------------------------------------------------------------
+# ---- bytes (8.7)  ----
 
 
 def cnn_round(count, classes, present, architectures):
@@ -81,7 +83,7 @@ def test_bytes_of_counts_and_of_left_out_classes():
             assert round.up[0]["counts"].tolist() == [6, 5, 1][:pairs]
 
 
-# ---- the header against NumPy -----------------------------------------------------------------------------------------
+# ---- the header against NumPy  ----
 
 
 def numpy_header(theta, bias, batches, lr, clip=50.0):
@@ -153,7 +155,10 @@ def aggregated(method, uploads, theta=None):
 
 
 def lars(labels, vectors, counts=None):
-    message = {"labels": torch.tensor(labels, dtype=torch.int32), "lars": torch.as_tensor(vectors).float().reshape(-1, 5)}
+    message = {
+        "labels": torch.tensor(labels, dtype=torch.int32),
+        "lars": torch.as_tensor(vectors).float().reshape(-1, 5),
+    }
     return message if counts is None else {**message, "counts": torch.tensor(counts, dtype=torch.int32)}
 
 
@@ -189,7 +194,9 @@ def test_count_weights_against_numpy(mode, clip):
 def test_equal_counts_weigh_nothing():
     even = {i: {**m, "counts": torch.full((2,), 7, dtype=torch.int32)} for i, m in HAND.items()}
     for mode in ("lar", "client", "round"):
-        assert same(aggregated(FedGH(weight="count", header_batch=mode), even)[1], aggregated(FedGH(header_batch=mode), HAND)[1])
+        assert same(
+            aggregated(FedGH(weight="count", header_batch=mode), even)[1], aggregated(FedGH(header_batch=mode), HAND)[1]
+        )
 
 
 def test_clip_bites():
@@ -253,7 +260,7 @@ def test_clients_without_any_lar_do_not_spoil_the_header(mode):
     assert same(header(nobody.before), header(nobody.after))
 
 
-# ---- LARs (8.1, 8.2, 8.6) ----------------------------------------------------------------------------------------------
+# ---- LARs (8.1, 8.2, 8.6)  ----
 
 
 @pytest.mark.parametrize("architecture", ["deep", "bn", "dropout"])
@@ -306,7 +313,7 @@ def test_identical_clients_send_identical_lars():
         torch.testing.assert_close(round.up[i]["lars"], round.up[0]["lars"], atol=1e-6, rtol=0)
 
 
-# ---- who gets and keeps what (8.3, 8.9, 8.10, 8.12) ---------------------------------------------------------------------
+# ---- who gets and keeps what (8.3, 8.9, 8.10, 8.12)  ----
 
 
 def test_extractors_stay_at_home_and_headers_are_alike():
@@ -330,7 +337,9 @@ def test_extractors_stay_at_home_and_headers_are_alike():
         assert same(at.model.head.state_dict(), header(fed.server.state))
         for part in ("extractor", "intermediate"):
             assert all(
-                torch.equal(t, fed.clients[i].weights[n]) for n, t in at.model.state_dict().items() if n.startswith(part)
+                torch.equal(t, fed.clients[i].weights[n])
+                for n, t in at.model.state_dict().items()
+                if n.startswith(part)
             )
 
 
@@ -346,7 +355,7 @@ def test_the_whole_network_trains_and_the_header_is_replaced_at_the_next_start()
 
 def test_unselected_clients_do_not_change():
     history = rounds(FedGH(), clients([*MIXED, "deep"]), rounds=5, participation=0.5)
-    for last, round in zip(history, history[1:], strict=False):
+    for last, round in itertools.pairwise(history):
         for i in set(range(4)) - set(round.record["clients"]):
             assert i not in round.record["bytes_by_client"]
             assert round.weights[i] is None if last.weights[i] is None else same(round.weights[i], last.weights[i])
@@ -373,7 +382,9 @@ def test_sharing_nothing_is_local(participation):
 
 
 def test_unequal_feature_widths_are_refused_before_round_1():
-    with pytest.raises(RequestError, match=r"client 2 \('broad'\) gives 8, client 0 \('shallow'\) gives 5.*feature_dim"):
+    with pytest.raises(
+        RequestError, match=r"client 2 \('broad'\) gives 8, client 0 \('shallow'\) gives 5.*feature_dim"
+    ):
         federation(FedGH(), clients(["shallow", "deep", "broad"]))
 
 

@@ -7,8 +7,8 @@ import copy
 import numpy as np
 import pytest
 import torch
-from toys import CLASSES, NETS, clients, federation, moved, rounds, same
 from torch.nn import functional as F
+from toys import CLASSES, NETS, clients, federation, moved, rounds, same
 
 from polyfed.core.architectures import Architectures
 from polyfed.core.randomness import generator
@@ -43,11 +43,8 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-@pytest.mark.parametrize("architecture", ["shallow", "deep", "bn"])
-def test_equals_a_plain_loop(architecture, kind, fused):
-    """Bit for bit with PyTorch's fused steps, which the engine takes; with its plain steps up to rounding."""
+def pairs_of_weights(architecture, kind, fused):
+    """Weights after each round: polyfed's, and the plain loop's. The optimiser is new in every round."""
     training, make = OPTIMIZERS[kind]
     options = {name: value for name, value in training.items() if name != "optimizer"}
     members = clients([architecture] * 2, sizes=[13, 10])  # 13 in batches of 4: a last batch of 1, which BN cannot take
@@ -55,12 +52,26 @@ def test_equals_a_plain_loop(architecture, kind, fused):
     for number, client in enumerate(members):
         model = NETS[architecture]()
         model.load_state_dict(initial(architecture, number))
-        for round in (1, 2, 3):  # momentum and Adam's moments are fresh in every round
+        for round in (1, 2, 3):
             order = generator(0, "batches", "train", round, number)
             optimizer = make(model.parameters(), **options, fused=fused)
             plain(model, client.data.train, optimizer, 2, 4, order, skip_single=architecture == "bn")
-            trained = history[round - 1].weights[number]
-            assert same(trained, model.state_dict()) if fused else moved(trained, model.state_dict()) < 1e-4
+            yield history[round - 1].weights[number], model.state_dict()
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("architecture", ["shallow", "deep", "bn"])
+def test_equals_a_plain_loop_bit_for_bit(architecture, kind):
+    """With PyTorch's fused steps, which the engine takes."""
+    for ours, theirs in pairs_of_weights(architecture, kind, fused=True):
+        assert same(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_equals_plain_steps_up_to_rounding(kind):
+    """Not under BatchNorm: the bias before it has no gradient but rounding, which Adam scales up to its rate."""
+    for ours, theirs in pairs_of_weights("deep", kind, fused=False):
+        assert moved(ours, theirs) < 1e-5
 
 
 def test_adam_against_the_formula():

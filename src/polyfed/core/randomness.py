@@ -45,5 +45,7 @@ def scoped_global(seed: int) -> Iterator[None]:
     """
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed also queues a seeding of absent GPUs, per call
+        if devices:
+            torch.cuda.manual_seed_all(seed)
         yield

@@ -63,7 +63,7 @@ class FedGH(Method):
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         pairs = [(tensor(m, "lars"), tensor(m, "labels"), m) for m in uploads.values() if "lars" in m]
-        pairs = [p for p in pairs if len(p[1])]  # none from a client all of whose classes are rarer than `min_class_count`
+        pairs = [p for p in pairs if len(p[1])]  # none where all classes are rarer than `min_class_count`
         if not pairs:
             return
         lars_MD, labels_M = torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs]).long()

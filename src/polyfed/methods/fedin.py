@@ -125,9 +125,9 @@ class FedIN(Method):
 
     def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
         local = super().gradients(model, batch, context)
-        if "s_in" not in context:
-            return local
         g_local = {n: g for n, g in local.grads.items() if g is not None and model.part_of(n) == "intermediate"}
+        if "s_in" not in context or not g_local:
+            return local
         inner = [p for n, p in model.named_parameters() if n in g_local]
         with untracked_statistics(model):
             loss_in = (model.transform(context["s_in"]) - context["s_out"]).square().mean()

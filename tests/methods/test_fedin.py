@@ -1,0 +1,556 @@
+"""FedIN's own properties (section 8 of its specification); oracles take gradients by hand and mix them in NumPy."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from toys import (
+    CLASSES,
+    NETS,
+    batch,
+    bits,
+    clients,
+    federation,
+    model_with,
+    moved,
+    numpy_mean,
+    rounds,
+    same,
+    samples,
+    worker,
+)
+
+from polyfed.core.client import Client
+from polyfed.core.message import nbytes
+from polyfed.core.method import Trained
+from polyfed.core.randomness import generator
+from polyfed.core.settings import Evaluation
+from polyfed.errors import RequestError
+from polyfed.functional.modes import evaluating
+from polyfed.methods import FedAvg, FedIN
+from polyfed.models import zoo
+from polyfed.models.split import Staged
+
+MIXED = ["shallow", "deep", "shallow", "deep"]  # nested, equal cuts: 6 in, 5 out
+
+
+def shared(state):
+    (model,) = (state[name] for name in state if name.startswith("model"))
+    return model
+
+
+def off(**knobs):
+    return FedIN(**{"train_in": False, "mu": 0.0, **knobs})
+
+
+# ---- bytes (8.8, section 2.2)  ----
+
+
+@pytest.fixture(scope="module")
+def resnets():
+    g = torch.Generator().manual_seed(0)
+    members = [
+        Client(
+            "resnet10", (torch.randint(0, 256, (16, 3, 32, 32), dtype=torch.uint8, generator=g), torch.arange(16) % 10)
+        )
+        for _ in range(2)
+    ]
+    builders = {"resnet10": lambda: zoo.build("resnet10", (3, 32, 32), 10)}
+    return rounds(FedIN(), members, builders, classes=10, rounds=2, batch_size=16, lr=1e-3, optimizer="adam")
+
+
+def test_bytes_of_resnet10(resnets):
+    first, second = resnets
+    floats, pairs = 4_910_922 + 5_760, 73_728
+    for i in (0, 1):
+        assert (
+            nbytes(first.up[i]) == nbytes(second.up[i]) == nbytes(second.down[i]) == 4 * (floats + pairs) == 19_961_640
+        )
+        assert nbytes(first.down[i]) == 19_961_640 - 294_912
+        assert nbytes({"features": first.up[i]["features"]}) == 4 * pairs == 294_912
+        assert first.up[i]["features"]["s_in"].shape == (16, 64, 8, 8)
+        assert first.up[i]["features"]["s_out"].shape == (16, 512)
+        assert all(t.dtype == torch.float32 for t in bits(first.up[i]).values())
+
+
+def test_the_other_resnets_bytes_follow_from_their_floats():
+    table = {14: 43_579_176, 18: 45_059_880, 22: 68_677_416, 26: 70_158_120}
+    for depth, expected in table.items():
+        with torch.device("meta"):
+            model = zoo.build(f"resnet{depth}", (3, 32, 32), 10)
+        floats = sum(t.numel() for t in model.state_dict().values() if t.is_floating_point())
+        assert 4 * (floats + 73_728) == expected
+
+
+def test_batchnorm_statistics_of_resnet10_move_only_with_the_local_pass(resnets):
+    """One local batch per round: the counter says 1, although IN and upload passes ran too; and it is not sent."""
+    counters = [n for n in resnets[1].trained[0] if n.endswith("num_batches_tracked")]
+    assert len(counters) == 12
+    assert not set(counters) & resnets[1].up[0]["model"].keys()
+    assert {int(resnets[0].trained[0][n]) for n in counters} == {1}
+    assert resnets[1].record["sums"]["in_steps"] == 1.0
+    assert resnets[0].record["sums"] == {}
+
+
+@pytest.mark.parametrize(("size", "sent"), [(4, 4), (16, 12)])
+def test_bytes_of_small_clients(size, sent):
+    """A client with fewer than B samples sends all it has."""
+    floats = sum(t.numel() for t in NETS["deep"]().state_dict().values())
+    history = rounds(FedIN(), clients(["deep"] * 3), batch_size=size)
+    for round in history:
+        assert all(nbytes(m) == 4 * (floats + sent * (6 + 5)) for m in round.up.values())
+    assert all(nbytes(m) == 4 * floats for m in history[0].down.values())
+    assert all(nbytes(m) == 4 * (floats + size * (6 + 5)) for m in history[1].down.values())
+
+
+# ---- the pool (8.6)  ----
+
+
+def sources(features, pool):
+    """(sender, row) of every pair; both parts must come from the same."""
+    found = []
+    for s_in, s_out in zip(features["s_in"], features["s_out"], strict=True):
+        places = [
+            (i, row)
+            for i, m in pool.items()
+            for row in range(len(m["features"]["s_in"]))
+            if torch.equal(m["features"]["s_in"][row], s_in) and torch.equal(m["features"]["s_out"][row], s_out)
+        ]
+        assert len(places) == 1, "a pair was torn apart, or sent by nobody"
+        found.append(places[0])
+    return found
+
+
+@pytest.mark.parametrize("pool", ["mix", "one"])
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_who_receives_whose_pairs(pool, participation):
+    members = clients([*MIXED, "shallow", "deep"])
+    history = rounds(FedIN(pool=pool), members, rounds=5, participation=participation)
+    senders = set()
+    for last, round in itertools.pairwise(history):
+        for i, message in round.down.items():
+            places = sources(message["features"], last.up)
+            assert len(places) == len(set(places)) == 4
+            assert i not in {sender for sender, _ in places}
+            assert len({sender for sender, _ in places}) == 1 or pool == "mix"
+            senders |= {sender for sender, _ in places}
+        assert round.before.keys() >= {"pool"}
+        if participation == 1:
+            chosen = [tuple(sources(m["features"], last.up)) for m in round.down.values()]
+            assert len(set(chosen)) > 1, "clients draw for themselves"
+    assert len(senders) > 2
+
+
+def test_a_lone_sender_gets_nothing_and_lost_uploads_empty_the_pool():
+    lose = lambda round, client: (round == 1 and client != 2) or round == 2  # noqa: E731
+    history = rounds(FedIN(), clients(MIXED), rounds=3, lose=lose)
+    second, third = history[1:]
+    assert "features" not in second.down[2], "there are only its own pairs"
+    assert all(
+        {sender for sender, _ in sources(second.down[i]["features"], {2: history[0].up[2]})} == {2} for i in (0, 1, 3)
+    )
+    assert "pool" not in second.after
+    assert not any("features" in m for m in third.down.values())
+    assert same(shared(second.before), shared(second.after))
+
+
+def test_pairs_are_the_senders_own_rows_after_training_in_eval_mode():
+    members = clients(["bn", "deep-bn", "bn"])
+    (round,) = rounds(FedIN(), members, rounds=1, epochs=2)
+    drawn = []
+    for i, client in enumerate(members):
+        model = model_with(NETS[client.architecture], round.trained[i])
+        s_in = model.extract(client.data.train.x).detach()
+        sent = round.up[i]["features"]
+        rows = [int((s_in - row).abs().sum(1).argmin()) for row in sent["s_in"]]
+        assert len(set(rows)) == 4
+        torch.testing.assert_close(sent["s_in"], s_in[rows], atol=1e-6, rtol=0)
+        torch.testing.assert_close(sent["s_out"], model.transform(s_in[rows]).detach(), atol=1e-6, rtol=0)
+        drawn.append(rows)
+    assert drawn != [[0, 1, 2, 3]] * 3
+
+
+def test_labels_are_never_sent():
+    for round in rounds(FedIN(), clients(MIXED)):
+        for message in round.up.values():
+            assert set(message) == {"model", "features"}
+            assert set(message["features"]) == {"s_in", "s_out"}
+
+
+# ---- gradients (8.1 to 8.4)  ----
+
+
+def pairs(rows=4, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return {"s_in": torch.randn(rows, 6, generator=g), "s_out": torch.tanh(torch.randn(rows, 5, generator=g))}
+
+
+def at_step(method, architecture="deep", context=None):
+    """A client at work away from its received weights, and the context of a step with pairs."""
+    fed, _ = federation(method, clients([architecture] * 2))
+    method.start(fed.server)
+    at = worker(fed, 0, round=2)
+    received = method.receive(at, method.broadcast(fed.server, 0))
+    with torch.no_grad():
+        for i, p in enumerate(at.model.parameters()):
+            p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(i)), alpha=0.2)
+    return at, {**received, **(pairs() if context is None else context)}
+
+
+def grads(loss, model):
+    named = dict(model.named_parameters())
+    found = torch.autograd.grad(loss, tuple(named.values()), allow_unused=True)
+    return {n: None if g is None else g.double().numpy() for n, g in zip(named, found, strict=True)}
+
+
+def numpy_combine(mode, g, h, lam):
+    """G_local g and G_IN h of one tensor, or of all as one vector."""
+    a, b = (g * g).sum(), (g * h).sum()
+    projected = h if b >= 0 else h - b / a * g
+    return {
+        "simple": h + lam / 2 * g,
+        "project": g + projected,
+        "literal": projected,
+        "adaptive": h + max(1.0, -2 * b / a) / 2 * g,
+        "none": g + h,
+    }[mode]
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.7])
+@pytest.mark.parametrize("granularity", ["tensor", "block"])
+@pytest.mark.parametrize(
+    ("mode", "lam"),
+    [
+        ("simple", 1.0),
+        ("simple", 0.0),
+        ("simple", 5.0),
+        ("project", 1.0),
+        ("literal", 1.0),
+        ("adaptive", 1.0),
+        ("none", 1.0),
+    ],
+)
+def test_combined_gradients_against_numpy(mode, lam, granularity, mu):
+    method = FedIN(combine=mode, lambda_=lam, granularity=granularity, mu=mu)
+    at, context = at_step(method)
+    model, data = at.model, batch(at.data.train)
+    local = F.cross_entropy(model(data.x), data.y)
+    if mu:
+        local = local + mu / 2 * sum((p - context["reference"][n]).square().sum() for n, p in model.named_parameters())
+    g = grads(local, model)
+    h = grads(((model.transform(context["s_in"]) - context["s_out"]) ** 2).mean(), model)
+    assert {n for n in h if h[n] is not None} == {n for n in h if n.startswith("intermediate")}
+    found = method.gradients(model, data, context)
+    inner = [n for n in g if n.startswith("intermediate")]
+    expected = {n: numpy_combine(mode, g[n], h[n], lam) for n in inner}
+    if granularity == "block":
+        flat = numpy_combine(mode, *(np.concatenate([t[n].ravel() for n in inner]) for t in (g, h)), lam)
+        ends = np.cumsum([g[n].size for n in inner])[:-1]
+        expected = {n: part.reshape(g[n].shape) for n, part in zip(inner, np.split(flat, ends), strict=True)}
+    for name in g:
+        np.testing.assert_allclose(found.grads[name].numpy(), expected.get(name, g[name]), atol=1e-6)
+    dots = [(g[n] * h[n]).sum() for n in inner]
+    assert min(dots) < 0 < max(dots), "both signs of b should occur"
+    assert float(found.loss) == pytest.approx(float(local), abs=1e-6)
+    assert float(found.sums["loss_in"]) == pytest.approx(
+        float(((model.transform(context["s_in"]) - context["s_out"]) ** 2).mean()), abs=1e-6
+    )
+
+
+@pytest.mark.parametrize("architecture", ["deep", "deep-bn"])
+@pytest.mark.parametrize("mode", ["simple", "project", "none"])
+def test_extractor_and_classifier_get_exactly_the_local_gradient(mode, architecture):
+    method = FedIN(combine=mode)
+    at, context = at_step(method, architecture)
+    alone = copy.deepcopy(at.model)
+    data = batch(at.data.train)
+    found = method.gradients(at.model, data, context)
+    without = dataclasses.replace(method, train_in=False)
+    local = without.gradients(alone, data, {"reference": context["reference"]})
+    assert torch.equal(found.loss, local.loss)
+    for name in local.grads:
+        assert torch.equal(found.grads[name], local.grads[name]) != name.startswith("intermediate")
+
+
+@pytest.mark.parametrize("architecture", ["shallow", "deep"])
+def test_in_loss_is_0_for_pairs_made_by_the_same_weights(architecture):
+    method = FedIN(combine="none", mu=0.0)
+    at, _ = at_step(method, architecture)
+    features = method.upload(at, Trained())["features"]
+    data = batch(at.data.train)
+    found = method.gradients(at.model, data, features)
+    local = method.gradients(at.model, data, {})
+    assert float(found.sums["loss_in"]) == 0.0
+    assert same(found.grads, local.grads)
+    half = FedIN(mu=0.0).gradients(at.model, data, features)
+    for name, gradient in half.grads.items():  # eq. 13 halves the local gradient of the intermediate tensors
+        torch.testing.assert_close(gradient, local.grads[name] * (0.5 if name.startswith("intermediate") else 1.0))
+
+
+@pytest.mark.parametrize("architecture", ["bn", "deep-bn"])
+def test_batchnorm_normalises_the_pairs_by_themselves_and_keeps_its_statistics(architecture):
+    method = FedIN(combine="literal", mu=0.0)
+    at, context = at_step(method, architecture, pairs(rows=9))
+    alone, by_hand = copy.deepcopy(at.model), copy.deepcopy(at.model).train()
+    data = batch(at.data.train)
+    found = method.gradients(at.model, data, context)
+    method.gradients(alone, data, {})
+    assert same(at.model.state_dict(), alone.state_dict()), "the IN pass left a trace in the running statistics"
+    expected = ((by_hand.transform(context["s_in"]) - context["s_out"]) ** 2).mean()
+    assert float(found.sums["loss_in"]) == pytest.approx(float(expected), abs=1e-6)
+    with evaluating(alone):
+        in_eval = ((alone.transform(context["s_in"]) - context["s_out"]) ** 2).mean()
+    assert abs(float(expected) - float(in_eval)) > 1e-3
+    before = {n: t.clone() for n, t in at.model.state_dict().items()}
+    method.upload(at, Trained())
+    assert same(before, at.model.state_dict())
+    assert all(m.training for m in at.model.modules())
+
+
+def test_a_single_pair_is_left_out_under_batchnorm():
+    for architecture, expected in (("bn", False), ("deep", True)):
+        fed, _ = federation(FedIN(), clients([architecture]))
+        at = worker(fed, 0)
+        model = {n: t for n, t in at.model.state_dict().items() if t.is_floating_point()}
+        assert ("s_in" in FedIN().receive(at, {"model": model, "features": pairs(1)})) == expected
+
+
+def test_models_without_intermediate_tensors_train_locally():
+    """One block and the head, as fedhenn-h1: there is nothing for the pairs to train."""
+    bare = {
+        "bare": lambda: Staged(
+            nn.Sequential(nn.Linear(4, 6), nn.Tanh()), nn.Sequential(nn.Identity()), nn.Linear(6, CLASSES)
+        )
+    }
+    members = clients(["bare"] * 2)
+    ours, plain = rounds(FedIN(mu=0.0), members, bare), rounds(off(), members, bare)
+    assert same(shared(ours[1].after), shared(plain[1].after))
+
+
+def test_pairs_move_the_weights_of_round_2_but_not_of_round_1():
+    members = clients(MIXED)
+    on, without = rounds(FedIN(), members), rounds(FedIN(train_in=False), members)
+    for i in range(4):
+        assert same(on[0].trained[i], without[0].trained[i])
+        assert moved(on[1].trained[i], without[1].trained[i]) > 1e-4
+    assert same(shared(on[0].after), shared(without[0].after))
+
+
+# ---- the proximal term (8.3)  ----
+
+
+def test_mu_adds_mu_times_the_distance_to_what_was_received():
+    data = None
+    for mu in (0.1, 3.0):
+        at, context = at_step(FedIN(mu=mu, train_in=False), context={})
+        data = batch(at.data.train)
+        pull = FedIN(mu=mu, train_in=False).gradients(at.model, data, context).grads
+        plain = off().gradients(at.model, data, {}).grads
+        for name, p in at.model.named_parameters():
+            torch.testing.assert_close(
+                pull[name] - plain[name], mu * (p.detach() - context["reference"][name]), atol=1e-6, rtol=0
+            )
+            assert float((pull[name] - plain[name]).abs().max()) > 0.005
+
+
+@pytest.mark.parametrize("architecture", ["deep", "bn"])
+def test_homogeneous_without_pairs_is_fedprox_by_hand(architecture):
+    members = clients([architecture] * 3)
+    history = rounds(FedIN(train_in=False, mu=0.8), members, epochs=2)
+    for number, round in enumerate(history, 1):
+        ends = []
+        for i, client in enumerate(members):
+            model = model_with(NETS[architecture], shared(round.before)).train()
+            received = {n: p.detach().clone() for n, p in model.named_parameters()}
+            order = generator(0, "batches", "train", number, i)
+            for _ in range(2):
+                for rows in torch.randperm(12, generator=order).split(4):
+                    loss = F.cross_entropy(model(client.data.train.x[rows]), client.data.train.y[rows])
+                    model.zero_grad()
+                    loss.backward()
+                    with torch.no_grad():
+                        for n, p in model.named_parameters():
+                            p -= 0.1 * (p.grad + 0.8 * (p - received[n]))
+            ends.append(model.state_dict())
+        for name, value in shared(round.after).items():
+            np.testing.assert_allclose(value.numpy(), numpy_mean(ends, [1] * 3, name), atol=2e-6)
+
+
+@pytest.mark.parametrize("architecture", ["deep", "bn", "dropout"])
+@pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
+def test_homogeneous_without_pairs_and_mu_is_fedavg_bit_for_bit(architecture, aggregation):
+    members = clients([architecture] * 4)
+    ours = rounds(off(aggregation=aggregation), members, rounds=3, participation=0.75)
+    fedavg = rounds(FedAvg(aggregation=aggregation), members, rounds=3, participation=0.75)
+    for a, b in zip(ours, fedavg, strict=True):
+        assert same(shared(a.after), shared(b.after))
+        assert all(same(a.up[i]["model"], b.up[i]["model"]) for i in b.up)
+
+
+# ---- noise (8.5)  ----
+
+
+@pytest.mark.parametrize("where", ["both", "message", "forward"])
+def test_no_noise_is_level_0_including_the_generators(where):
+    members = clients(MIXED)
+    for a, b in zip(rounds(FedIN(), members), rounds(FedIN(noise_where=where), members), strict=True):
+        assert all(same(bits(a.up[i]), bits(b.up[i])) for i in range(4))
+        assert all(same(bits(a.down[i]), bits(b.down[i])) for i in range(4))
+    method = FedIN(noise_where=where)
+    at, _ = at_step(method)
+    at.context = method.receive(at, {"model": {n: p.detach() for n, p in at.model.named_parameters()}})
+    draws = torch.Generator().manual_seed(0)
+    before = draws.get_state()
+    assert method.inputs(at, 0, draws) == {}
+    assert torch.equal(draws.get_state(), before)
+
+
+def test_messages_without_noise_are_the_plain_ones():
+    """With "forward" the pairs sent are clean, and of the very rows that are sent without any noise."""
+    members = clients(MIXED)
+    clean, forward = (rounds(m, members, lr=0.0)[0] for m in (FedIN(), FedIN(noise=0.8, noise_where="forward")))
+    assert all(same(clean.up[i]["features"], forward.up[i]["features"]) for i in range(4))
+
+
+@pytest.mark.parametrize("level", [0.2, 0.8, 1.5])
+def test_how_loud_the_noise_of_the_messages_is(level):
+    """Std of what was added over std of the features = level (8.5: 0.80, not the square root of 0.8)."""
+    members = clients(["deep"] * 2, 800)
+    clean = rounds(FedIN(), members, rounds=1, batch_size=800)[0]
+    noisy = rounds(FedIN(noise=level, noise_where="message"), members, rounds=1, batch_size=800)[0]
+    for i in (0, 1):
+        assert same(clean.trained[i], noisy.trained[i]), "noise in messages alone does not touch training"
+        model = model_with(NETS["deep"], noisy.trained[i])
+        s_in, sent = clean.up[i]["features"]["s_in"], noisy.up[i]["features"]
+        ratio = float((sent["s_in"] - s_in).std() / s_in.std())
+        assert ratio == pytest.approx(level, rel=0.04)
+        s_out = model.transform(sent["s_in"]).detach()  # from the noisy s_in, then noised again (eq. 5, then 6)
+        assert float((sent["s_out"] - s_out).std() / s_out.std()) == pytest.approx(level, rel=0.04)
+        added = torch.stack([(sent["s_in"] - s_in)[:, 0], (sent["s_out"] - s_out)[:, 0]])
+        assert abs(float(torch.corrcoef(added)[0, 1])) < 0.15
+    assert (
+        moved(
+            {"s": noisy.up[0]["features"]["s_in"] - clean.up[0]["features"]["s_in"]},
+            {"s": noisy.up[1]["features"]["s_in"] - clean.up[1]["features"]["s_in"]},
+        )
+        > 0.1
+    )
+
+
+def test_noise_in_the_forward_pass():
+    """Fresh in every step, at both cuts, of the stated level; the IN pass has none."""
+    method = FedIN(noise=0.8, mu=0.0, combine="none")
+    at, _ = at_step(method, "deep")
+    at.context = method.receive(at, {"model": {n: p.detach().clone() for n, p in at.model.named_parameters()}})
+    draws = torch.Generator().manual_seed(3)
+    data = batch(at.data.train, slice(0, 3))  # a ragged batch: 3 of 4 rows
+    losses = []
+    for step in range(2):
+        given = method.inputs(at, step, draws)
+        assert (given["z_in"].shape, given["z_out"].shape) == ((4, 6), (4, 5))
+        z = at.model.extract(data.x)
+        z = at.model.transform(z + 0.8 * z.detach().std(correction=0) * given["z_in"][:3])
+        z = z + 0.8 * z.detach().std(correction=0) * given["z_out"][:3]
+        expected = F.cross_entropy(at.model.head(z), data.y)
+        found = method.gradients(at.model, data, {**at.context, **given, **pairs()})
+        assert float(found.loss) == pytest.approx(float(expected), abs=1e-6)
+        in_loss = ((at.model.transform(pairs()["s_in"]) - pairs()["s_out"]) ** 2).mean()
+        assert float(found.sums["loss_in"]) == pytest.approx(float(in_loss), abs=1e-7)
+        losses.append(float(expected))
+    assert losses[0] != losses[1]
+
+
+def test_no_noise_when_scored():
+    members = clients(["bn", "deep-bn"], test=40)
+    extra = Evaluation(extra_stages=["after_local", "personal"])
+    results = [
+        federation(m, members, lr=0.0, evaluation=extra)[0].run().result["accuracy_by_stage"]
+        for m in (FedIN(noise_where="message", noise=1.5), FedIN(noise_where="message"))
+    ]
+    assert results[0] == results[1]
+    method = FedIN(noise=1.5)
+    at, _ = at_step(method)
+    with evaluating(at.model), torch.no_grad():
+        x = at.data.train.x
+        assert torch.equal(method.predict(at.model, x, at.state), at.model(x))
+
+
+# ---- averaging (8.7)  ----
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "weighting", "counted"),
+    [
+        ("layer-wise", "paper", False),
+        ("layer-wise", "uniform", False),
+        ("layer-wise", "samples", True),
+        ("same-shape", "paper", True),
+        ("same-shape", "uniform", False),
+        ("same-shape", "samples", True),
+    ],
+)
+def test_weights_of_the_average(aggregation, weighting, counted):
+    sizes = [4, 8, 12, 16]
+    history = rounds(
+        FedIN(aggregation=aggregation, weighting=weighting), clients(MIXED, sizes), lose=lambda r, i: i == 0 and r == 2
+    )
+    for number, round in enumerate(history, 1):
+        answered = [i for i in range(4) if not (i == 0 and number == 2)]
+        for group, model in ((n, t) for n, t in round.after.items() if n.startswith("model")):
+            members = [i for i in answered if aggregation == "layer-wise" or group.endswith(MIXED[i])]
+            ends, shares = [round.trained[i] for i in members], [sizes[i] if counted else 1 for i in members]
+            for name, value in model.items():
+                np.testing.assert_allclose(value.numpy(), numpy_mean(ends, shares, name), atol=1e-6)
+    names = {n for n in history[0].after if n.startswith("model")}
+    assert names == ({"model union"} if aggregation == "layer-wise" else {"model shallow", "model deep"})
+
+
+def test_layers_that_nobody_sent_keep_their_value():
+    (round,) = rounds(FedIN(), clients(MIXED), rounds=1, lose=lambda r, i: i in (1, 3))
+    before, after = shared(round.before), shared(round.after)
+    for name in before:
+        assert torch.equal(before[name], after[name]) != (name in round.up[0]["model"])
+    (round,) = rounds(FedIN(aggregation="same-shape"), clients(MIXED), rounds=1, lose=lambda r, i: i in (1, 3))
+    assert same(round.before["model deep"], round.after["model deep"])
+    assert moved(round.before["model shallow"], round.after["model shallow"]) > 1e-4
+
+
+def test_features_are_all_that_crosses_between_architectures_in_same_shape():
+    """What the deep clients learn reaches the shallow ones only through pairs."""
+    members, others = clients(MIXED), clients(MIXED)
+    others[1], others[3] = Client("deep", samples(12, 77)), Client("deep", samples(12, 78))
+    for train_in in (False, True):
+        method = FedIN(aggregation="same-shape", train_in=train_in)
+        a, b = (rounds(method, group, rounds=3)[-1].after["model shallow"] for group in (members, others))
+        assert same(a, b) != train_in
+
+
+def test_unequal_cuts_are_refused_before_round_1():
+    with pytest.raises(
+        RequestError,
+        match=r"client 1 \('wide'\) gives \(9,\) and \(5,\), client 0 \('shallow'\) gives \(6,\) and \(5,\)",
+    ):
+        federation(FedIN(aggregation="same-shape"), clients(["shallow", "wide"]))
+    with pytest.raises(RequestError, match=r"client 1 \('broad'\) gives \(6,\) and \(8,\)"):
+        federation(FedIN(aggregation="same-shape"), clients(["shallow", "broad"]))
+    federation(FedIN(aggregation="same-shape", train_in=False), clients(["shallow", "wide"]))
+
+
+def test_unselected_clients_hear_nothing():
+    history = rounds(FedIN(), clients(MIXED), rounds=3, participation=0.5)
+    for round in history:
+        assert {int(i) for i in round.record["bytes_by_client"]} == set(round.record["clients"]) == set(round.down)
+
+
+def test_learns():
+    members = [Client(a, samples(60, i, (i % 3, (i + 1) % 3)), samples(120, 40 + i)) for i, a in enumerate(MIXED)]
+    for method in (FedIN(), FedIN(noise=0.4, combine="project")):
+        fed, _ = federation(method, members, rounds=12, lr=0.01, optimizer="adam", batch_size=16, epochs=3)
+        assert fed.run().result["accuracy"] > 1 / CLASSES + 0.25

@@ -1,0 +1,240 @@
+"""Recipes: what is read, what is refused, how knobs find their method."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyfed.errors import RequestError
+from polyfed.methods import FedAvg, FedGH, Local
+from polyfed.recipe import Recipe
+
+ROOT = Path(__file__).resolve().parent.parent
+SHIPPED = sorted((ROOT / "recipes").rglob("*.toml"))
+TEXT = """
+[data]
+name = "digits"
+clients = 3
+
+[models]
+architectures = ["digits-cnn1", "digits-cnn2"]
+
+[method]
+name = "fedgh"
+clip = 1.0
+
+[training]
+rounds = 2
+
+[methods.fedgh]
+header_epochs = 100
+clip = 2.0
+
+[methods.fedgh-random-header]
+name = "fedgh"
+header_lr = 0.0
+
+[methods.fedavg]
+aggregation = "same-shape"
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "mine.toml"
+    file.write_text(TEXT)
+    return file
+
+
+def test_every_setting_has_a_default_but_data_models_and_method() -> None:
+    recipe = Recipe.from_dict(
+        {"data": {"name": "digits"}, "models": {"architectures": ["digits-cnn1"]}, "method": {"name": "local"}}
+    )
+    assert recipe.build_method() == Local()
+    assert (recipe.data.partition, recipe.training.rounds, recipe.run.seed, recipe.evaluation.stage) == (
+        "iid",
+        10,
+        0,
+        None,
+    )
+
+
+def test_the_recipes_own_method_takes_both_tables_its_own_last(path: Path) -> None:
+    recipe = Recipe.load(path)
+    assert recipe.build_method() == FedGH(header_epochs=100, clip=1.0)
+    assert recipe.run.label is None
+    assert recipe.variants() == ["fedgh", "fedgh-random-header", "fedavg"]
+
+
+def test_another_method_takes_its_own_table_only(path: Path) -> None:
+    assert Recipe.load(path, method="fedavg").build_method() == FedAvg(aggregation="same-shape")
+    assert Recipe.load(path, method="local").build_method() == Local()
+    assert Recipe.load(path, ["method.name=fedavg"]).build_method() == FedAvg(aggregation="same-shape")
+
+
+def test_a_variant_is_labelled_and_leaves_nothing_behind(path: Path) -> None:
+    variant = Recipe.load(path, method="fedgh-random-header")
+    assert variant.build_method() == FedGH(header_lr=0.0)
+    assert variant.name == variant.run.label == "fedgh-random-header"
+    again = Recipe.load(path).choose("fedgh-random-header").choose("fedgh")
+    assert again == Recipe.load(path)
+    assert Recipe.load(path, ['run.label="mine"'], method="fedavg").name == "mine"
+
+
+def test_set_means_the_method_that_is_asked_for(path: Path) -> None:
+    assert Recipe.load(path, ["method.header_lr=0.5"]).build_method() == FedGH(
+        header_epochs=100, clip=1.0, header_lr=0.5
+    )
+    chosen = Recipe.load(path, ["method.weighting=uniform"], method="fedavg")
+    assert chosen.build_method() == FedAvg(aggregation="same-shape", weighting="uniform")
+    other = Recipe.load(path, ["methods.fedgh-random-header.header_lr=0.25"], method="fedgh-random-header")
+    assert other.build_method().header_lr == 0.25
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("data.clients=20", 20),
+        ("data.clients = 20", 20),
+        ("data.partition=iid", "iid"),
+        ('data.partition="iid"', "iid"),
+        ("training.lr=1e-3", 1e-3),
+        ("training.lr=1", 1.0),
+        ("models.architectures=['digits-cnn3']", ["digits-cnn3"]),
+        ("data.root=/a/path with=signs", "/a/path with=signs"),
+        ("data.root=", ""),
+    ],
+)
+def test_overrides_are_values_as_toml_has_them(path: Path, text: str, expected: Any) -> None:
+    section, _, key = text.partition("=")[0].strip().partition(".")
+    value = getattr(getattr(Recipe.load(path, [text]), section), key)
+    assert value == expected
+    assert type(value) is type(expected)
+
+
+def test_false_is_false(path: Path) -> None:  # H13: `-x False` meant True elsewhere
+    assert Recipe.load(path, ["method.share=false"]).build_method().share is False
+    with pytest.raises(RequestError, match="expected true or false, came 'False'"):
+        Recipe.load(path, ["method.share=False"])
+
+
+def test_a_value_cannot_bring_further_keys_along(path: Path) -> None:
+    with pytest.raises(RequestError, match=r"data\.clients: expected a whole number"):
+        Recipe.load(path, ["data.clients=3\nname='cifar10'"])
+
+
+@pytest.mark.parametrize("text", ["data.clients", "clients=3", "=3", ".clients=3", "data.=3", ""])
+def test_an_override_needs_section_key_and_value(path: Path, text: str) -> None:
+    with pytest.raises(RequestError, match=r"expected --set SECTION\.KEY=VALUE"):
+        Recipe.load(path, [text])
+
+
+def test_an_override_below_a_value_is_refused(path: Path) -> None:
+    with pytest.raises(RequestError, match=r"'data\.clients' is no table"):
+        Recipe.load(path, ["data.clients.number=3"])
+
+
+def test_what_is_written_reads_as_the_same_recipe(path: Path) -> None:
+    for name in Recipe.load(path).variants():
+        recipe = Recipe.load(path, method=name, seed=3, out="somewhere")
+        written = tomllib.loads(recipe.dumps())
+        assert written == recipe.to_dict()
+        assert "methods" not in written
+        again = Recipe.from_dict(written)
+        assert again.to_dict() == recipe.to_dict()
+        assert again.build_method() == recipe.build_method()
+
+
+def test_what_is_written_holds_every_knob_and_nothing_without_effect(path: Path) -> None:
+    written = Recipe.load(path).to_dict()
+    assert written["method"]["header_lr"] == 0.01
+    assert not {"alpha", "min_size", "classes_per_client", "deal"} & set(written["data"])
+    assert Recipe.load(path, ["data.partition=dirichlet"]).to_dict()["data"]["alpha"] == 0.5
+    assert Recipe.load(path, ["data.partition=classes"]).to_dict()["data"]["deal"] == "ring"
+
+
+def test_a_knob_may_be_a_word_that_python_keeps_for_itself(path: Path) -> None:
+    recipe = Recipe.load(path, ["method.lambda=0.25"], method="fedin")
+    assert recipe.build_method().lambda_ == 0.25
+    assert recipe.to_dict()["method"]["lambda"] == 0.25
+    with pytest.raises(RequestError, match=r"^method\.lambda: expected a number, came 'x'$"):
+        Recipe.load(path, ["method.lambda=x"], method="fedin")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"data": {"clinets": 3}}, "unknown key 'data.clinets'; did you mean 'clients'?"),
+        ({"data": {"lr": 0.1}}, "unknown key 'data.lr'; it belongs to [training]"),
+        ({"daata": {}}, "unknown key 'daata'; did you mean 'data'?"),
+        ({"data": {"clients": "ten"}}, "data.clients: expected a whole number, came 'ten'"),
+        ({"data": {"clients": 0}}, "data.clients: expected at least 1, came 0"),
+        ({"data": 3}, "data: expected a table, came 3"),
+        ({"training": {"optimizer": "sdg"}}, "did you mean 'sgd'?"),
+        ({"training": {"lr": "x", "rounds": 0}}, "(and 1 more)"),
+        ({"method": {"name": "fedgh", "header_epoch": 1}}, "unknown key 'method.header_epoch'; did you mean"),
+        (
+            {"method": {"name": "fedgh", "header_batch": "lr"}},
+            "expected 'lar', 'client' or 'round' or a whole number, came 'lr'; did you mean 'lar'?",
+        ),
+        ({"methods": {"mine": {"clip": 0.0}}}, "methods.mine: unknown method 'mine'"),
+        ({"methods": {"a/b": {"name": "local"}}}, "methods: expected names of letters"),
+        ({"methods": {"fedgh": {"cilp": 0.0}}}, "unknown key 'methods.fedgh.cilp'; did you mean 'clip'?"),
+        ({"methods": {"fedgh": 3}}, "methods.fedgh: expected a table, came 3"),
+    ],
+)
+def test_errors_are_one_line_with_place_expectation_and_hint(
+    path: Path, settings: dict[str, Any], message: str
+) -> None:
+    base = tomllib.loads(path.read_text())
+    for section, values in settings.items():
+        own = base.get(section)
+        base[section] = {**own, **values} if isinstance(own, dict) and isinstance(values, dict) else values
+    with pytest.raises(RequestError) as caught:
+        Recipe.from_dict(base)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("section", ["data", "models", "method"])
+def test_a_missing_section_is_named(path: Path, section: str) -> None:
+    base = tomllib.loads(path.read_text())
+    del base[section]
+    with pytest.raises(RequestError, match=f"expected the section '{section}', which is missing"):
+        Recipe.from_dict(base)
+
+
+def test_without_a_method_of_its_own_a_recipe_can_still_be_asked_for_one(path: Path) -> None:
+    path.write_text(TEXT.replace('[method]\nname = "fedgh"\nclip = 1.0\n', ""))
+    assert Recipe.load(path, method="fedgh").build_method() == FedGH(header_epochs=100, clip=2.0)
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+def test_the_shipped_recipes_are_valid(file: Path) -> None:
+    recipe = Recipe.load(file)
+    for name in recipe.variants():
+        assert recipe.choose(name).to_dict()
+
+
+def test_the_reference_job_is_as_agreed() -> None:
+    recipe = Recipe.load(ROOT / "recipes" / "reference.toml")
+    assert recipe.variants() == [
+        "local", "fedgh", "fedgh-100", "fedgh-random-header", "fedavg", "fedin", "fedhenn", "fedhenn-strong",
+    ]  # fmt: skip
+    assert recipe.choose("fedgh").build_method() == FedGH()
+    assert recipe.choose("fedhenn-strong").build_method().eta0 == 0.1
+    assert (recipe.data.clients, recipe.data.max_train, recipe.data.max_test, recipe.data.holdout) == (
+        20,
+        500,
+        100,
+        1000,
+    )
+
+
+def test_the_quickstart_says_that_fedghs_default_is_the_papers() -> None:
+    recipe = Recipe.load(ROOT / "recipes" / "quickstart.toml", method="fedgh")
+    assert recipe.build_method().header_epochs == 100
+    assert FedGH().header_epochs == 1

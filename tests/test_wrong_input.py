@@ -1,0 +1,287 @@
+"""Wrong input: exit status 2, one line on standard error, no traceback, nothing written."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from polyfed import cli
+
+RECIPE = """
+[data]
+name = "digits"
+clients = 3
+max_train = 20
+max_test = 20
+
+[models]
+architectures = ["digits-cnn1", "digits-cnn2"]
+
+[method]
+name = "local"
+
+[training]
+rounds = 1
+"""
+
+
+class Said(NamedTuple):
+    """What a command left behind."""
+
+    status: int
+    out: str
+    error: str
+
+
+class Place:
+    """A folder with a recipe in it, in which commands are given."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder, self.recipe, self.out = folder, folder / "tiny.toml", folder / "runs"
+        self.recipe.write_text(RECIPE)
+        self._capsys = capsys
+
+    def say(self, *words: str) -> Said:
+        """Give a command in this process."""
+        self._capsys.readouterr()
+        status = cli.status(words)
+        return Said(status, *self._capsys.readouterr())
+
+    def refused(self, *words: str) -> str:
+        """Give a command that must be refused; its one line."""
+        before = sorted(self.folder.rglob("*"))
+        said = self.say(*words)
+        assert said.status == 2, said
+        assert said.out == ""
+        assert said.error.startswith("polyfed: ")
+        assert said.error.count("\n") == 1
+        assert "Traceback" not in said.error
+        assert sorted(self.folder.rglob("*")) == before
+        return said.error.strip()
+
+    def run_refused(self, *words: str) -> str:
+        """`polyfed run` of the recipe with these words must be refused."""
+        return self.refused("run", str(self.recipe), "--out", str(self.out), *words)
+
+
+@pytest.fixture
+def place(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("POLYFED_DATA", raising=False)
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path.parent / "cache"))
+    return Place(tmp_path, capsys)
+
+
+NAMES = [
+    ("method.name=fedg", "unknown method 'fedg'; did you mean 'fedgh'?"),
+    ("models.architectures=['digits-cnn0']", "unknown model 'digits-cnn0'; did you mean 'digits-cnn"),
+    ("models.architectures=['no.such:model']", "cannot import model 'no.such:model'"),
+    ("data.name=digit", "unknown dataset 'digit'; did you mean 'digits'?"),
+    ("data.partition=dirichelt", "unknown partition 'dirichelt'; did you mean 'dirichlet'?"),
+    ("data.deal=rings", "expected 'fedrep', 'shamsian' or 'ring', came 'rings'; did you mean 'ring'?"),
+    ("data.client=3", "unknown key 'data.client'; did you mean 'clients'?"),
+    ("training.learning_rate=3", "unknown key 'training.learning_rate'"),
+    ("trainig.lr=3", "unknown key 'trainig'; did you mean 'training'?"),
+    ("method.header_lr=3", "unknown key 'method.header_lr'"),
+    ("methods.fedgh.heder_lr=3", "unknown key 'methods.fedgh.heder_lr'; did you mean 'header_lr'?"),
+    ("run.executor=pool", "run.executor: expected 'serial'"),
+    ("run.workers=4", "run.workers: expected 1"),
+    ("evaluation.stage=recieved", "came 'recieved'; did you mean 'received'?"),
+    ("training.augment=flip", "training.augment: unknown augmentation 'flip'"),
+]
+TYPES = [
+    ("data.clients=ten", "data.clients: expected a whole number, came 'ten'"),
+    ("data.clients=2.5", "data.clients: expected a whole number, came 2.5"),
+    ("data.clients=true", "data.clients: expected a whole number, came true"),
+    ("data.name=3", "data.name: expected text, came 3"),
+    ("models.architectures=digits-cnn1", "models.architectures: expected a list, came 'digits-cnn1'"),
+    ("training.lr='0.1'", "training.lr: expected a number, came '0.1'"),
+    ("training=3", "expected --set SECTION.KEY=VALUE"),
+    ("data.split=8-1-1", "expected split as 'train:validation:test'"),
+]
+RANGES = [
+    ("data.clients=0", "data.clients: expected at least 1, came 0"),
+    ("data.clients=-1", "data.clients: expected at least 1, came -1"),
+    ("training.participation=0", "training.participation: expected more than 0, came 0"),
+    ("training.participation=1.5", "training.participation: expected at most 1, came 1.5"),
+    ("training.participation=nan", "training.participation"),
+    ("training.batch_size=0", "training.batch_size: expected at least 1, came 0"),
+    ("training.rounds=-1", "training.rounds: expected at least 1, came -1"),
+    ("training.rounds=0", "training.rounds: expected at least 1, came 0"),  # C7: results lost at the end
+    ("training.epochs=0", "training.epochs: expected at least 1, came 0"),
+    ("training.lr=nan", "training.lr: expected a finite number, came nan"),
+    ("training.lr=inf", "training.lr: expected a finite number, came inf"),
+    ("training.lr=-0.1", "training.lr: expected at least 0, came -0.1"),
+    ("training.momentum=1", "training.momentum: expected less than 1, came 1"),
+    ("evaluation.every=0", "evaluation.every: expected at least 1, came 0"),
+    ("models.architectures=[]", "models.architectures: expected at least 1 entry, came none"),
+    ("models.feature_dim=0", "models.feature_dim: expected at least 1, came 0"),
+    ("run.checkpoint_every=0", "run.checkpoint_every: expected at least 1, came 0"),
+    ("run.seed=-1", "run.seed: expected at least 0, came -1"),
+]
+
+
+@pytest.mark.parametrize(("setting", "line"), [*NAMES, *TYPES, *RANGES])
+def test_a_setting_that_cannot_be(place: Place, setting: str, line: str) -> None:
+    assert line in place.run_refused("--set", setting)
+
+
+DATA = [
+    (["data.partition=dirichlet", "data.alpha=0"], "data.alpha: expected more than 0, came 0"),
+    (["data.partition=classes", "data.classes_per_client=11"], "expected classes_per_client of at most 10 classes"),
+    (["data.partition=classes", "data.deal=fedrep", "data.classes_per_client=1"], "divisible by the 10 classes"),
+    (["data.partition=dirichlet", "data.min_size=5000"], "expected at least 15000 rows"),
+    (["data.clients=2000"], "expected at most as many clients as rows (1797), came 2000"),
+    (["data.holdout=1797"], "expected a holdout below the 1797 training rows"),
+    (["data.max_rows=2"], "expected at most as many clients as rows (2), came 3"),
+    (["data.split=official"], "expects an official test side"),
+    (["data.max_test_rows=5"], "data.max_test_rows: expected no value"),
+    (["data.name=cifar10"], "'cifar10/train*.parquet'"),
+    (["data.name=cifar10", "data.root=nowhere"], "came no Parquet files in nowhere/cifar10"),
+    (["data.name=parquet", "data.root=nowhere"], "expected a folder with Parquet files"),
+]
+
+
+@pytest.mark.parametrize(("settings", "line"), DATA)
+def test_data_that_cannot_be(place: Place, settings: list[str], line: str) -> None:
+    words = [word for setting in settings for word in ("--set", setting)]
+    assert line in place.run_refused(*words)
+
+
+def test_a_broken_parquet_file(place: Place) -> None:
+    (place.folder / "broken").mkdir()
+    (place.folder / "broken" / "train.parquet").write_bytes(b"PAR1 and then nothing")
+    said = place.run_refused("--set", "data.name=parquet", "--set", "data.root=broken")
+    assert "expected a whole Parquet file, came broken/train.parquet" in said
+
+
+FIT = [
+    (["run.device=abacus"], "expected a device that is here ('cpu', 'cuda', ...), came 'abacus'"),
+    (["method.name=fedhenn"], "fedhenn needs 5000 rows that everybody may see, came 0; set data.holdout"),
+    (["method.name=fedhenn", "method.rad_size=50", "data.holdout=49"], "fedhenn needs 50 rows"),
+    (["method.name=fedavg"], "fedavg needs tensors of one name to have one shape; client 1 ('digits-cnn2')"),
+    (["models.architectures=['digits-cnn1', 'fedgh-cnn1']"], "fedgh-cnn1"),
+    (["method.name=fedgh", "models.architectures=['digits-cnn1', 'mine:wide']"], "fedgh needs one feature width"),
+    (["models.architectures=['mine:broken']"], "building 'mine:broken' for 1 x 8 x 8 inputs"),
+    (["models.architectures=['mine:few']"], "expected 10 scores per sample from client 0 ('mine:few')"),
+]
+MODELS = """
+    from torch import nn
+    from polyfed.models.split import Staged
+
+    def wide(in_shape, classes):
+        return Staged(nn.Flatten(), nn.Linear(64, 32), nn.Linear(32, classes))
+
+    def few(in_shape, classes):
+        return Staged(nn.Flatten(), nn.Identity(), nn.Linear(64, 3))
+
+    def broken(in_shape, classes):
+        raise ValueError("first line\\nsecond line")
+"""
+
+
+@pytest.mark.parametrize(("settings", "line"), FIT)
+def test_what_does_not_fit(place: Place, settings: list[str], line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place.folder / "mine.py").write_text(textwrap.dedent(MODELS))
+    monkeypatch.syspath_prepend(str(place.folder))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    words = [word for setting in settings for word in ("--set", setting)]
+    assert line in place.run_refused(*words)
+
+
+def test_a_gpu_that_is_not_there(place: Place) -> None:
+    assert "expected a device that is here" in place.run_refused("--device", "cuda:99")
+
+
+WORDS = [
+    (["rn"], "unknown command 'rn'; did you mean 'run'?"),
+    (["run", "--sed", "3"], "unknown option '--sed'; did you mean '--seed'?"),
+    (["--vresion"], "unknown option '--vresion'; did you mean '--version'?"),
+    (["run"], "Missing argument 'RECIPE.toml'; see 'polyfed run --help'"),
+    (["report"], "Missing argument 'DIR...'"),
+    (["run", "tiny.toml", "--seed"], "'--seed' requires an argument"),
+    (["run", "tiny.toml", "--seed", "one"], "'one'"),
+    (["run", "tiny.toml", "--seed=one"], "'one'"),
+    (["run", "tiny.toml", "other.toml"], "other.toml"),
+    (["run", "tiny.tom"], "came 'tiny.tom', which is not there; did you mean 'tiny.toml'?"),
+    (["run", "."], "expected a recipe file, came '.'"),
+    (["run", "tiny.toml", "--set", "data.clients"], "expected --set SECTION.KEY=VALUE"),
+    (["run", "tiny.toml", "--method", "fedavgg"], "unknown method 'fedavgg'; did you mean 'fedavg'?"),
+    (["run", "tiny.toml", "--seed", "-1"], "run.seed: expected at least 0, came -1"),
+    (["run", "tiny.toml", "--workers", "2"], "run.workers: expected 1"),
+    (["run", "tiny.toml", "--resume", "--force"], "expected one of --resume and --force, came both"),
+    (["check", "tiny.toml", "--method", "fedhenn"], "fedhenn needs 5000 rows"),
+    (["compare", "tiny.toml", "--methods", "local,fedgg"], "unknown method 'fedgg'; did you mean 'fedgh'?"),
+    (["compare", "tiny.toml", "--methods", "local,,fedgh"], "expected --methods as names"),
+    (["compare", "tiny.toml", "--methods", "local", "--seeds", "0,a"], "expected --seeds as whole numbers"),
+    (["compare", "tiny.toml", "--methods", "local", "--seeds", ""], "expected --seeds as whole numbers"),
+    (["compare", "tiny.toml", "--methods", "local,fedavg"], "fedavg needs tensors of one name"),
+    (["compare", "tiny.toml", "--methods", "fedgh", "--set", "method.clip=1"], "expected --set methods.NAME.KEY=VALUE"),
+    (["report", "nowhere"], "nowhere is not there"),
+    (["report", "."], "no run folder"),
+]
+
+
+@pytest.mark.parametrize(("words", "line"), WORDS, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+def test_words_that_cannot_be(place: Place, words: list[str], line: str) -> None:
+    assert line in place.refused(*words)
+
+
+@pytest.mark.parametrize("text", ["[data", "data = ", "[data]\nname = 'digits'\n[data]\n", "\udcff"])
+def test_a_recipe_that_is_not_toml(place: Place, text: str) -> None:
+    place.recipe.write_bytes(text.encode(errors="surrogateescape"))
+    assert "tiny.toml" in place.refused("run", "tiny.toml")
+
+
+def test_a_run_folder_that_holds_another_run(place: Place) -> None:
+    out = ["run", "tiny.toml", "--out", "runs/mine", "-q"]
+    assert place.say(*out).status == 0
+    assert "already holds a run; continue it with --resume, or replace it with --force" in place.refused(*out)
+    said = place.refused(*out, "--resume", "--set", "training.lr=0.5")
+    assert "was run with another recipe: training.lr was 0.01, now 0.5" in said
+    assert "training.lr was" in place.refused(*out, "--resume", "--set", "training.lr=0.5", "--set", "data.clients=3")
+    assert "run.seed was 0, now 1" in place.refused(*out, "--resume", "--seed", "1")
+    assert "method.name was 'local', now 'fedgh'" in place.refused(*out, "--resume", "--method", "fedgh")
+    assert "which holds a single one" in place.refused("compare", "tiny.toml", "--out", "runs/mine")
+
+
+def test_a_place_where_nothing_can_be_written(place: Place) -> None:
+    (place.folder / "file").write_text("here")
+    (place.folder / "full").mkdir()
+    (place.folder / "full" / "letter").write_text("dear")
+    for command in ("run", "compare"):
+        assert "file" in place.refused(command, "tiny.toml", "--out", "file")
+        assert "came " in place.refused(command, "tiny.toml", "--out", "file/below")
+    assert "with other files in it" in place.refused("run", "tiny.toml", "--out", "full")
+
+
+def spoken(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """The real command line, in a process of its own."""
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    environment.pop("POLYFED_DATA", None)
+    command = [sys.executable, "-m", "polyfed", *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["rnu"], "unknown command 'rnu'; did you mean 'run'?"),
+        (["run", "tiny.toml", "--set", "training.lr=nan"], "training.lr: expected a finite number, came nan"),
+        (["run", "tiny.toml", "--set", "data.name=cifar10"], "cifar10"),
+    ],
+)
+def test_the_real_command_line(place: Place, words: list[str], line: str) -> None:
+    done = spoken(*words, folder=place.folder)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert line in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert sorted(path.name for path in place.folder.iterdir()) == ["tiny.toml"]

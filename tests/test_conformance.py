@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,6 @@ from polyfed.registry import METHODS
 from polyfed.testing import Bite, Reduction
 from polyfed.testing.world import SHORT, SIZES, tiny
 
-OFF = FedHeNN(eta0=0.0)
-HOMOGENEOUS = dataclasses.replace(OFF, setting="homogeneous")
 ORDER = "pairs are taken one after the other (eq. 4), or drawn by their place"
 
 
@@ -44,7 +41,9 @@ def alignment(model: Any, batch: Any, context: Any) -> float:
 
 def proximal(model: Any, batch: Any, context: Any) -> float:
     """CE + (mu/2) ||w - w_received||^2 in float64; the squared norm."""
-    pairs = [(p.detach().double().numpy(), context["reference"][n].double().numpy()) for n, p in model.named_parameters()]
+    pairs = [
+        (p.detach().double().numpy(), context["reference"][n].double().numpy()) for n, p in model.named_parameters()
+    ]
     return cross_entropy(model, batch, context) + 0.35 / 2 * sum(float(((w - w0) ** 2).sum()) for w, w0 in pairs)
 
 
@@ -101,7 +100,7 @@ test_fedgh = testing.conformance(
     oracle=cross_entropy,
     expected_bytes=fedgh_bytes,
     skip={"order_of_uploads": ORDER, "numbering": ORDER},
-    reductions=[Reduction(FedGH(share=False), Local())],
+    reductions=[Reduction({"share": False}, Local())],
 )
 
 test_fedgh_whole_round = testing.conformance(
@@ -118,7 +117,7 @@ test_fedhenn = testing.conformance(
     FedHeNN(rad_size=16, rad_batch=8, eta0=0.5),
     oracle=alignment,
     expected_bytes=fedhenn_bytes,
-    reductions=[Reduction(OFF, Local())],
+    reductions=[Reduction({"eta0": 0.0}, Local())],
     bites={"rank": Bite(3, {"exact_rank": 4}), "exact_rank": Bite(4, {"rank": 3})},
 )
 
@@ -126,8 +125,8 @@ test_fedhenn_homogeneous = testing.conformance(
     FedHeNN(setting="homogeneous", rad_size=16, rad_batch=8, eta0=0.5),
     oracle=alignment,
     counted="updates",
-    reductions=[Reduction(HOMOGENEOUS, FedAvg(), "received", one_architecture=True)],
-    inert={name: "there is no K_bar" for name in ("kernel_pool", "kernel_norm", "exclude_self", "rank", "exact_rank")},
+    reductions=[Reduction({"eta0": 0.0}, FedAvg(), "received", one_architecture=True)],
+    inert=dict.fromkeys(("kernel_pool", "kernel_norm", "exclude_self", "rank", "exact_rank"), "there is no K_bar"),
 )
 
 test_fedin = testing.conformance(
@@ -135,7 +134,11 @@ test_fedin = testing.conformance(
     oracle=proximal,
     expected_bytes=fedin_bytes,
     skip={"order_of_uploads": ORDER, "numbering": ORDER},
-    bites={"weighting": "samples", "noise_where": Bite("message", {"noise": 0.8}), "granularity": Bite("block", {"combine": "project"})},
+    bites={
+        "weighting": "samples",
+        "noise_where": Bite("message", {"noise": 0.8}),
+        "granularity": Bite("block", {"combine": "project"}),
+    },
     reductions=[
         Reduction(FedIN(train_in=False, mu=0.0), FedAvg(), "received", one_architecture=True, equal_sizes=True),
         Reduction(FedIN(train_in=False, mu=0.0, weighting="samples"), FedAvg(), "received"),
@@ -151,7 +154,7 @@ test_fedin_without_pairs = testing.conformance(
     FedIN(train_in=False, mu=0.35, weighting="samples"),
     oracle=proximal,
     counted="updates",
-    inert={name: "there are no pairs" for name in ("combine", "lambda_", "granularity", "pool", "noise_where")},
+    inert=dict.fromkeys(("combine", "lambda_", "granularity", "pool", "noise_where"), "there are no pairs"),
 )
 
 

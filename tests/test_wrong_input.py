@@ -120,7 +120,7 @@ RANGES = [
     ("training.lr=-0.1", "training.lr: expected at least 0, came -0.1"),
     ("training.momentum=1", "training.momentum: expected less than 1, came 1"),
     ("evaluation.every=0", "evaluation.every: expected at least 1, came 0"),
-    ("models.architectures=[]", "models.architectures: expected at least 1 entry, came none"),
+    ("models.architectures=[]", "models.architectures: expected at least 1 entry, came []"),
     ("models.feature_dim=0", "models.feature_dim: expected at least 1, came 0"),
     ("run.checkpoint_every=0", "run.checkpoint_every: expected at least 1, came 0"),
     ("run.seed=-1", "run.seed: expected at least 0, came -1"),
@@ -243,9 +243,9 @@ def test_a_recipe_that_is_not_toml(place: Place, text: str) -> None:
 def test_a_run_folder_that_holds_another_run(place: Place) -> None:
     out = ["run", "tiny.toml", "--out", "runs/mine", "-q"]
     assert place.say(*out).status == 0
-    assert "already holds a run; continue it with --resume, or replace it with --force" in place.refused(*out)
+    assert "already holds a run" in place.refused(*out)
     said = place.refused(*out, "--resume", "--set", "training.lr=0.5")
-    assert "was run with another recipe: training.lr was 0.01, now 0.5" in said
+    assert "training.lr was 0.01, now 0.5" in said
     assert "training.lr was" in place.refused(*out, "--resume", "--set", "training.lr=0.5", "--set", "data.clients=3")
     assert "run.seed was 0, now 1" in place.refused(*out, "--resume", "--seed", "1")
     assert "method.name was 'local', now 'fedgh'" in place.refused(*out, "--resume", "--method", "fedgh")

@@ -347,12 +347,12 @@ def _whole_numbers(text: str) -> list[int]:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The program: runs a command and exits."""
+    warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", file=sys.stderr)
     raise SystemExit(status(sys.argv[1:] if arguments is None else arguments))
 
 
 def status(arguments: Sequence[str]) -> int:
     """Run a command; its exit status."""
-    warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", file=sys.stderr)
     try:
         code = typer.main.get_command(app).main(list(arguments), prog_name="polyfed", standalone_mode=False)
         sys.stdout.flush()

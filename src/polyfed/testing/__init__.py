@@ -70,7 +70,10 @@ def conformance(method: Method, **options: Any) -> Callable[..., None]:
 def applicable(kit: Kit) -> list[str]:
     """The properties that can be asked of this method with what the kit was given."""
     asked: Mapping[str, Any] = {
-        "reductions": kit.reductions, "expected_bytes": kit.expected_bytes, "oracle": kit.oracle, "counted": kit.counted,
+        "reductions": kit.reductions,
+        "expected_bytes": kit.expected_bytes,
+        "oracle": kit.oracle,
+        "counted": kit.counted,
         "knobs_bite": kit.knobs,
-    }  # fmt: skip
+    }
     return [name for name in PROPERTIES if name not in kit.skip and (name not in asked or asked[name])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import types
@@ -13,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.message import Message, copied, shallow
+from polyfed.core.message import Message, copied, flatten, shallow
 from polyfed.core.method import Batch, Context, Method
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage, Training
@@ -45,13 +46,13 @@ class Reduction:
     """`method` must give the same weights as `to`, bit for bit.
 
     Args:
-        method: usually the tested method with a knob that switches it off. to: the simpler method.
+        method: the knobs that switch the tested method off, or a method. to: the simpler method.
         stage: which weights: "personal" (what the clients keep) or "received" (what they would be sent).
         one_architecture: all clients share a network. equal_sizes: and have equally many samples.
         part: prefix of the tensors of `method`'s network that make up the other's ("private.").
     """
 
-    method: Method
+    method: Method | Mapping[str, Any]
     to: Method
     stage: Stage = "personal"
     one_architecture: bool = False
@@ -122,7 +123,9 @@ class Kit:
         """A run of the usual clients; errors of the method are nonconformance."""
         return self.runs(self.usual, method, training, **options)
 
-    def runs(self, among: World, method: Method | None = None, training: Training = SHORT, **options: Any) -> Federation:
+    def runs(
+        self, among: World, method: Method | None = None, training: Training = SHORT, **options: Any
+    ) -> Federation:
         """A run among the given clients."""
         try:
             return among.run(self.method if method is None else method, training, **options)
@@ -188,19 +191,13 @@ class Scene:
 
 def beside(server: Server) -> Server:
     """A copy of the server with a state of its own."""
-    trial = typing.cast(Server, _shallow_copy(server))
+    trial = copy.copy(server)
     trial.state, trial.log = shallow(server.state), dict(server.log)
     return trial
 
 
-def _shallow_copy(thing: Any) -> Any:
-    import copy
-
-    return copy.copy(thing)
-
-
 class _Watch:
-    """Looks on at every hook: nothing is written in place, nothing shares memory, nobody draws from global generators."""
+    """Looks on at every hook: writes in place, shared memory, draws from global generators."""
 
     def __init__(self) -> None:
         self.federation: Federation | None = None
@@ -231,14 +228,16 @@ class _Watch:
 
     def broadcast(self, call: Callable[..., Message], server: Server, number: int) -> Message:
         """Twice the same, with the server as it was."""
-        before, names = {k: id(v) for k, v in _flat(server.state).items()}, list(server.state)
-        first = self.every("broadcast", call, server, number)
-        second = self.every("broadcast", call, server, number)
-        if {k: id(v) for k, v in _flat(server.state).items()} != before or list(server.state) != names:
-            self.note("broadcast", "broadcast changes the server's state; it may be called again for a retry or scoring")
-        if found := worlds.difference(_flat(first), _flat(second)):
+        before, names = {k: id(v) for k, v in flatten(server.state).items()}, list(server.state)
+        first: Message = self.every("broadcast", call, server, number)
+        second: Message = self.every("broadcast", call, server, number)
+        if {k: id(v) for k, v in flatten(server.state).items()} != before or list(server.state) != names:
+            self.note(
+                "broadcast", "broadcast changes the server's state; it may be called again for a retry or scoring"
+            )
+        if found := worlds.difference(flatten(first), flatten(second)):
             self.note("broadcast", f"broadcast called twice gives two messages: {found}")
-        self.sent += [(f"'{k}' for client {number}", t, t.detach().clone()) for k, t in _flat(second).items()]
+        self.sent += [(f"'{k}' for client {number}", t, t.detach().clone()) for k, t in flatten(second).items()]
         return second
 
     # as a tracker of rounds
@@ -265,8 +264,8 @@ class _Watch:
         for client in self.federation.clients:
             parties[f"client {client.id}'s state"] = storages(client.state)
             parties[f"client {client.id}'s weights"] = storages(client.weights or {})
-        for place, module in enumerate(self.networks):
-            parties[f"a live network ({place})"] = live(module)
+        for count, module in enumerate(self.networks):
+            parties[f"a live network ({count})"] = live(module)
         seen: dict[int, str] = {}
         for party, addresses in parties.items():
             for address, name in addresses.items():
@@ -281,12 +280,6 @@ def _equal(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a, b) or (a.is_floating_point() and torch.equal(a.nan_to_num(), b.nan_to_num()))
 
 
-def _flat(message: Message) -> dict[str, Tensor]:
-    from polyfed.core.message import flatten
-
-    return flatten(message)
-
-
 # knobs ------------------------------------------------------------------------------------------------------------
 
 
@@ -294,7 +287,9 @@ def others(method: Method, knob: str) -> tuple[list[Any], bool]:
     """Other values of a knob, made from its type and value; and whether each of them must make a difference."""
     value = getattr(method, knob)
     hint = typing.get_type_hints(type(method), include_extras=False).get(knob)
-    choices = [choice for part in _parts(hint) if typing.get_origin(part) is Literal for choice in typing.get_args(part)]
+    choices = [
+        choice for part in _parts(hint) if typing.get_origin(part) is Literal for choice in typing.get_args(part)
+    ]
     if choices and value in choices:
         return [choice for choice in choices if choice != value], True
     if isinstance(value, bool):
@@ -320,7 +315,7 @@ def _parts(hint: Any) -> list[Any]:
 def replaced(method: Method, **knobs: Any) -> Method | None:
     """The method with other knobs; None where it does not take these values."""
     try:
-        return typing.cast(Method, dataclasses.replace(method, **knobs))  # type: ignore[type-var]
+        return dataclasses.replace(method, **knobs)  # type: ignore[type-var]
     except (ValueError, TypeError, PolyfedError):
         return None
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, from_bytes, nbytes, not_finite, to_bytes
+from polyfed.core.message import Message, flatten, from_bytes, nbytes, not_finite, to_bytes
 from polyfed.core.method import Batch, Context, Gradients, Method, Needs
 from polyfed.core.randomness import scoped_global
 from polyfed.core.server import Server
@@ -45,7 +45,7 @@ def declared(kit: Kit) -> None:
     method, kind = kit.method, type(kit.method)
     if not method.name or not method.paper:
         kit.fail("expected a name and the paper it comes from (`name`, `paper`)")
-    if not dataclasses.is_dataclass(method) or not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+    if not dataclasses.is_dataclass(method) or not kind.__dataclass_params__.frozen:
         kit.fail("expected a frozen dataclass of knobs (@polyfed.core.method.knobs)")
     if not kind.__doc__ or kind.__doc__.startswith(f"{kind.__name__}("):
         kit.fail("expected a docstring that says what it does")
@@ -95,7 +95,7 @@ def same_seed_same_result(kit: Kit) -> None:
     fresh = replaced(kit.method)
     for method, what in ((kit.method, "the same method object again"), (fresh, "a new method object")):
         again = kit.run(method)
-        kit.same(worlds.effect(kit.base), worlds.effect(again), f"one seed gives two results with {what}")
+        kit.same(worlds.everything(kit.base), worlds.everything(again), f"one seed gives two results with {what}")
         if worlds.records(kit.base) != worlds.records(again):
             kit.fail(f"one seed gives two histories with {what}")
 
@@ -145,9 +145,9 @@ def order_of_uploads(kit: Kit) -> None:
     """The order in which the uploads lie in their mapping changes nothing (up to rounding)."""
 
     def look(scene: Scene) -> None:
-        backwards = dict(reversed(list(scene.uploads.items())))
+        backwards = {number: scene.uploads[number] for number in reversed(list(scene.uploads))}
         a, b = scene.after(scene.uploads), scene.after(backwards)
-        kit.same(_flat(a.state), _flat(b.state), "uploads in another order give another state", 1e-5)
+        kit.same(flatten(a.state), flatten(b.state), "uploads in another order give another state", 1e-5)
 
     kit.aggregations(kit.usual, SHORT, look)
 
@@ -161,14 +161,14 @@ def numbering(kit: Kit) -> None:
             return
         last = len(scene.server.clients) - 1
         turned = beside(scene.server)
-        turned.clients = {last - number: member for number, member in reversed(scene.server.clients.items())}
-        moved = {last - number: message for number, message in reversed(scene.uploads.items())}
+        turned.clients = {last - number: member for number, member in reversed(list(scene.server.clients.items()))}
+        moved = {last - number: message for number, message in reversed(list(scene.uploads.items()))}
         a, b = scene.after(scene.uploads), scene.after(moved, turned)
         for server in (a, b):
             server.exchange = "train"
         for number in scene.server.clients:
-            one = _flat(kit.method.broadcast(a, number))
-            other = _flat(kit.method.broadcast(b, last - number))
+            one = flatten(kit.method.broadcast(a, number))
+            other = flatten(kit.method.broadcast(b, last - number))
             kit.same(one, other, f"with the clients renumbered, client {number} gets something else", 1e-5)
 
     kit.aggregations(kit.usual, SHORT, look)
@@ -186,13 +186,13 @@ def any_subset(kit: Kit) -> None:
                 messages = {number: kit.method.broadcast(after, number) for number in after.clients}
             except Exception as error:
                 raise Nonconformance(f"{kit.name}: {type(error).__name__} {who}: {error}") from error
-            for place, tensors in {"the server's state": after.state, **messages}.items():
+            for tensors in (after.state, *messages.values()):
                 if name := not_finite(tensors):
-                    kit.fail(f"'{name}' in {place if isinstance(place, str) else 'a message'} is not finite {who}")
+                    kit.fail(f"'{name}' is not finite {who}")
             if not chosen:
                 last = scene.after({})
                 for number in after.clients:
-                    a, b = _flat(messages[number]), _flat(kit.method.broadcast(last, number))
+                    a, b = flatten(messages[number]), flatten(kit.method.broadcast(last, number))
                     kit.same(a, b, f"it is not deterministic {who}")
                 _unmoved(kit, scene, after)
 
@@ -204,8 +204,8 @@ def any_subset(kit: Kit) -> None:
 def _unmoved(kit: Kit, scene: Scene, after: Server) -> None:
     """What was sent in this round may be gone (it was this round's); what is still there must be the same."""
     for number in after.clients:
-        before = _flat(kit.method.broadcast(beside(scene.server), number))
-        now = _flat(kit.method.broadcast(after, number))
+        before = flatten(kit.method.broadcast(beside(scene.server), number))
+        now = flatten(kit.method.broadcast(after, number))
         common = {name for name in now if name in before and now[name].shape == before[name].shape}
         kit.same(
             {name: before[name] for name in sorted(common)},
@@ -223,7 +223,7 @@ def silence_is_not_zero(kit: Kit) -> None:
         if 0 not in scene.uploads:
             return
         alone, together = scene.after({0: scene.uploads[0]}), scene.after(scene.uploads)
-        one, all_ = (_flat(kit.method.broadcast(server, 0)) for server in (alone, together))
+        one, all_ = (flatten(kit.method.broadcast(server, 0)) for server in (alone, together))
         for name in one.keys() & all_.keys():
             if one[name].shape == all_[name].shape and one[name].is_floating_point() and one[name].dim():
                 _no_shrinking(kit, name, one[name], all_[name])
@@ -259,7 +259,7 @@ def counted(kit: Kit) -> None:
         kept: list[dict[str, Tensor]] = []
 
         def look(scene: Scene, kept: list[dict[str, Tensor]] = kept) -> None:
-            kept.append(_flat(kit.method.broadcast(scene.after(scene.uploads), 0)))
+            kept.append(flatten(kit.method.broadcast(scene.after(scene.uploads), 0)))
 
         among = kit.world(one=True, data=data)
         one = among.builders["net0"]
@@ -281,12 +281,32 @@ def counted(kit: Kit) -> None:
 def awkward_data(kit: Kit) -> None:
     """Missing classes, one class, one sample, batches larger than the data: nobody breaks, everybody learns."""
     among = kit.world(sizes=(1, 16, 10, 20, 3, 17))
+    begun: dict[int, dict[str, Tensor]] = {}
+    still: set[int] = set()
+
+    def receive(call: Callable[..., Context], client: Client, message: Message) -> Context:
+        context = call(client, message)
+        begun[client.id] = {name: p.detach().clone() for name, p in client.model.named_parameters()}
+        return context
+
+    def upload(call: Callable[..., Message], client: Client, trained: Any) -> Message:
+        now = client.model.named_parameters()
+        if trained.steps and all(torch.equal(p, begun[client.id][name]) for name, p in now):
+            still.add(client.id)
+        return call(client, trained)
+
     for size in (8, 64, 1):
-        federation = kit.runs(among, training=Training(rounds=2, epochs=1, batch_size=size, lr=0.01))
+        still.clear()
+        spy = Spy(kit.method, receive=receive, upload=upload)
+        federation = kit.runs(among, spy, Training(rounds=2, epochs=1, batch_size=size, lr=0.01))
         _all_finite(kit, federation, f"with awkward clients and batches of {size}")
         for record in federation.history:
             if record["refused"]:
                 kit.fail(f"with batches of {size} it was refused: {record['refused'][0]}")
+        if still:
+            kit.fail(
+                f"with batches of {size}, client {min(still)} ({among.clients[min(still)].n} samples) learns nothing"
+            )
 
 
 @_property
@@ -407,7 +427,9 @@ def state_is_explicit(kit: Kit) -> None:
             resumed.run(resume=True)
         except PolyfedError as error:
             kit.fail(f"after a checkpoint: {error}")
-    kit.same(worlds.effect(straight), worlds.effect(resumed), "resumed after two of four rounds, it ends otherwise")
+    kit.same(
+        worlds.everything(straight), worlds.everything(resumed), "resumed after two of four rounds, it ends otherwise"
+    )
     if worlds.records(straight) != worlds.records(resumed):
         kit.fail("resumed after two of four rounds, its records are others")
 
@@ -460,7 +482,9 @@ def bytes_metered(kit: Kit) -> None:
             number = second if isinstance(second, int) else first.id
             if not scoring:
                 count[number] = count.get(number, 0) + nbytes(message)
-            kit.same(_flat(message), _flat(from_bytes(to_bytes(message))), "a message is not what it was when it arrives")
+            kit.same(
+                flatten(message), flatten(from_bytes(to_bytes(message))), "a message is not what it was when it arrives"
+            )
             return message
 
         return look
@@ -543,7 +567,7 @@ def loss_is_pure(kit: Kit) -> None:
         draws = global_draws()
         first, second = (_loss(kit.method, model, batch, context) for _ in range(2))
         if not torch.equal(first, second):
-            kit.fail(f"the loss of one batch is {float(first):.6g} and, asked again, {float(second):.6g}")
+            kit.fail(f"the loss of one batch is {first.item():.6g} and, asked again, {second.item():.6g}")
         if global_draws() != draws:
             kit.fail("the loss draws from a global generator; make all draws in `inputs`")
         whole = _Whole(kit.method, model)
@@ -579,7 +603,10 @@ def oracle(kit: Kit) -> None:
     independent = kit.oracle
 
     def look(model: Any, batch: Batch, context: Context) -> None:
-        found, expected = float(_loss(kit.method, model, batch, context).detach()), float(independent(model, batch, context))
+        found, expected = (
+            float(_loss(kit.method, model, batch, context).detach()),
+            float(independent(model, batch, context)),
+        )
         if abs(found - expected) > 1e-5 * max(1.0, abs(expected)):
             kit.fail(f"the loss is {found:.7g}, the oracle says {expected:.7g}")
 
@@ -634,7 +661,8 @@ def _changes(kit: Kit, base: Method, knob: str, value: Any) -> bool | None:
         before = kit.base if usual else kit.runs(among, base, training)
         if training is _LONGER:
             after = kit.runs(among, method, training)
-        if worlds.difference(worlds.effect(before), worlds.effect(after)) is not None:
+        rounding = 1e-5 if knob in kit.inert else 0.0
+        if worlds.difference(worlds.effect(before), worlds.effect(after), rounding) is not None:
             return True
     return False
 
@@ -649,8 +677,11 @@ def reductions(kit: Kit) -> None:
     three = SHORT.model_copy(update={"rounds": 3, "participation": 0.7})
     for one in kit.reductions:
         sizes = (16,) * 6 if one.equal_sizes else SIZES
-        among = Kit(method=one.method, models=kit.models).world(one.to, one=one.one_architecture, sizes=sizes)
-        a, b = kit.runs(among, one.method, three), kit.runs(among, one.to, three)
+        method = one.method if isinstance(one.method, Method) else replaced(kit.method, **one.method)
+        if method is None:
+            kit.fail(f"it does not take the knobs {one.method} of a reduction")
+        among = Kit(method=method, models=kit.models).world(one.to, one=one.one_architecture, sizes=sizes)
+        a, b = kit.runs(among, method, three), kit.runs(among, one.to, three)
         if one.stage == "received":
             pairs = [(received(a, client.id), received(b, client.id)) for client in a.clients]
         else:
@@ -658,7 +689,7 @@ def reductions(kit: Kit) -> None:
         for number, (mine, other) in enumerate(pairs):
             if one.part:
                 mine = {name[len(one.part) :]: t for name, t in mine.items() if name.startswith(one.part)}
-            kit.same(mine, other, f"{one.method} is not {one.to} for client {number}")
+            kit.same(mine, other, f"{method} is not {one.to} for client {number}")
 
 
 @_property
@@ -672,7 +703,7 @@ def learns(kit: Kit) -> None:
 
     def broadcast(call: Callable[..., Message], server: Server, number: int) -> Message:
         message = call(server, number)
-        for name, tensor in _flat(message).items():
+        for name, tensor in flatten(message).items():
             if number == 0 and tensor.is_floating_point() and tensor.dim():
                 messages.setdefault(name, []).append(tensor.clone())
         return message
@@ -707,14 +738,6 @@ def _parameters(federation: Federation, client: Client) -> list[tuple[str, nn.Pa
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def _flat(message: Message) -> dict[str, Tensor]:
-    from polyfed.core.message import flatten
-
-    return flatten(message)
-
-
 def _all_finite(kit: Kit, federation: Federation, when: str) -> None:
     if bad := not_finite({"all": worlds.state(federation)}):
         kit.fail(f"'{bad}' is not finite {when}")
-
-

@@ -1,7 +1,7 @@
-"""Tiny federations for the conformance kit: six clients, three classes of 1 x 6 x 6 images, networks of some 400 numbers.
+"""Tiny federations for the conformance kit: six clients, three classes of 1 x 6 x 6 images, small networks.
 
-The data are synthetic and separable, the clients unequal: 10 to 24 samples, some classes missing. A federation of two
-rounds takes some 50 ms.
+The data are synthetic and separable, the clients unequal: 10 to 24 samples, some classes missing. The networks have
+some 400 numbers, and a federation of two rounds takes some 50 ms.
 """
 
 from __future__ import annotations
@@ -214,19 +214,26 @@ def predictions(federation: Federation) -> dict[str, Tensor]:
 
 def state(federation: Federation) -> dict[str, Tensor]:
     """Everything that outlives a round: weights and states."""
-    found = weights(federation) | {f"server: {name}": tensor for name, tensor in flatten(federation.server.state).items()}
+    found = weights(federation) | {
+        f"server: {name}": tensor for name, tensor in flatten(federation.server.state).items()
+    }
     for client in federation.clients:
         found |= {f"client {client.id}: state {name}": tensor for name, tensor in flatten(client.state).items()}
     return found
 
 
 def effect(federation: Federation) -> dict[str, Tensor]:
-    """Everything that a knob might change: state, messages, scores, bytes, the method's sums."""
+    """Everything that shows outside: weights, messages, scores, bytes, the method's sums."""
     last = federation.history[-1]
     figures = {f"record: {name}": torch.tensor(float(value)) for name, value in last["sums"].items()}
     figures["record: bytes up"] = torch.tensor([r["bytes_up"] for r in federation.history])
     figures["record: bytes down"] = torch.tensor([r["bytes_down"] for r in federation.history])
-    return state(federation) | sent(federation) | predictions(federation) | figures
+    return weights(federation) | sent(federation) | predictions(federation) | figures
+
+
+def everything(federation: Federation) -> dict[str, Tensor]:
+    """What shows outside, and all state."""
+    return state(federation) | effect(federation)
 
 
 def records(federation: Federation) -> list[dict[str, Any]]:

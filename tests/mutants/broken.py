@@ -1,0 +1,343 @@
+"""Methods with one error each; the docstring says whose (rows of the pitfalls: H, P, F, C, L; traps T of baselines)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mutants.sound import FML, Drift, FedProto, FedProx
+from polyfed.core import shared_model
+from polyfed.core.client import Client
+from polyfed.core.message import Message, State, group, tensor
+from polyfed.core.method import Batch, Context, Gradients, Needs, Trained, floats, knobs, split
+from polyfed.core.server import Server
+from polyfed.functional.losses import cross_entropy
+from polyfed.methods.fedavg import FedAvg
+from polyfed.methods.fedgh import FedGH
+from polyfed.methods.local import Local
+
+
+class HeaderInNoOptimiser(FedGH):
+    """F1: the server's header collects gradients that nobody applies; clients get the initial one back for ever."""
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        header = server.state["header"]
+        super().aggregate(server, uploads)
+        server.state["header"] = header
+
+
+class HeaderIsClient0s(FedGH):
+    """P1: the server's header is the module that client 0 trains, not a copy of it."""
+
+    def start(self, server: Server) -> None:
+        model = server.model(server.clients[0].architecture, server.weights(0))
+        server.state["header"] = {name: t.detach() for name, t in split(model).head.state_dict().items()}
+
+
+class ReceivedIsKept(FedProx):
+    """T6: what the server sent is kept as it is, not as a copy, and averaged into in place."""
+
+    def receive(self, client: Client, message: Message) -> Context:
+        context = super().receive(client, message)
+        client.state["average"] = dict(group(message, "model"))
+        return context
+
+    def upload(self, client: Client, trained: Trained) -> Message:
+        for name, value in floats(client.model).items():
+            group(client.state, "average")[name].mul_(0.5).add_(value, alpha=0.5)
+        return super().upload(client, trained)
+
+
+class PreviousIsLive(FedAvg):
+    """T6: the previous model (MOON) is a view of the network that the next client of this architecture trains in."""
+
+    def upload(self, client: Client, trained: Trained) -> Message:
+        client.state["previous"] = floats(client.model)
+        return super().upload(client, trained)
+
+
+class UnsquaredNorm(FedProx):
+    """P5, FedProx trap: mu/2 ||w - w_ref|| in place of its square."""
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        gaps = [(p - context["reference"][name]).flatten() for name, p in model.named_parameters()]
+        return cross_entropy(model(batch.x), batch.y, batch.w) + self.mu / 2 * (torch.cat(gaps).norm() + 1e-12)
+
+
+class DeadKnob(FedProx):
+    """H3, P3, L1: the coefficient is multiplied by 0 on its way, so that the method is FedAvg."""
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        off = 0.0 * self.mu * sum(p.sum() for p in model.parameters())
+        return cross_entropy(model(batch.x), batch.y, batch.w) + off
+
+
+class UncountedPrototypes(FedProto):
+    """H18: class means averaged over clients as if every client had equally many samples of the class."""
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        super().aggregate(server, {i: {**m, "counts": torch.ones_like(m["counts"])} for i, m in uploads.items()})
+
+
+class AbsentClassesAreZero(FedProto):
+    """T8: a class that a client lacks is sent as a mean of zeros and averaged like any other."""
+
+    def upload(self, client: Client, trained: Trained) -> Message:
+        message = super().upload(client, trained)
+        rows, means = tensor(message, "labels").long(), tensor(message, "means")
+        dense = means.new_zeros(client.classes, means.shape[1]).index_copy(0, rows, means)
+        labels = torch.arange(client.classes, dtype=torch.int32)
+        return {"labels": labels, "means": dense, "counts": torch.ones(client.classes, dtype=torch.int64)}
+
+
+class UndetachedTeacher(FML):
+    """H15, T4: both divergences push both networks."""
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> tuple[Tensor, Mapping[str, Tensor]]:
+        p, m = model.private(batch.x), model.shared(batch.x)
+        lp, lm = F.log_softmax(p, 1), F.log_softmax(m, 1)
+        kl_p = F.kl_div(lp, lm, reduction="batchmean", log_target=True)
+        kl_m = F.kl_div(lm, lp, reduction="batchmean", log_target=True)
+        task = self.alpha * cross_entropy(p, batch.y, batch.w) + self.beta * cross_entropy(m, batch.y, batch.w)
+        return task + (1 - self.alpha) * kl_p + (1 - self.beta) * kl_m, {"kl": kl_p}
+
+
+class KLOverElements(FML):
+    """H15, T3: KL divergence averaged over classes, too: three times too small here."""
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> tuple[Tensor, Mapping[str, Tensor]]:
+        p, m = model.private(batch.x), model.shared(batch.x)
+        lp, lm = F.log_softmax(p, 1), F.log_softmax(m, 1)
+        kl_p = F.kl_div(lp, lm.detach(), reduction="none", log_target=True).mean()
+        kl_m = F.kl_div(lm, lp.detach(), reduction="none", log_target=True).mean()
+        task = self.alpha * cross_entropy(p, batch.y, batch.w) + self.beta * cross_entropy(m, batch.y, batch.w)
+        return task + (1 - self.alpha) * kl_p + (1 - self.beta) * kl_m, {"kl": kl_p}
+
+
+class BuffersStayAtHome(FedAvg):
+    """H10, T1: only parameters() travel; the shared model's BatchNorm statistics stay as they were initialised."""
+
+    def upload(self, client: Client, trained: Trained) -> Message:
+        start = {n: b for n, b in client.state.items() if isinstance(b, Tensor)}
+        own = {n: start.get(n.replace(".", "_"), t) for n, t in floats(client.model).items()}
+        return {"model": own, "n": torch.tensor(client.n)}
+
+    def receive(self, client: Client, message: Message) -> Context:
+        super().receive(client, message)
+        buffers = dict(client.model.named_buffers())
+        client.state = {n.replace(".", "_"): b.clone() for n, b in buffers.items() if b.is_floating_point()}
+        return {}
+
+
+class BuffersOfTheFirst(FedAvg):
+    """P4: the shared model takes the BatchNorm statistics of the first upload."""
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        super().aggregate(server, uploads)
+        for message in list(uploads.values())[:1]:
+            first = {n: t.clone() for n, t in group(message, "model").items() if "running_" in n}
+            server.state["model union"] = {**group(server.state, "model union"), **first}
+
+
+class SeedInConstructor(FML):
+    """H8: every network is built after torch.manual_seed(0); repeats with other seeds are the same run."""
+
+    def build(self, model: Any, variant: str) -> nn.Module:
+        torch.manual_seed(0)
+        return super().build(model, variant)
+
+
+class SeededDraws(Drift):
+    """H8: a generator of its own with a fixed seed in place of the one handed in."""
+
+    def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+        return super().inputs(client, step, torch.Generator().manual_seed(0))
+
+
+class GlobalSeed(Local):
+    """H8, PFLlib's clients: seeds the global generator for everybody else, too."""
+
+    def receive(self, client: Client, message: Message) -> Context:
+        torch.manual_seed(client.id)
+        return {}
+
+
+class DrawsInLoss(Local):
+    """A random draw inside the loss: no executor, no resume and no second call gives it again."""
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        return cross_entropy(model(batch.x + 0.1 * torch.randn(batch.x.shape)), batch.y, batch.w)
+
+
+class BranchesOnValues(Local):
+    """A Python branch on a tensor's value inside the loss: right for one client, impossible for many at once."""
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        value = cross_entropy(model(batch.x), batch.y, batch.w)
+        return value if value.item() < 10 else 0.1 * value
+
+
+class Unshuffled(Local):
+    """H7: takes its rows from the data as they lie instead of the batch that was drawn."""
+
+    def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+        size = client.training.batch_size
+        start = step * size % client.n
+        train = client.data.train
+        return {"x": train.x[start : start + size], "y": train.y[start : start + size]}
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        return F.cross_entropy(model(context["x"]), context["y"])
+
+
+class DropsTheLastBatch(Local):
+    """H9, T5: a batch that is not full is dropped: a small client never learns, and nobody says so."""
+
+    def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
+        found = super().gradients(model, batch, context)
+        return found if len(batch.y) >= 8 else Gradients(dict.fromkeys(found.grads), found.loss, found.sums)
+
+
+class StateInPlace(FedAvg):
+    """State written into: a round that is interrupted cannot be undone, and what was sent changes afterwards."""
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        before = group(server.state, "model union")
+        super().aggregate(server, uploads)
+        for name, value in group(server.state, "model union").items():
+            before[name].copy_(value)
+        server.state["model union"] = dict(before)
+
+
+_momentum: dict[str, Tensor] = {}
+
+
+class HiddenState(FedAvg):
+    """H1, H2: what must outlive a round (here the server's momentum) is in no state, so no checkpoint has it."""
+
+    def start(self, server: Server) -> None:
+        super().start(server)
+        _momentum.clear()
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        old = group(server.state, "model union")
+        super().aggregate(server, uploads)
+        new = {}
+        for name, value in group(server.state, "model union").items():
+            _momentum[name] = 0.5 * _momentum.get(name, torch.zeros_like(value)) + value - old[name]
+            new[name] = old[name] + _momentum[name]
+        server.state["model union"] = new
+
+
+class StateInTheMethod(FedAvg):
+    """The same in an attribute of the method object, which the next run finds there."""
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        super().aggregate(server, uploads)
+        object.__setattr__(self, "_rounds", getattr(self, "_rounds", 0) + 1)
+
+
+class BroadcastCounts(FedAvg):
+    """A broadcast with a side effect: scoring calls it again, and the count is wrong."""
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        server.state["sent"] = tensor(server.state, "sent") + 1 if "sent" in server.state else torch.tensor(1)
+        return super().broadcast(server, client_id)
+
+
+class DividesByAll(FedAvg):
+    """Baselines 3.2: the sum over those who answered is divided by the number of all clients."""
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        super().aggregate(server, uploads)
+        share = len(uploads) / len(server.clients)
+        if uploads:
+            union = group(server.state, "model union")
+            server.state["model union"] = {name: share * value for name, value in union.items()}
+
+
+class CrashesWithoutAnswers(FedAvg):
+    """C6: nobody answers, and the mean of nothing is an error deep inside."""
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        counts = [float(tensor(message, "n")) for message in uploads.values()]
+        for i, message in uploads.items():
+            assert tensor(message, "n") / sum(counts) > 0, i
+        if 0.0 in (sum(counts) / len(counts),):
+            return
+        super().aggregate(server, uploads)
+
+
+class LastUploadWins(FedAvg):
+    """The order of the answers decides: the average starts from the last one and forgets the others."""
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        for message in uploads.values():
+            old = group(server.state, "model union")
+            new = {name: (old[name] + value) / 2 for name, value in group(message, "model").items()}
+            server.state["model union"] = {**old, **new}
+
+
+class WeightsByPlace(FedAvg):
+    """Counts are paired with uploads by place: with other clients answering, each gets another's weight."""
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        sizes = [member.n for member in server.clients.values()]
+        weights = {i: float(n) for i, n in zip(uploads, sizes, strict=False)}
+        shared_model.average(server, "layer-wise", shared_model.uploaded(uploads), weights)
+
+
+class FirstClientIsSpecial(FedAvg):
+    """P1, P4: client 0 counts ten times."""
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        weights = {i: float(tensor(m, "n")) * (10 if i == 0 else 1) for i, m in uploads.items()}
+        shared_model.average(server, "layer-wise", shared_model.uploaded(uploads), weights)
+
+
+class SwallowsNaN(FedAvg):
+    """NaN is turned into 0 wherever it shows: the client's nonsense is averaged in, and nobody is told."""
+
+    def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
+        found = super().gradients(model, batch, context)
+        grads = {name: None if g is None else g.nan_to_num() for name, g in found.grads.items()}
+        return Gradients(grads, found.loss.nan_to_num(), found.sums)
+
+
+class SendsTheWholeUnion(FedAvg):
+    """H5's kin: the message is larger than the paper's; everybody is sent all architectures' tensors."""
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        return {**super().broadcast(server, client_id), "spare": group(server.state, "model union")}
+
+
+class ForgetsWhatNobodySent(FedAvg):
+    """FD, FedProto, LWA: the server starts from nothing in each round, so that who did not answer is forgotten."""
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        union: State = {"model union": {n: torch.zeros_like(t) for n, t in group(server.state, "model union").items()}}
+        server.state = {**server.state, **union}
+        super().aggregate(server, uploads)
+
+
+@knobs
+class UnknownStage(FedAvg):
+    """T7: which model is scored is not said in the house's words."""
+
+    name: ClassVar[str] = "unknown-stage"
+
+    @property
+    def scored(self) -> Any:
+        return "global"
+
+
+class NeedsNothing(FedGH):
+    """C8: says that it fits any model, and then copies headers of other shapes."""
+
+    @property
+    def needs(self) -> Needs:
+        return Needs()

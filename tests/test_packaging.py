@@ -17,6 +17,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from polyfed.version import __version__
+
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 DEMO = (
@@ -80,7 +82,7 @@ def test_no_pin_is_left_over() -> None:
 
 def test_citation_and_package_agree() -> None:
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
-    assert f"version: {PROJECT['project']['version']}\n" in citation
+    assert f"version: {__version__}\n" in citation
     assert f"license: {PROJECT['project']['license']}\n" in citation
 
 
@@ -299,4 +301,4 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     sources = {path for path in tracked() if path.is_relative_to(ROOT / "src")}
     assert {path.relative_to(ROOT / "src").as_posix() for path in sources} <= held
     assert any(name.endswith("licenses/LICENSE") for name in held)
-    assert {name.split("/")[0] for name in held} == {"polyfed", f"polyfed-{PROJECT['project']['version']}.dist-info"}
+    assert {name.split("/")[0] for name in held} == {"polyfed", f"polyfed-{__version__}.dist-info"}

@@ -20,6 +20,7 @@ from toys import (
     federation,
     model_with,
     moved,
+    net,
     numpy_mean,
     rounds,
     same,
@@ -142,9 +143,6 @@ def test_who_receives_whose_pairs(pool, participation):
             assert len({sender for sender, _ in places}) == 1 or pool == "mix"
             senders |= {sender for sender, _ in places}
         assert round.before.keys() >= {"pool"}
-        if participation == 1:
-            chosen = [tuple(sources(m["features"], last.up)) for m in round.down.values()]
-            assert len(set(chosen)) > 1, "clients draw for themselves"
     assert len(senders) > 2
 
 
@@ -156,6 +154,8 @@ def test_a_lone_sender_gets_nothing_and_lost_uploads_empty_the_pool():
     assert all(
         {sender for sender, _ in sources(second.down[i]["features"], {2: history[0].up[2]})} == {2} for i in (0, 1, 3)
     )
+    orders = {tuple(sources(second.down[i]["features"], {2: history[0].up[2]})) for i in (0, 1, 3)}
+    assert len(orders) > 1, "clients draw for themselves"
     assert "pool" not in second.after
     assert not any("features" in m for m in third.down.values())
     assert same(shared(second.before), shared(second.after))
@@ -258,7 +258,7 @@ def test_combined_gradients_against_numpy(mode, lam, granularity, mu):
         np.testing.assert_allclose(found.grads[name].numpy(), expected.get(name, g[name]), atol=1e-6)
     dots = [(g[n] * h[n]).sum() for n in inner]
     assert min(dots) < 0 < max(dots), "both signs of b should occur"
-    assert float(found.loss) == pytest.approx(float(local), abs=1e-6)
+    assert float(found.loss) == pytest.approx(float(local.detach()), abs=1e-6)
     assert float(found.sums["loss_in"]) == pytest.approx(
         float(((model.transform(context["s_in"]) - context["s_out"]) ** 2).mean()), abs=1e-6
     )
@@ -419,29 +419,34 @@ def test_messages_without_noise_are_the_plain_ones():
     assert all(same(clean.up[i]["features"], forward.up[i]["features"]) for i in range(4))
 
 
+def loud():
+    """A network whose output follows its input closely."""
+    model = net(depth=0)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(3)
+    return model
+
+
 @pytest.mark.parametrize("level", [0.2, 0.8, 1.5])
 def test_how_loud_the_noise_of_the_messages_is(level):
-    """Std of what was added over std of the features = level (8.5: 0.80, not the square root of 0.8)."""
-    members = clients(["deep"] * 2, 800)
-    clean = rounds(FedIN(), members, rounds=1, batch_size=800)[0]
-    noisy = rounds(FedIN(noise=level, noise_where="message"), members, rounds=1, batch_size=800)[0]
+    """std of what was added over std of the features = level (8.5: 0.80, not the square root of 0.8)."""
+    members, builders = clients(["loud"] * 2, 800), {"loud": loud}
+    clean, noisy = (
+        rounds(m, members, builders, rounds=1, batch_size=800)[0]
+        for m in (FedIN(), FedIN(noise=level, noise_where="message"))
+    )
+    added = []
     for i in (0, 1):
         assert same(clean.trained[i], noisy.trained[i]), "noise in messages alone does not touch training"
-        model = model_with(NETS["deep"], noisy.trained[i])
         s_in, sent = clean.up[i]["features"]["s_in"], noisy.up[i]["features"]
-        ratio = float((sent["s_in"] - s_in).std() / s_in.std())
-        assert ratio == pytest.approx(level, rel=0.04)
-        s_out = model.transform(sent["s_in"]).detach()  # from the noisy s_in, then noised again (eq. 5, then 6)
-        assert float((sent["s_out"] - s_out).std() / s_out.std()) == pytest.approx(level, rel=0.04)
-        added = torch.stack([(sent["s_in"] - s_in)[:, 0], (sent["s_out"] - s_out)[:, 0]])
-        assert abs(float(torch.corrcoef(added)[0, 1])) < 0.15
-    assert (
-        moved(
-            {"s": noisy.up[0]["features"]["s_in"] - clean.up[0]["features"]["s_in"]},
-            {"s": noisy.up[1]["features"]["s_in"] - clean.up[1]["features"]["s_in"]},
-        )
-        > 0.1
-    )
+        s_out = model_with(loud, noisy.trained[i]).transform(sent["s_in"]).detach()  # of the noisy s_in, then noised
+        assert moved({"s": s_out}, {"s": clean.up[i]["features"]["s_out"]}) > 0.1
+        for plain, found in ((s_in, sent["s_in"]), (s_out, sent["s_out"])):
+            added.append((found - plain) / plain.std(correction=0))
+            assert float(added[-1].std()) == pytest.approx(level, rel=0.05)
+    draws = torch.stack([noise[:, 0] for noise in added])
+    assert float((torch.corrcoef(draws) - torch.eye(4)).abs().max()) < 0.15, "every cut and client draws for itself"
 
 
 def test_noise_in_the_forward_pass():

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 from toys import CLASSES, NETS, Samples, clients, federation, model_with, moved, numpy_mean, rounds, same, samples
 
+from polyfed.core.architectures import Architectures
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.errors import RequestError
@@ -171,6 +172,8 @@ def test_layer_wise_starts_alike_where_names_are_shared():
     shallow, deep = (round.down[i]["model"] for i in (0, 1))
     assert shallow.keys() < deep.keys()
     assert all(torch.equal(shallow[name], deep[name]) for name in shallow)
+    start = Architectures(NETS, FedAvg(), 0, torch.device("cpu")).initial("deep")
+    assert same(deep, start), "the largest architecture's tensors, however the others are named"
 
 
 def test_same_shape_never_mixes_architectures():
@@ -193,6 +196,14 @@ def test_same_shape_never_mixes_architectures():
         FedAvg(aggregation="same-shape"), clients(architectures[:1] * 3, sizes[:3]), rounds=1, lose=lambda r, i: i == 1
     )
     assert same(alone[0].after["model shallow"], history[0].after["model shallow"])
+
+
+@pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
+def test_architectures_may_be_called_like_paths(aggregation, tmp_path):
+    """The server's state is written to checkpoints, whose names are separated by "/"."""
+    builders = {"hub/deep": NETS["deep"], "hub/shallow": NETS["shallow"]}
+    fed, _ = federation(FedAvg(aggregation=aggregation), clients(list(builders)), builders, out=tmp_path / "run")
+    assert fed.run().path is not None
 
 
 def test_layer_wise_refuses_what_is_not_nested():

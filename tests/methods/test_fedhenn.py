@@ -307,12 +307,12 @@ def test_mean_kernel_of_each_pool(pool, exclude_self, norm):
     members = clients([*MIXED, "deep"])
     method = hetero(kernel_pool=pool, exclude_self=exclude_self, kernel_norm=norm)
     history = rounds(method, members, held=public(), rounds=4, participation=0.4, lose=lambda r, i: r == 1 and i == 3)
-    seen = set()
+    seen, last = set(), set()
     checked = 0
     for number, round in enumerate(history, 1):
         latest = known_to_the_server(members, history, number)
         for i in round.record["clients"]:
-            who = {"all": set(range(5)), "selected": set(round.record["clients"]), "seen": set(seen)}[pool]
+            who = {"all": set(range(5)), "selected": set(last), "seen": set(seen)}[pool]
             who -= {i} if exclude_self else set()
             if number == 1 or not who:
                 assert not round.down[i]
@@ -322,7 +322,8 @@ def test_mean_kernel_of_each_pool(pool, exclude_self, norm):
             assert round.down[i]["factor"].shape[1] == sum(8 if members[j].architecture == "broad" else 5 for j in who)
             checked += 1
         refused = {entry["client"] for entry in round.record["refused"]}
-        seen |= set(round.record["clients"]) - refused
+        last = set(round.record["clients"]) - refused
+        seen |= last
     assert checked >= 4
     assert len(seen) < 5 or pool != "seen", "choose another seed: somebody should stay unseen for long"
 

@@ -260,7 +260,7 @@ def test_combined_gradients_against_numpy(mode, lam, granularity, mu):
     assert min(dots) < 0 < max(dots), "both signs of b should occur"
     assert float(found.loss) == pytest.approx(float(local.detach()), abs=1e-6)
     assert float(found.sums["loss_in"]) == pytest.approx(
-        float(((model.transform(context["s_in"]) - context["s_out"]) ** 2).mean()), abs=1e-6
+        float(((model.transform(context["s_in"]) - context["s_out"]) ** 2).mean().detach()), abs=1e-6
     )
 
 
@@ -303,11 +303,11 @@ def test_batchnorm_normalises_the_pairs_by_themselves_and_keeps_its_statistics(a
     found = method.gradients(at.model, data, context)
     method.gradients(alone, data, {})
     assert same(at.model.state_dict(), alone.state_dict()), "the IN pass left a trace in the running statistics"
-    expected = ((by_hand.transform(context["s_in"]) - context["s_out"]) ** 2).mean()
+    expected = ((by_hand.transform(context["s_in"]) - context["s_out"]) ** 2).mean().detach()
     assert float(found.sums["loss_in"]) == pytest.approx(float(expected), abs=1e-6)
     with evaluating(alone):
         in_eval = ((alone.transform(context["s_in"]) - context["s_out"]) ** 2).mean()
-    assert abs(float(expected) - float(in_eval)) > 1e-3
+    assert abs(float(expected - in_eval.detach())) > 1e-3
     before = {n: t.clone() for n, t in at.model.state_dict().items()}
     method.upload(at, Trained())
     assert same(before, at.model.state_dict())
@@ -430,7 +430,7 @@ def loud():
 
 @pytest.mark.parametrize("level", [0.2, 0.8, 1.5])
 def test_how_loud_the_noise_of_the_messages_is(level):
-    """std of what was added over std of the features = level (8.5: 0.80, not the square root of 0.8)."""
+    """Standard deviation of what was added over that of the features: 0.80 (8.5), not the square root of 0.8."""
     members, builders = clients(["loud"] * 2, 800), {"loud": loud}
     clean, noisy = (
         rounds(m, members, builders, rounds=1, batch_size=800)[0]
@@ -465,10 +465,10 @@ def test_noise_in_the_forward_pass():
         z = z + 0.8 * z.detach().std(correction=0) * given["z_out"][:3]
         expected = F.cross_entropy(at.model.head(z), data.y)
         found = method.gradients(at.model, data, {**at.context, **given, **pairs()})
-        assert float(found.loss) == pytest.approx(float(expected), abs=1e-6)
+        assert float(found.loss) == pytest.approx(float(expected.detach()), abs=1e-6)
         in_loss = ((at.model.transform(pairs()["s_in"]) - pairs()["s_out"]) ** 2).mean()
-        assert float(found.sums["loss_in"]) == pytest.approx(float(in_loss), abs=1e-7)
-        losses.append(float(expected))
+        assert float(found.sums["loss_in"]) == pytest.approx(float(in_loss.detach()), abs=1e-7)
+        losses.append(float(expected.detach()))
     assert losses[0] != losses[1]
 
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -116,13 +117,13 @@ def federation(
     lose: Callable[[int, int], bool] | None = None,
     classes: int = CLASSES,
     evaluation: Evaluation | None = None,
+    out: Path | None = None,
     **training: Any,
 ) -> tuple[Federation, Watch]:
     """A federation and its watcher; two rounds of one epoch in batches of 4 at rate 0.1 unless told."""
     settings = Training(**{"rounds": 2, "batch_size": 4, "lr": 0.1, **training})
-    fed = Federation(
-        members, method, settings, evaluation, seed=seed, public=held, builders=builders or NETS, classes=classes
-    )
+    given: dict[str, Any] = {"public": held, "builders": builders or NETS, "classes": classes, "out": out}
+    fed = Federation(members, method, settings, evaluation, seed=seed, **given)
     watch = Watch(fed, lose)
     fed.executor = watch
     fed.trackers.append(watch)

@@ -25,21 +25,21 @@ def start(server: Server, aggregation: Aggregation) -> None:
     models = {a: _floats(server.initial(a)) for a in server.architectures}
     if aggregation == "same-shape":
         for architecture, weights in models.items():
-            server.state[f"model {architecture}"] = weights
+            server.state[_key("model", architecture)] = weights
         return
     union: dict[str, Tensor] = {}
     for architecture in sorted(models, key=lambda a: sum(t.numel() for t in models[a].values())):
         union |= models[architecture]
-        server.state[f"names {architecture}"] = {name: t.new_empty(0) for name, t in models[architecture].items()}
-    server.state[f"model {_UNION}"] = union
+        server.state[_key("names", architecture)] = {name: t.new_empty(0) for name, t in models[architecture].items()}
+    server.state[_key("model", _UNION)] = union
 
 
 def read(server: Server, aggregation: Aggregation, architecture: str) -> Group:
     """The shared weights of one architecture: the server's own tensors, not copies."""
     if aggregation == "same-shape":
-        return group(server.state, f"model {architecture}")
-    union = group(server.state, f"model {_UNION}")
-    return {name: union[name] for name in group(server.state, f"names {architecture}")}
+        return group(server.state, _key("model", architecture))
+    union = group(server.state, _key("model", _UNION))
+    return {name: union[name] for name in group(server.state, _key("names", architecture))}
 
 
 def average(
@@ -54,14 +54,14 @@ def average(
     if not models:
         return
     if aggregation == "layer-wise":
-        base = group(server.state, f"model {_UNION}")
+        base = group(server.state, _key("model", _UNION))
         mean = layer_wise_mean(list(models.values()), [weights[i] for i in models], base)
-        server.state[f"model {_UNION}"] = {n: mean[n] if _held(n, models) else t for n, t in base.items()}
+        server.state[_key("model", _UNION)] = {n: mean[n] if _held(n, models) else t for n, t in base.items()}
         return
     for architecture in server.architectures:
         members = [i for i in models if server.clients[i].architecture == architecture]
         if members:
-            server.state[f"model {architecture}"] = weighted_mean(
+            server.state[_key("model", architecture)] = weighted_mean(
                 [models[i] for i in members], [weights[i] for i in members]
             )
 
@@ -69,6 +69,10 @@ def average(
 def uploaded(uploads: Mapping[int, Message]) -> dict[int, Group]:
     """The group "model" of every upload."""
     return {client_id: group(message, "model") for client_id, message in uploads.items()}
+
+
+def _key(what: str, architecture: str) -> str:
+    return f"{what} {architecture.replace('/', ':')}"  # a name in the state holds no "/", a user's architecture may
 
 
 def _held(name: str, models: Mapping[int, Group]) -> bool:

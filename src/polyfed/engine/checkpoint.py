@@ -40,7 +40,7 @@ class Snapshot:
 def write(folder: Path, snapshot: Snapshot) -> None:
     """Write a checkpoint, then drop all but the last `KEPT`."""
     final = folder / f"round-{snapshot.round:06d}"
-    if final.exists():
+    if final.exists() and _is_whole(final):
         return
     temporary = folder / f".round-{snapshot.round:06d}.{os.getpid()}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
@@ -63,6 +63,7 @@ def write(folder: Path, snapshot: Snapshot) -> None:
             file.flush()
             os.fsync(file.fileno())
     sync_folder(temporary)
+    shutil.rmtree(final, ignore_errors=True)  # a damaged one
     temporary.rename(final)
     sync_folder(folder)
     for old in _all(folder)[:-KEPT]:
@@ -96,14 +97,27 @@ def _all(folder: Path) -> list[Path]:
     return sorted(folder.glob("round-[0-9]*")) if folder.is_dir() else []
 
 
-def _read(path: Path, clients: int) -> Snapshot:
+def _is_whole(path: Path) -> bool:
+    try:
+        _verified(path)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return True
+
+
+def _verified(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The index and the files' contents; ValueError where a checksum does not fit."""
     index = json.loads((path / "index.json").read_bytes())
-    contents: dict[str, State] = {}
-    for name in ("server.safetensors", "clients.safetensors"):
-        data = (path / name).read_bytes()
+    files = {name: (path / name).read_bytes() for name in ("server.safetensors", "clients.safetensors")}
+    for name, data in files.items():
         if hashlib.sha256(data).hexdigest() != index["sha256"][name]:
             raise ValueError(f"{name} does not match its checksum")
-        contents[name] = from_bytes(data)
+    return index, files
+
+
+def _read(path: Path, clients: int) -> Snapshot:
+    index, files = _verified(path)
+    contents = {name: from_bytes(data) for name, data in files.items()}
     stored = contents["clients.safetensors"]
     weights: dict[int, dict[str, Tensor] | None] = {}
     states: dict[int, State] = {}

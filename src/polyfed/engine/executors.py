@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyfed.core.architectures import Architectures
 from polyfed.core.client import Client
@@ -86,12 +86,16 @@ def carry_out(job: Job, method: Method, architectures: Architectures) -> Outcome
             if job.exchange.trains:
                 stage = "training"
                 trained = train(client, method, context)
-            score = None
-            if job.scores:
+            score, message = None, read_only({})
+            bad = _untrained(job, trained, client.model)
+            if bad is None and job.scores and len(client.data.test):
                 stage = "scoring"
                 score = score_model(client, method, client.data.test)
-            stage = "uploading"
-            message = read_only(copied(method.upload(client, trained)))
+            if bad is None:  # a model of NaN sends nothing: who knows what the method's upload makes of it
+                stage = "uploading"
+                message = read_only(copied(method.upload(client, trained)))
+                if name := not_finite(message):
+                    bad = f"the upload is not finite ('{name}')"
     except PolyfedError as error:
         raise type(error)(f"client {client.id}, round {job.round}, {stage}: {error}") from error
     except Exception as error:
@@ -99,7 +103,6 @@ def carry_out(job: Job, method: Method, architectures: Architectures) -> Outcome
             f"client {client.id} ({client.architecture}), round {job.round}, {stage}: {type(error).__name__}: {error}"
         ) from error
     weights = {name: tensor.detach().cpu().clone() for name, tensor in client.model.state_dict().items()}
-    bad = _refusal(job, trained, message, weights)
     return Outcome(
         client.id,
         message,
@@ -124,22 +127,26 @@ def at_work(client: Client, variant: str, architectures: Architectures) -> Clien
     return worker
 
 
+def has_own(client: Client, variant: str, architectures: Architectures) -> bool:
+    """Whether the client has weights of its own, and of its present network."""
+    template, own = architectures.template(client.architecture, variant).state_dict(), client.weights
+    return own is not None and all(name in own and own[name].shape == t.shape for name, t in template.items())
+
+
 def own_weights(client: Client, variant: str, architectures: Architectures) -> dict[str, Tensor]:
     """The client's weights, or those it starts from (again, if its network is now another one)."""
     template = architectures.template(client.architecture, variant).state_dict()
-    weights = client.weights
-    if weights is not None and all(n in weights and weights[n].shape == t.shape for n, t in template.items()):
-        return {name: weights[name] for name in template}
+    if client.weights is not None and has_own(client, variant, architectures):
+        return {name: client.weights[name] for name in template}
     return architectures.initial(client.architecture, variant, client.id, copy.deepcopy(client.given))
 
 
-def _refusal(job: Job, trained: Trained, message: Message, weights: dict[str, Tensor]) -> str | None:
+def _untrained(job: Job, trained: Trained, model: nn.Module) -> str | None:
+    """Why a client's work counts for nothing, if it does."""
     if job.exchange.trains and trained.steps == 0:
         return "no training step: too few samples for a batch of this model"
     if not math.isfinite(trained.loss):
         return f"the training loss is {trained.loss}"
-    if name := not_finite(message):
-        return f"the upload is not finite ('{name}')"
-    if name := not_finite({"weights": weights}):
+    if name := not_finite({"model": model.state_dict()}):
         return f"the model is not finite ('{name}')"
     return None

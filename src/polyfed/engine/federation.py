@@ -26,7 +26,7 @@ from polyfed.data.samples import ClientData, Samples
 from polyfed.engine import checkpoint
 from polyfed.engine.checkpoint import Snapshot
 from polyfed.engine.evaluation import Memory, Score, summary
-from polyfed.engine.executors import Executor, Job, Outcome, Serial, at_work
+from polyfed.engine.executors import Executor, Job, Outcome, Serial, at_work, has_own
 from polyfed.engine.fit import check_fit
 from polyfed.engine.folder import RunFolder
 from polyfed.engine.history import result_of
@@ -189,6 +189,8 @@ class Federation:
                     self._write_models()
                     self.folder.write_result(result)
             except KeyboardInterrupt:
+                if self.history:
+                    self._checkpoint(len(self.history))
                 self._tell("end", None)
                 raise Interrupted(f"interrupted after {len(self.history)} whole rounds, which are kept") from None
             except BaseException:
@@ -206,6 +208,7 @@ class Federation:
             record["seconds"] = time.perf_counter() - began
             if self.folder is not None:
                 self.folder.append(record)
+            self.history.append(record)
         except KeyboardInterrupt:
             self._take_back(before)
             if self.folder is not None and number > 1:
@@ -214,7 +217,6 @@ class Federation:
         except Exception:
             self._take_back(before)
             raise
-        self.history.append(record)
         pace = sum(r["seconds"] for r in self.history) / len(self.history)
         self._tell("round", record, pace * (self.training.rounds - number))
 
@@ -285,10 +287,10 @@ class Federation:
         samples: Samples = getattr(client.data, part)
         if not len(samples):
             return Score(0, 0)
-        asks = stage == "received" or client.weights is None  # who never took part has nothing of its own
+        variant = self.method.variant(self.server, client.id)
+        asks = stage == "received" or not has_own(client, variant, self.architectures)  # who never took part, say
         message = self.method.broadcast(self.server, client.id) if asks else {}
         received = bool(message)  # who is sent nothing stays as it is
-        variant = self.method.variant(self.server, client.id)
         key = _Key(client.version, variant, message)
         known = self._memory.recall(client.id, received, part, key)
         if known is None:
@@ -306,10 +308,11 @@ class Federation:
         return worker
 
     def export(self, client_id: int) -> nn.Module:
-        """A copy of the client's personal model; of one that never took part, what it would receive now."""
+        """A copy of the client's personal model; where it has none of this kind yet, what it would receive now."""
         client = self.clients[client_id]
         variant = self.method.variant(self.server, client_id)
-        message = self.method.broadcast(self.server, client_id) if client.weights is None else None
+        own = has_own(client, variant, self.architectures)
+        message = None if own else self.method.broadcast(self.server, client_id)
         return copy.deepcopy(self.method.personal(self._worker(client, variant, message).model)).eval()
 
     # keeping --------------------------------------------------------------------------------------------------
@@ -322,6 +325,8 @@ class Federation:
 
     def _take_back(self, snapshot: Snapshot) -> None:
         self.server.state, self.server.round, self.server.exchange = shallow(snapshot.server), snapshot.round, "train"
+        self.server.log.clear()
+        del self.history[snapshot.round :]
         for client in self.clients:
             client.weights, client.state = snapshot.weights[client.id], shallow(snapshot.states[client.id])
             client.version += 1

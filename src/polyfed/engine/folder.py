@@ -42,6 +42,11 @@ def write_atomically(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
+def _is_ours(name: str) -> bool:
+    """Whether a file is the half-written one of a process that was killed (see `write_atomically`)."""
+    return name.startswith(tuple(f".{ours}." for ours in _OURS)) and name.endswith(".tmp")
+
+
 def sync_folder(folder: Path) -> None:
     """Flush a folder's entries to disk, where the system lets one."""
     with contextlib.suppress(OSError):
@@ -75,7 +80,7 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise RequestError(f"expected a folder for the run, came the file {self.path}")
         present = [name for name in _OURS if (self.path / name).exists()]
-        if self.path.exists() and not present and any(self.path.iterdir()):
+        if self.path.exists() and not present and not all(_is_ours(entry.name) for entry in self.path.iterdir()):
             raise RequestError(f"expected an empty or new folder for the run, came {self.path} with other files in it")
         if present and not resume and not force:
             raise RequestError(f"{self.path} already holds a run; continue it with --resume or replace it with --force")

@@ -48,7 +48,7 @@ class FedHeNN(Method):
     rad_size: Annotated[int, Field(ge=2)] = 5000  # L, drawn afresh in every round
     rad_batch: Annotated[int, Field(ge=2)] = 256  # RAD rows per step; L or more: all of them
     rad_every: Annotated[int, Field(ge=1)] = 1  # the term enters every so many steps
-    kernel_pool: Literal["all", "selected", "seen"] = "all"  # whose kernels; seen: who ever uploaded
+    kernel_pool: Literal["all", "selected", "seen"] = "all"  # whose kernels; selected: who uploaded last
     kernel_norm: Literal["none", "fro"] = "none"  # "fro": K_j / ||H K_j H||_F, so that no network's scale dominates
     exclude_self: bool = False  # leave K_k out of client k's K_bar
     rank: Annotated[int, Field(ge=1)] = 128  # columns of F, where the exact one would have more than `exact_rank`
@@ -82,15 +82,15 @@ class FedHeNN(Method):
 
     def _factors(self, server: Server, selected: Sequence[int]) -> dict[str, Tensor]:
         """F for everybody, under "all", or one for each selected client where its own kernel is left out."""
-        pool = list(selected) if self.kernel_pool == "selected" else sorted(server.clients)
-        pool = [j for j in pool if self.kernel_pool != "seen" or server.has_kept(j)]
+        last = tensor(server.state, "last").tolist() if "last" in server.state else []
+        pools = {"all": server.clients, "selected": last, "seen": filter(server.has_kept, server.clients)}
+        pool = sorted(pools[self.kernel_pool])
         rad, prepare = tensor(server.state, "rad"), server.public.prepare if server.public else as_floats
         models = ((j, server.model(server.clients[j].architecture, server.weights(j))) for j in pool)
         kernels = {j: represent(model, rad, prepare).cpu() for j, model in models}
         factors = {}
         for owner in selected if self.exclude_self else ["all"]:
-            members = [a for j, a in kernels.items() if j != owner]
-            if members:
+            if members := [a for j, a in kernels.items() if j != owner]:
                 sizes = self.rank, self.exact_rank, self.kernel_norm
                 made = kernel_factor(members, [1.0] * len(members), *sizes, server.generator("factor"))
                 factors[str(owner)] = made.matrix
@@ -106,12 +106,12 @@ class FedHeNN(Method):
         return {} if factor is None else {"rad": server.state["rad"], "factor": factor}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        for name in ("rad", "factors"):
-            server.state.pop(name, None)
+        server.state = {name: kept for name, kept in server.state.items() if name not in ("rad", "factors")}
         if self.setting == "homogeneous":
             counts = {i: float(tensor(message, "n")) for i, message in uploads.items()}
             shared_model.average(server, "same-shape", shared_model.uploaded(uploads), counts)
             return
+        server.state |= {"last": torch.tensor(list(uploads))} if uploads else {}
         for client_id, message in uploads.items():
             server.keep(client_id, group(message, "model"))
 

@@ -1,0 +1,528 @@
+"""The round loop: selection, refusal, undoing, scoring only what changed, resuming."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.client import Client
+from polyfed.core.message import Message
+from polyfed.core.method import Batch, Context, Method, Trained
+from polyfed.core.server import Server
+from polyfed.core.settings import Evaluation, Training
+from polyfed.engine import evaluation as scoring
+from polyfed.engine.federation import Federation
+from polyfed.errors import Interrupted, RequestError, RunError
+from polyfed.functional.modes import evaluating
+from polyfed.methods import FedAvg, FedGH, Local
+from polyfed.testing import Kit
+from polyfed.testing.spy import Spy
+from polyfed.testing.world import SHORT, difference, draw, everything, received, records, state, tiny, weights
+
+
+class Watcher:
+    """A tracker that keeps what it was told, and may act."""
+
+    def __init__(self, act: Callable[[str], None] | None = None) -> None:
+        self.told: list[tuple[str, Any]] = []
+        self.act = act
+
+    def _hear(self, event: str, what: Any) -> None:
+        self.told.append((event, what))
+        if self.act is not None:
+            self.act(event)
+
+    def start(self, info: Mapping[str, Any]) -> None:
+        self._hear("start", dict(info))
+
+    def client_done(self, done: int, total: int) -> None:
+        self._hear("client_done", (done, total))
+
+    def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
+        self._hear("round", dict(record))
+
+    def message(self, text: str) -> None:
+        self._hear("message", text)
+
+    def end(self, result: Mapping[str, Any] | None) -> None:
+        self._hear("end", result)
+
+
+def usual(method: Method, training: Training = SHORT, **options: Any) -> Federation:
+    return Kit(method=method).usual.federation(method, training, **options)
+
+
+# selection ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("share", "count"), [(1.0, 6), (0.5, 3), (0.34, 2), (0.01, 1), (5 / 6, 5)])
+def test_so_many_are_drawn_without_replacement(share: float, count: int) -> None:
+    federation = usual(Local(), Training(rounds=3, lr=0.1, participation=share))
+    federation.run()
+    for record in federation.history:
+        assert len(set(record["clients"])) == count
+        assert record["clients"] == sorted(record["clients"])
+
+
+def test_the_draw_differs_by_round_and_seed_and_not_by_method() -> None:
+    training = Training(rounds=8, lr=0.0, participation=0.5)
+    drawn = {}
+    for method, seed in ((Local(), 0), (FedAvg(), 0), (Local(), 1)):
+        federation = usual(method, training, seed=seed)
+        federation.run()
+        drawn[method.name, seed] = [record["clients"] for record in federation.history]
+    assert drawn["local", 0] == drawn["fedavg", 0] != drawn["local", 1]
+    assert len({tuple(clients) for clients in drawn["local", 0]}) > 3
+    assert {number for clients in drawn["local", 0] for number in clients} == set(range(6))
+
+
+def test_unselected_clients_keep_the_very_same_tensors() -> None:
+    before: dict[int, Any] = {}
+
+    def look(event: str) -> None:
+        if event != "round":
+            return
+        drawn = federation.history[-1]["clients"]
+        for client in federation.clients:
+            if client.id not in drawn and before.get(client.id) is not None:
+                assert client.weights is before[client.id]
+            before[client.id] = client.weights
+
+    training = Training(rounds=5, lr=0.1, participation=0.5)
+    federation = usual(FedGH(), training, trackers=[Watcher(look)])
+    federation.run()
+    assert any(value is not None for value in before.values())
+
+
+def test_a_clients_stream_does_not_depend_on_who_else_is_there() -> None:
+    """Local training of a client in round 1 is the same, whoever else is drawn."""
+    some = usual(Local(), Training(rounds=1, lr=0.1, participation=0.34))
+    everyone = usual(Local(), Training(rounds=1, lr=0.1))
+    some.run()
+    everyone.run()
+    for number in some.history[0]["clients"]:
+        mine, other = some.clients[number].weights, everyone.clients[number].weights
+        assert mine is not None
+        assert other is not None
+        assert difference(mine, other) is None
+
+
+# refusal ------------------------------------------------------------------------------------------------------------
+
+
+def sick(*numbers: int) -> dict[int, Callable[[Tensor], Tensor]]:
+    return dict.fromkeys(numbers, lambda x: x * float("inf"))
+
+
+def test_a_refused_client_is_reported_and_counts_for_nothing() -> None:
+    watcher = Watcher()
+    federation = Kit(method=FedAvg()).world(prepare=sick(2)).federation(FedAvg(), SHORT, trackers=[watcher])
+    result = federation.run().result
+    assert result["refused"] == 2
+    for record in federation.history:
+        assert [entry["client"] for entry in record["refused"]] == [2]
+        assert "loss" in record["refused"][0]["reason"]
+    texts = [text for event, text in watcher.told if event == "message"]
+    assert texts[0].startswith("round 1: client 2 refused: ")
+    assert federation.clients[2].weights is None
+    assert all(bool(torch.isfinite(t).all()) for t in weights(federation).values())
+
+
+def test_the_others_learn_as_if_the_refused_one_had_not_been_asked() -> None:
+    kit = Kit(method=FedAvg())
+    ill = kit.world(prepare=sick(0)).run(FedAvg(), Training(rounds=1, lr=0.1))
+
+    def without(call: Callable[..., None], server: Server, uploads: Mapping[int, Message]) -> None:
+        call(server, {number: message for number, message in uploads.items() if number != 0})
+
+    well = kit.usual.run(Spy(FedAvg(), aggregate=without), Training(rounds=1, lr=0.1))
+    assert difference(received(ill, 1), received(well, 1)) is None
+
+
+def test_all_refused_changes_nothing() -> None:
+    federation = Kit(method=FedAvg()).world(prepare=sick(*range(6))).federation(FedAvg())
+    federation.run()
+    assert federation.history[0]["train_loss"] is None
+    assert difference(received(federation, 0), received(usual_start(FedAvg()), 0)) is None
+
+
+def usual_start(method: Method) -> Federation:
+    federation = usual(method)
+    federation.method.start(federation.server)
+    return federation
+
+
+def test_an_upload_that_is_not_finite_is_refused_and_its_bytes_count() -> None:
+    class Overflows(FedAvg):
+        def upload(self, client: Client, trained: Trained) -> Message:
+            message = dict(super().upload(client, trained))
+            if client.id == 1:
+                message["n"] = torch.tensor(float("nan"))
+            return message
+
+    federation = usual(Overflows())
+    federation.run()
+    record = federation.history[0]
+    assert record["refused"] == [{"client": 1, "reason": "the upload is not finite ('n')"}]
+    assert record["bytes_by_client"]["1"]["up"] > 0
+
+
+def test_a_method_that_cannot_upload_nan_does_not_end_the_run() -> None:
+    class Factorises(FedAvg):
+        def upload(self, client: Client, trained: Trained) -> Message:
+            weight = client.model.head.weight.detach()
+            torch.linalg.eigh(weight @ weight.T)  # raises on NaN
+            return super().upload(client, trained)
+
+    federation = Kit(method=FedAvg()).world(prepare=sick(3)).federation(Factorises())
+    federation.run()
+    assert [entry["client"] for entry in federation.history[0]["refused"]] == [3]
+
+
+def test_one_sample_and_batchnorm_cannot_train_and_is_said_so() -> None:
+    among = Kit(method=FedAvg()).world(one=True, norm=True, sizes=(1, 9, 10, 20, 13, 17))
+    federation = among.federation(FedAvg())
+    federation.run()
+    (entry,) = federation.history[0]["refused"]
+    assert entry["client"] == 0
+    assert "no training step" in entry["reason"]
+    assert federation.history[0]["samples"] == 68 - 1  # 9 = 8 + 1, the single row of client 1 is left out, 17 = 2*8 + 1
+
+
+def test_an_error_names_client_round_and_stage() -> None:
+    class Fails(FedAvg):
+        def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+            if len(batch.y) == 5:
+                raise ValueError("five")
+            return super().loss(model, batch, context)
+
+    federation = usual(Fails())
+    with pytest.raises(RunError, match=r"client 4 \(net1\), round 1, training: ValueError: five"):
+        federation.run()
+    assert all(client.weights is None for client in federation.clients)  # the round is undone
+    assert federation.history == []
+
+
+def test_an_error_of_the_server_names_round_and_stage() -> None:
+    class Fails(FedAvg):
+        def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+            super().aggregate(server, uploads)
+            if server.round == 2:
+                raise ValueError("two")
+
+    federation = usual(Fails())
+    with pytest.raises(RunError, match="server, round 2, aggregation: ValueError: two"):
+        federation.run()
+    once = usual(FedAvg(), Training(rounds=1, batch_size=8, lr=0.1))
+    once.run()
+    assert difference(state(federation), state(once)) is None  # round 1 stands, round 2 is undone
+
+
+# scoring ------------------------------------------------------------------------------------------------------------
+
+
+def counting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The clients that were really scored."""
+    scored: list[int] = []
+    plain = scoring.score_model
+
+    def score(client: Client, *rest: Any) -> Any:
+        scored.append(client.id)
+        return plain(client, *rest)
+
+    monkeypatch.setattr(scoring, "score_model", score)
+    return scored
+
+
+def direct(federation: Federation, number: int, weights_of: Mapping[str, Tensor]) -> float:
+    """Accuracy of a client's test samples, by hand."""
+    model = copy.deepcopy(federation.architectures.template(federation.clients[number].architecture))
+    model.load_state_dict({**model.state_dict(), **weights_of})
+    test = federation.clients[number].data.test
+    with torch.no_grad(), evaluating(model):
+        return float((model(test.x).argmax(dim=1) == test.y).float().mean())
+
+
+def test_only_who_changed_is_scored_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    scored = counting(monkeypatch)
+    training = Training(rounds=4, batch_size=8, lr=0.1, participation=0.5)
+    federation = usual(Local(), training, evaluation=Evaluation(stage="personal"))
+    federation.run()
+    tests = 2  # test and validation rows are scored
+    drawn = [record["clients"] for record in federation.history]
+    assert len(scored) == tests * (6 + sum(len(clients) for clients in drawn[1:]))
+    for number, value in enumerate(federation.history[-1]["accuracy_per_client"]):
+        own = federation.clients[number].weights
+        held = federation.server.weights(number) if own is None else own
+        assert value == pytest.approx(direct(federation, number, held))
+
+
+def test_what_is_received_is_scored_again_when_the_server_sends_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    scored = counting(monkeypatch)
+    training = Training(rounds=3, batch_size=8, lr=0.1, participation=0.17)
+    federation = usual(FedAvg(), training, evaluation=Evaluation(stage="received"))
+    federation.run()
+    assert len(scored) == 3 * 2 * 6  # one client moves everybody's model
+    for number, value in enumerate(federation.history[-1]["accuracy_per_client"]):
+        assert value == pytest.approx(direct(federation, number, received(federation, number)))
+
+
+def test_with_nothing_learnt_nothing_is_scored_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    scored = counting(monkeypatch)
+    among = Kit(method=FedAvg()).world(prepare=sick(*range(6)))
+    federation = among.federation(FedAvg(), Training(rounds=5, lr=0.1), evaluation=Evaluation(every=1))
+    federation.run()
+    assert len(scored) == 12
+
+
+def test_equal_models_are_scored_once_on_a_shared_test_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    scored = counting(monkeypatch)
+    clients = [Client("a", draw(12, (0, 1, 2), i)) for i in range(4)]
+    test = draw(30, (0, 1, 2), 9)
+    federation = Federation(clients, FedAvg(), SHORT, test=test, builders={"a": lambda: tiny(1, 4, 6)})
+    result = federation.run().result
+    assert len(scored) == 2
+    assert len(set(result["accuracy_per_client"])) == 1
+    assert result["evaluation"]["test"] == "global"
+
+
+def test_after_local_is_the_model_before_aggregation() -> None:
+    training = Training(rounds=2, batch_size=8, lr=0.1, participation=0.5)
+    evaluation = Evaluation(stage="after_local", extra_stages=["received", "personal"])
+    federation = usual(FedAvg(), training, evaluation=evaluation)
+    federation.run()
+    last = federation.history[-1]
+    assert last["accuracy"]["after_local"]["n"] == 3
+    for number, value in enumerate(last["accuracy_per_client"]):
+        assert (value is not None) == (number in last["clients"])
+        if value is not None:
+            own = federation.clients[number].weights
+            assert own is not None
+            assert value == pytest.approx(direct(federation, number, own))
+
+
+@pytest.mark.parametrize("stage", ["received", "after_local", "personal"])
+def test_a_client_without_test_data_is_not_scored(stage: Any) -> None:
+    clients = [Client("a", draw(12, (0, 1, 2), i), draw(6, (0, 1, 2), 5) if i else None) for i in range(3)]
+    federation = Federation(
+        clients, FedAvg(), SHORT, Evaluation(stage=stage), builders={"a": lambda: tiny(1, 4, 6)}, classes=3
+    )
+    federation.run()
+    assert federation.history[-1]["accuracy"][stage]["n"] == 2
+    assert federation.history[-1]["accuracy_per_client"][0] is None
+
+
+def test_mean_and_spread_over_clients_and_samples() -> None:
+    scores = [scoring.Score(1, 2), scoring.Score(9, 10), scoring.Score(0, 0)]
+    plain, weighted = scoring.summary(scores, "clients"), scoring.summary(scores, "samples")
+    assert plain == pytest.approx({"mean": 0.7, "std": 0.2, "min": 0.5, "max": 0.9, "n": 2})
+    assert weighted["mean"] == pytest.approx(10 / 12)
+    assert scoring.summary([], "clients") == {}
+
+
+def test_rounds_between_evaluations_are_recorded_without_scores() -> None:
+    federation = usual(Local(), Training(rounds=5, lr=0.1), evaluation=Evaluation(every=2))
+    federation.run()
+    assert [record["evaluated"] for record in federation.history] == [False, True, False, True, True]
+
+
+def test_scoring_leaves_modes_and_statistics_alone() -> None:
+    among = Kit(method=FedAvg()).world(one=True, norm=True)
+    rare, often = (among.run(FedAvg(), SHORT, evaluation=Evaluation(every=every)) for every in (2, 1))
+    assert difference(everything(rare), everything(often)) is None
+
+
+# resuming -----------------------------------------------------------------------------------------------------------
+
+FIVE = Training(rounds=5, batch_size=8, lr=0.1, momentum=0.9, participation=0.67)
+
+
+def start_and_stop(method: Method, out: Path, number: int) -> None:
+    """Run until the middle of a round, then Ctrl-C."""
+
+    def act(event: str) -> None:
+        if event == "client_done" and federation.server.round == number:
+            raise KeyboardInterrupt
+
+    federation = usual(method, FIVE, out=out, trackers=[Watcher(act)])
+    with pytest.raises(Interrupted):
+        federation.run()
+
+
+@pytest.mark.parametrize("number", [1, 2, 5])
+@pytest.mark.parametrize("method", [FedAvg(), FedGH(header_lr=0.1)], ids=lambda method: method.name)
+def test_interrupted_anywhere_and_resumed_it_is_the_same_run(tmp_path: Path, method: Method, number: int) -> None:
+    straight = usual(method, FIVE, out=tmp_path / "straight")
+    straight.run()
+    start_and_stop(method, tmp_path / "run", number)
+    again = usual(method, FIVE, out=tmp_path / "run")
+    result = again.run(resume=True).result
+    assert difference(everything(straight), everything(again)) is None
+    assert records(straight) == records(again)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [1, 2, 3, 4, 5]
+    assert result["bytes_up"] == sum(record["bytes_up"] for record in straight.history)
+    for name in sorted(path.name for path in (tmp_path / "straight" / "models").glob("*.safetensors")):
+        assert (tmp_path / "straight" / "models" / name).read_bytes() == (
+            tmp_path / "run" / "models" / name
+        ).read_bytes()
+
+
+def test_a_finished_run_is_read_and_not_run_again(tmp_path: Path) -> None:
+    first = usual(FedAvg(), out=tmp_path / "run")
+    done = first.run()
+    again = usual(FedAvg(), out=tmp_path / "run")
+    read = again.run(resume=True)
+    assert read.result == done.result
+    assert difference(state(first), state(again)) is None
+    assert difference(dict(done.models[3].state_dict()), dict(read.models[3].state_dict())) is None
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    among = Kit(method=FedAvg()).usual
+    straight = among.run(FedAvg(), FIVE)
+
+    def federation() -> Federation:
+        made = among.federation(FedAvg(), FIVE, out=out)
+        made.checkpoint_every = 1
+        return made
+
+    federation().run()
+    (out / "result.json").unlink()
+    newest = sorted((out / "checkpoint").iterdir())[-1] / "clients.safetensors"
+    data = bytearray(newest.read_bytes())
+    data[-1] ^= 1
+    newest.write_bytes(data)
+    again = federation()
+    with pytest.warns(UserWarning, match="damaged"):
+        again.run(resume=True)
+    assert difference(everything(straight), everything(again)) is None
+    (out / "result.json").unlink()  # the damaged one has been replaced
+    last = federation()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        last.run(resume=True)
+    assert difference(everything(straight), everything(last)) is None
+
+
+def test_killed_while_the_folder_was_made(tmp_path: Path) -> None:
+    """Kill -9 after the folder and a temporary file were made, before the recipe had its name."""
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / ".recipe.toml.4711.tmp").write_text("half")
+    federation = usual(Local(), out=out)
+    federation.run(resume=True)
+    assert (out / "result.json").exists()
+
+
+def test_a_half_written_line_is_cut_off(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    start_and_stop(FedAvg(), out, 4)
+    with (out / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 4, "sec')
+    again = usual(FedAvg(), FIVE, out=out)
+    again.run(resume=True)
+    lines = (out / "rounds.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4, 5]
+
+
+def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    usual(Local(), out=out).run()
+    kept = (out / "result.json").read_bytes()
+    with pytest.raises(RequestError, match="already holds a run"):
+        usual(Local(), out=out).run()
+    with pytest.raises(RequestError, match="seed"):
+        usual(Local(), out=out, seed=1).run(resume=True)
+    with pytest.raises(RequestError, match="method"):
+        usual(FedAvg(), out=out).run(resume=True)
+    assert (out / "result.json").read_bytes() == kept
+    usual(FedAvg(), out=out).run(force=True)
+    assert json.loads((out / "result.json").read_text())["method"] == "fedavg"
+
+
+def test_force_removes_nothing_that_is_not_ours(tmp_path: Path) -> None:
+    out = tmp_path / "attempt"  # C1: a library that deletes folders with "temp" in their names
+    usual(Local(), out=out).run()
+    (out / "notes.txt").write_text("mine")
+    usual(Local(), out=out).run(force=True)
+    assert (out / "notes.txt").read_text() == "mine"
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "thesis.tex").write_text("mine")
+    for force in (False, True):
+        with pytest.raises(RequestError, match="other files"):
+            usual(Local(), out=other).run(force=force)
+    assert sorted(path.name for path in other.iterdir()) == ["thesis.tex"]
+
+
+def test_only_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
+    federation = usual(FedAvg(), FIVE, out=tmp_path / "run")
+    federation.checkpoint_every = 1
+    federation.run()
+    names = sorted(path.name for path in (tmp_path / "run" / "checkpoint").iterdir())
+    assert names == ["round-000004", "round-000005"]
+    shutil.rmtree(tmp_path / "run")
+
+
+def test_ctrl_c_between_rounds_leaves_a_checkpoint(tmp_path: Path) -> None:
+    def act(event: str) -> None:
+        if event == "round" and len(federation.history) == 3:
+            raise KeyboardInterrupt
+
+    federation = usual(FedAvg(), FIVE, out=tmp_path / "run", trackers=[Watcher(act)])
+    with pytest.raises(Interrupted):
+        federation.run()
+    assert [path.name for path in (tmp_path / "run" / "checkpoint").iterdir()] == ["round-000003"]
+
+
+def test_the_same_federation_run_twice_starts_anew_or_says_so() -> None:
+    federation = usual(Local())
+    federation.run()
+    first = everything(federation)
+    try:
+        federation.run()
+    except RequestError:
+        return
+    assert difference(first, everything(federation)) is None
+    assert len(federation.history) == SHORT.rounds
+
+
+# clients with networks of their own ---------------------------------------------------------------------------------
+
+
+def test_networks_of_ones_own_keep_their_weights_as_a_start() -> None:
+    mine = tiny(1, 4, 6)
+    clients = [Client(mine, draw(12, (0, 1, 2), i), draw(6, (0, 1, 2), 9)) for i in range(2)]
+    federation = Federation(clients, Local(), Training(rounds=1, lr=0.0))
+    federation.run()
+    for client in federation.clients:
+        assert client.weights is not None
+        assert difference(dict(mine.state_dict()), client.weights) is None
+
+
+def test_a_user_s_client_may_join_two_federations() -> None:
+    client = Client(tiny(1, 4, 6), draw(12, (0, 1, 2), 0), draw(6, (0, 1, 2), 9))
+    first, second = (Federation([client, client], Local(), SHORT) for _ in range(2))
+    first.run()
+    second.run()
+    assert difference(state(first), state(second)) is None
+    assert client.weights is None
+    assert client.state == {}
+
+
+def test_no_clients_and_no_such_device_are_refused() -> None:
+    with pytest.raises(RequestError, match="at least one client"):
+        Federation([], Local())
+    with pytest.raises(RequestError, match="device"):
+        usual(Local()).__class__([Client(nn.Flatten(), draw(3, (0,), 0))], Local(), device="no-such-device")

@@ -223,6 +223,20 @@ def test_a_model_of_ones_own_is_wrapped_and_not_changed() -> None:
     assert difference(before, dict(run.models[0].state_dict())) is not None
 
 
+def test_build_may_cut_what_it_is_given() -> None:
+    class Cuts(Local):
+        def build(self, model: Any, variant: str) -> nn.Module:
+            model.intermediate = model.intermediate[1:]  # without its first block
+            return model
+
+        def start(self, server: Server) -> None:
+            server.keep(0, server.weights(0))
+
+    mine = tiny(1, 4, 6)
+    Federation([Client(mine, draw(12, (0, 1, 2), 0), draw(6, (0, 1, 2), 9))], Cuts(), SHORT).run()
+    assert len(mine.intermediate) == 4
+
+
 # slices that change from round to round (HeteroFL, FedRolex) --------------------------------------------------------
 
 

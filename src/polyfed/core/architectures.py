@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 
 import torch
@@ -31,7 +32,7 @@ class Architectures:
 
     def _make(self, architecture: str, variant: str, owner: str | int, given: nn.Module | None) -> nn.Module:
         with scoped_global(derive(self._seed, "weights", owner)):
-            model = given if given is not None else self._builders[architecture]()
+            model = copy.deepcopy(given) if given is not None else self._builders[architecture]()  # build may cut it
         with scoped_global(derive(self._seed, "build", owner)):
             return self._method.build(model, variant)
 

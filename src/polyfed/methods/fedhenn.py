@@ -111,7 +111,7 @@ class FedHeNN(Method):
             counts = {i: float(tensor(message, "n")) for i, message in uploads.items()}
             shared_model.average(server, "same-shape", shared_model.uploaded(uploads), counts)
             return
-        server.state |= {"last": torch.tensor(list(uploads))} if uploads else {}
+        server.state |= {"last": torch.tensor(sorted(uploads))} if uploads else {}
         for client_id, message in uploads.items():
             server.keep(client_id, group(message, "model"))
 

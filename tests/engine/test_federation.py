@@ -387,6 +387,19 @@ def test_a_finished_run_is_read_and_not_run_again(tmp_path: Path) -> None:
     assert difference(dict(done.models[3].state_dict()), dict(read.models[3].state_dict())) is None
 
 
+def test_a_finished_run_without_its_checkpoints_loses_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = usual(Local(), out=out).run()
+    shutil.rmtree(out / "checkpoint")
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    again = usual(Local(), out=out).run(resume=True)
+    assert again.result == done.result
+    assert again.history == done.history
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    with pytest.raises(RequestError, match="weights are in its models/ folder"):
+        again.models[0]
+
+
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:
     out = tmp_path / "run"
     among = Kit(method=FedAvg()).usual

@@ -34,7 +34,6 @@ class Snapshot:
     server: State
     weights: Mapping[int, dict[str, Tensor] | None]
     states: Mapping[int, State]
-    extra: Mapping[str, Any]  # plain numbers of the engine's own
 
 
 def write(folder: Path, snapshot: Snapshot) -> None:
@@ -55,7 +54,6 @@ def write(folder: Path, snapshot: Snapshot) -> None:
     index = {
         "round": snapshot.round,
         "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
-        "extra": dict(snapshot.extra),
     }
     for name, data in {**files, "index.json": json.dumps(index).encode()}.items():
         with (temporary / name).open("wb") as file:
@@ -126,4 +124,4 @@ def _read(path: Path, clients: int) -> Snapshot:
         weights[number] = None if own is None or isinstance(own, Tensor) else own
         state = stored.get(f"{_CLIENT} {number} state", {})
         states[number] = {} if isinstance(state, Tensor) else unflatten(state)
-    return Snapshot(int(index["round"]), contents["server.safetensors"], weights, states, index["extra"])
+    return Snapshot(int(index["round"]), contents["server.safetensors"], weights, states)

@@ -168,8 +168,7 @@ class Federation:
             self.folder.check(self.settings, resume, force)
             result = self.folder.read_result() if resume else None
             if result is not None:
-                self._restore()
-                return self._finished(result)
+                return self._read(result)
             self.folder.open(self.settings, resume, force)
         with _one_thread():
             first = self._restore() + 1
@@ -321,7 +320,7 @@ class Federation:
         """The present state; its tensors are never written into, so that references are enough."""
         weights = {client.id: client.weights for client in self.clients}
         states = {client.id: shallow(client.state) for client in self.clients}
-        return Snapshot(number, shallow(self.server.state), weights, states, {})
+        return Snapshot(number, shallow(self.server.state), weights, states)
 
     def _take_back(self, snapshot: Snapshot) -> None:
         self.server.state, self.server.round, self.server.exchange = shallow(snapshot.server), snapshot.round, "train"
@@ -344,9 +343,7 @@ class Federation:
         if self.folder is None or snapshot is None:
             if self.folder is not None:
                 self.folder.rounds(0)
-            self._take_back(
-                Snapshot(0, {}, dict.fromkeys(range(len(self.clients))), {c.id: {} for c in self.clients}, {})
-            )
+            self._take_back(Snapshot(0, {}, dict.fromkeys(range(len(self.clients))), {c.id: {} for c in self.clients}))
             self.history = []
             return 0
         self._take_back(snapshot)
@@ -367,6 +364,20 @@ class Federation:
     def _finished(self, result: Mapping[str, Any]) -> Run:
         path = None if self.folder is None else self.folder.path
         return Run(result, self.history, _Models(self.export, len(self.clients)), path)
+
+    def _read(self, result: Mapping[str, Any]) -> Run:
+        """A finished run, from its folder, which stays as it is; its models need the last checkpoint."""
+        assert self.folder is not None
+        snapshot = checkpoint.latest(self.folder.checkpoints, len(self.clients))
+        if snapshot is not None and snapshot.round == self.training.rounds:
+            self._take_back(snapshot)
+            self.history = self.folder.rounds(snapshot.round)
+            return self._finished(result)
+        self.history = self.folder.rounds(self.training.rounds)
+        return Run(result, self.history, _Models(self._gone, len(self.clients)), self.folder.path)
+
+    def _gone(self, client_id: int) -> nn.Module:
+        raise RequestError(f"the run's last checkpoint is gone; client {client_id}'s weights are in its models/ folder")
 
     def _client_done(self, total: int, done: int) -> None:
         self._tell("client_done", done, total)

@@ -10,7 +10,7 @@ import torch
 
 from polyfed import testing
 from polyfed.core.message import flatten
-from polyfed.core.method import floats
+from polyfed.core.networks import floats
 from polyfed.methods import FedAvg, FedGH, FedHeNN, FedIN, Local
 from polyfed.registry import METHODS
 from polyfed.testing import Bite, Reduction

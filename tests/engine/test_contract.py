@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from mutants import sound
 from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten, group, tensor
-from polyfed.core.method import Batch, Context, Exchange, Method, Needs, Phase, Trained, floats, knobs, load
+from polyfed.core.method import Batch, Context, Exchange, Method, Needs, Phase, Trained, knobs
+from polyfed.core.networks import floats, load
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation

@@ -172,7 +172,7 @@ def test_layer_wise_starts_alike_where_names_are_shared():
     shallow, deep = (round.down[i]["model"] for i in (0, 1))
     assert shallow.keys() < deep.keys()
     assert all(torch.equal(shallow[name], deep[name]) for name in shallow)
-    start = Architectures(NETS, FedAvg(), 0, torch.device("cpu")).initial("deep")
+    start = Architectures(NETS, FedAvg().build, 0, torch.device("cpu")).initial("deep")
     assert same(deep, start), "the largest architecture's tensors, however the others are named"
 
 

@@ -292,7 +292,7 @@ def k_bar(fed_clients, weights, x, members, norm="none"):
 
 def known_to_the_server(members, history, upto, seed=0):
     """Everybody's latest weights before round `upto`: the last upload that arrived, else the seeded start."""
-    start = Architectures(NETS, Local(), seed, torch.device("cpu"))
+    start = Architectures(NETS, Local().build, seed, torch.device("cpu"))
     latest = {i: start.initial(c.architecture, owner=i) for i, c in enumerate(members)}
     for round in history[: upto - 1]:
         refused = {entry["client"] for entry in round.record["refused"]}

@@ -16,7 +16,7 @@ from polyfed.methods import Local
 
 
 def initial(architecture, client_id, seed=0):
-    return Architectures(NETS, Local(), seed, torch.device("cpu")).initial(architecture, owner=client_id)
+    return Architectures(NETS, Local().build, seed, torch.device("cpu")).initial(architecture, owner=client_id)
 
 
 def plain(model, data, optimizer, epochs, batch_size, order, skip_single=False):

@@ -13,7 +13,8 @@ from mutants.sound import FML, Drift, FedProto, FedProx
 from polyfed.core import shared_model
 from polyfed.core.client import Client
 from polyfed.core.message import Message, State, group, tensor
-from polyfed.core.method import Batch, Context, Gradients, Needs, Trained, floats, knobs, split
+from polyfed.core.method import Batch, Context, Gradients, Needs, Trained, knobs
+from polyfed.core.networks import floats, split
 from polyfed.core.server import Server
 from polyfed.functional.losses import cross_entropy
 from polyfed.methods.fedavg import FedAvg

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, copied, group, tensor
-from polyfed.core.method import Batch, Context, Gradients, Method, Needs, Trained, floats, knobs, load, trainable
+from polyfed.core.method import Batch, Context, Gradients, Method, Needs, Trained, knobs
+from polyfed.core.networks import floats, load, trainable
 from polyfed.core.passes import represent
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage

@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.method import Method, load
+from polyfed.core.networks import load
 from polyfed.core.randomness import derive, scoped_global
 
 Builder = Callable[[], nn.Module]
+Build = Callable[[nn.Module, str], nn.Module]
 
 
 class Architectures:
@@ -19,13 +20,13 @@ class Architectures:
 
     Args:
         builders: architecture name -> a function that makes a new network of it.
-        method: its `build` turns a client's network into the one that is trained.
+        build: turns a client's network and a variant's name into the network that is trained (`Method.build`).
         seed: the run's seed. device: where the templates live.
     """
 
-    def __init__(self, builders: Mapping[str, Builder], method: Method, seed: int, device: torch.device) -> None:
+    def __init__(self, builders: Mapping[str, Builder], build: Build, seed: int, device: torch.device) -> None:
         self._builders = dict(builders)
-        self._method = method
+        self._build = build
         self._seed = seed
         self.device = device
         self._templates: dict[tuple[str, str], nn.Module] = {}
@@ -34,7 +35,7 @@ class Architectures:
         with scoped_global(derive(self._seed, "weights", owner)):
             model = copy.deepcopy(given) if given is not None else self._builders[architecture]()  # build may cut it
         with scoped_global(derive(self._seed, "build", owner)):
-            return self._method.build(model, variant)
+            return self._build(model, variant)
 
     def template(self, architecture: str, variant: str = "") -> nn.Module:
         """The one network of this kind; whoever uses it loads weights first."""

@@ -10,7 +10,8 @@ from torch import nn
 
 from polyfed.core.architectures import Architectures
 from polyfed.core.client import Client, Public
-from polyfed.core.method import Method, Needs, floats, split
+from polyfed.core.method import Method, Needs
+from polyfed.core.networks import floats, split
 from polyfed.errors import RequestError
 from polyfed.functional.modes import evaluating
 from polyfed.models.split import SplitModel, cuts

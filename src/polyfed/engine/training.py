@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Group, group
-from polyfed.core.method import Batch, Context, Method, Phase, Trained, trainable
+from polyfed.core.method import Batch, Context, Method, Phase, Trained
+from polyfed.core.networks import trainable
 from polyfed.core.settings import Training
 from polyfed.data.samples import Samples
 from polyfed.data.transforms import augmentation

@@ -19,7 +19,8 @@ from torch import Tensor
 from polyfed.core import shared_model
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group, tensor
-from polyfed.core.method import Batch, Context, Method, Needs, Trained, floats, knobs, load
+from polyfed.core.method import Batch, Context, Method, Needs, Trained, knobs
+from polyfed.core.networks import floats, load
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.functional.losses import cross_entropy

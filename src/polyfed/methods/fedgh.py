@@ -23,7 +23,8 @@ from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group, nbytes, tensor
-from polyfed.core.method import Batch, Context, Method, Needs, Trained, knobs, load, split
+from polyfed.core.method import Batch, Context, Method, Needs, Trained, knobs
+from polyfed.core.networks import load, split
 from polyfed.core.passes import represent
 from polyfed.core.server import Server
 from polyfed.functional.losses import cross_entropy

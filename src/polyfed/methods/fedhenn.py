@@ -1,4 +1,4 @@
-"""FedHeNN: representations aligned by their kernels (Makhija et al., ICML 2022, arXiv:2202.00757).
+"""FedHeNN: representations aligned by their kernels (Makhija, Han, Ho and Ghosh, ICML 2022).
 
 Everybody sees L unlabelled inputs (the RAD, X). A_k = Phi_k(X) is (L, d_k), K_k = A_k A_k^T, H centres.
 Client k:  E epochs of SGD on CE(f(x; w_k), y) + eta(t) d_CKA(K_k, target),  d_CKA = 1 - CKA.
@@ -6,11 +6,11 @@ Heterogeneous (Algorithm 2): target K_bar = sum_j w_j K_j over the clients' late
 Homogeneous (Algorithm 1):   target is the kernel of the weights received; these are averaged as in FedAvg.
 Sent per round, P floats, inputs of s bytes, F (L, r) with F F^T ~ H K_bar H:
     heterogeneous  down L s + 4 L r,   up 4 P_k           homogeneous  down 4 P + L s,   up 4 P + 8 (n_k)
-No RAD is sent while eta(t) = 0. State of the server: every client's last weights (homogeneous: the model).
+No RAD is sent while eta(t) = 0. The server keeps every client's last weights.
 Deviations from the paper: (1) `rad_batch` rows of the RAD per step instead of all, every `rad_every`-th step with the
-term `rad_every` times as heavy; L and 1 are the paper's. (2) K_bar travels as a factor, exact up to `exact_rank`
-columns, else of rank `rank`. (3) The RAD comes from hold-out rows that no client has; the authors' code draws it from
-the clients' training data. (4) The RAD pass runs in eval mode. (5) eta(t) = eta0 sqrt(t - 1), as in the authors' code.
+term as much heavier; L and 1 are the paper's. (2) K_bar travels as a factor, exact up to `exact_rank` columns, else of
+rank `rank`. (3) The RAD is hold-out rows that no client has; the authors' code takes the clients' training data. (4)
+The RAD pass runs in eval mode. (5) eta(t) = eta0 sqrt(t - 1), as in the authors' code; the paper leaves it open.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core import shared_model
+from polyfed.core import passes, shared_model
 from polyfed.core.client import Client, as_floats
 from polyfed.core.message import Message, group, tensor
-from polyfed.core.method import Batch, Context, Method, Needs, Trained, floats, knobs, load
-from polyfed.core.passes import represent
+from polyfed.core.method import Batch, Context, Method, Needs, Trained, knobs
+from polyfed.core.networks import floats, load
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
-from polyfed.functional.kernels import alignment, centre, kernel_factor
+from polyfed.functional.kernels import alignment, kernel_factor
 from polyfed.functional.losses import cross_entropy
 from polyfed.functional.modes import evaluating
 
@@ -57,7 +57,8 @@ class FedHeNN(Method):
     @property
     def needs(self) -> Needs:
         one, rows = self.setting == "homogeneous", self.rad_size if self.eta0 else 0
-        return Needs(True, one_architecture=one, public=rows, instead="use method.setting = 'heterogeneous'")
+        instead = "use method.setting = 'heterogeneous'"
+        return Needs(split_model=True, one_architecture=one, public=rows, instead=instead)
 
     @property
     def scored(self) -> Stage:
@@ -87,7 +88,7 @@ class FedHeNN(Method):
         pool = sorted(pools[self.kernel_pool])
         rad, prepare = tensor(server.state, "rad"), server.public.prepare if server.public else as_floats
         models = ((j, server.model(server.clients[j].architecture, server.weights(j))) for j in pool)
-        kernels = {j: represent(model, rad, prepare).cpu() for j, model in models}
+        kernels = {j: passes.represent(model, rad, prepare).cpu() for j, model in models}
         factors = {}
         for owner in selected if self.exclude_self else ["all"]:
             if members := [a for j, a in kernels.items() if j != owner]:
@@ -122,9 +123,7 @@ class FedHeNN(Method):
         if "rad" not in message:
             return {}
         rad, own = tensor(message, "rad").clone(), self.setting == "homogeneous"
-        target = (
-            centre(represent(client.model, rad, client.prepare)).cpu() if own else tensor(message, "factor").clone()
-        )
+        target = passes.represent(client.model, rad, client.prepare).cpu() if own else tensor(message, "factor").clone()
         return {"rad": rad, "target": target}
 
     def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:

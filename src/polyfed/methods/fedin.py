@@ -24,11 +24,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core import shared_model
+from polyfed.core import passes, shared_model
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group
-from polyfed.core.method import Batch, Context, Gradients, Method, Needs, Trained, floats, knobs, load, split
-from polyfed.core.passes import apply
+from polyfed.core.method import Batch, Context, Gradients, Method, Needs, Trained, knobs
+from polyfed.core.networks import floats, load, split
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.functional.losses import cross_entropy, squared_distance
@@ -57,8 +57,8 @@ class FedIN(Method):
 
     @property
     def needs(self) -> Needs:
-        instead = "use method.aggregation = 'same-shape', or fedhenn, which needs no equal cuts"
-        return Needs(True, equal_cuts=self.train_in, nested=self.aggregation == "layer-wise", instead=instead)
+        layered, instead = self.aggregation == "layer-wise", "use method.aggregation = 'same-shape', or fedhenn"
+        return Needs(split_model=True, equal_cuts=self.train_in, nested=layered, instead=instead)
 
     @property
     def scored(self) -> Stage:
@@ -103,7 +103,7 @@ class FedIN(Method):
             context |= {name: t.to(next(model.parameters()).device, copy=True) for name, t in features.items()}
         if self.noise and self.noise_where != "message":
             one = client.data.train.x[:1]
-            context["cuts"] = [apply(f, model, one, client.prepare) for f in (model.extract, model.represent)]
+            context["cuts"] = [passes.apply(f, model, one, client.prepare) for f in (model.extract, model.represent)]
         return context
 
     def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
@@ -141,8 +141,8 @@ class FedIN(Method):
             return {"model": floats(client.model)}
         model, draws = split(client.model), client.generator("features")
         x = client.data.train.x[torch.randperm(client.n, generator=draws)[: client.training.batch_size]]
-        s_in = self._sent(apply(model.extract, model, x, client.prepare).cpu(), draws)
-        s_out = self._sent(apply(model.transform, model, s_in, lambda rows: rows).cpu(), draws)
+        s_in = self._sent(passes.apply(model.extract, model, x, client.prepare).cpu(), draws)
+        s_out = self._sent(passes.apply(model.transform, model, s_in, lambda rows: rows).cpu(), draws)
         return {"model": floats(model), "features": {"s_in": s_in, "s_out": s_out}}
 
     def _sent(self, s: Tensor, draws: torch.Generator) -> Tensor:

@@ -11,7 +11,7 @@ ARGS ?=
 
 # One thread for torch's own loops in the tests: steady on shared cores, and the same order of sums everywhere.
 # One process of tests per core.
-PYTEST = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest -ra -q -n auto --dist worksteal
+PYTEST = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest -ra -n auto --dist worksteal
 
 # $(call environment,EXTRA): bring .venv up to date with pyproject.toml and constraints.txt; instant when it is.
 environment = @for python in $(if $(PYTHON),"$(PYTHON)",$(PYTHONS)); do \

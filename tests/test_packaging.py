@@ -135,7 +135,7 @@ def test_the_tests_come_after_lint_and_types_so_that_their_count_closes_the_outp
     lines = make("-n", "test").stdout.strip().splitlines()
     tools = [match[1] for line in lines if (match := re.search(r"-m (ruff check|ruff format|mypy|pytest)", line))]
     assert tools == ["ruff check", "ruff format", "mypy", "pytest"]
-    assert lines[-1].strip().endswith('-m pytest -ra -m "not slow"')
+    assert lines[-1].strip().endswith('-m pytest -ra -n auto --dist worksteal -m "not slow"')
 
 
 @needs_make

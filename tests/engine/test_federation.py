@@ -479,6 +479,32 @@ def test_force_removes_nothing_that_is_not_ours(tmp_path: Path) -> None:
     assert sorted(path.name for path in other.iterdir()) == ["thesis.tex"]
 
 
+def test_two_processes_never_share_a_run_folder(tmp_path: Path) -> None:
+    pytest.importorskip("fcntl")
+    out = tmp_path / "run"
+
+    class Second(Watcher):
+        def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
+            for options in ({"resume": True}, {"force": True}):
+                with pytest.raises(RequestError, match="another process is at work"):
+                    usual(Local(), out=out).run(**options)
+
+    alone = usual(Local(), out=tmp_path / "alone").run()
+    disturbed = usual(Local(), out=out, trackers=[Second()]).run()
+    assert disturbed.result["accuracy_per_client"] == alone.result["accuracy_per_client"]
+    assert usual(Local(), out=out).run(resume=True).result == disturbed.result
+
+
+def test_what_a_killed_process_left_half_written_goes(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = usual(Local(), out=out).run()
+    (out / "checkpoint" / ".round-000001.77.tmp").mkdir()
+    (out / ".result.json.77.tmp").write_text("half")
+    (out / "result.json").unlink()
+    assert usual(Local(), out=out).run(resume=True).result == done.result
+    assert not list(out.rglob(".*"))
+
+
 def test_only_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
     federation = usual(FedAvg(), FIVE, out=tmp_path / "run")
     federation.checkpoint_every = 1

@@ -164,12 +164,17 @@ class Federation:
             RunError: a client or the server failed; says which, when and where.
             Interrupted: Ctrl-C; a checkpoint of the last whole round has been written.
         """
-        if self.folder is not None:
-            self.folder.check(self.settings, resume, force)
-            result = self.folder.read_result() if resume else None
-            if result is not None:
-                return self._read(result)
-            self.folder.open(self.settings, resume, force)
+        if self.folder is None:
+            return self._all_rounds()
+        self.folder.check(self.settings, resume, force)
+        result = self.folder.read_result() if resume else None
+        if result is not None:
+            return self._read(result)
+        with self.folder.open(self.settings, resume, force):
+            return self._all_rounds()
+
+    def _all_rounds(self) -> Run:
+        """The rounds after the last checkpoint, and then the result."""
         with _one_thread():
             first = self._restore() + 1
             if first == 1:
@@ -181,11 +186,11 @@ class Federation:
             try:
                 for number in range(first, self.training.rounds + 1):
                     self._round_or_undo(number)
-                    if self.folder is not None and self._checkpoint_is_due(number):
+                    if number % self.checkpoint_every == 0 or number == self.training.rounds:
                         self._checkpoint(number)
                 result = result_of(self.history, self.facts)
                 if self.folder is not None:
-                    self._write_models()
+                    self._write_models(self.folder)
                     self.folder.write_result(result)
             except KeyboardInterrupt:
                 if self.history:
@@ -210,7 +215,7 @@ class Federation:
             self.history.append(record)
         except KeyboardInterrupt:
             self._take_back(before)
-            if self.folder is not None and number > 1:
+            if number > 1:
                 self._checkpoint(number - 1)
             raise Interrupted(f"interrupted in round {number}; {number - 1} whole rounds are kept") from None
         except Exception:
@@ -330,9 +335,6 @@ class Federation:
             client.weights, client.state = snapshot.weights[client.id], shallow(snapshot.states[client.id])
             client.version += 1
 
-    def _checkpoint_is_due(self, number: int) -> bool:
-        return number % self.checkpoint_every == 0 or number == self.training.rounds
-
     def _checkpoint(self, number: int) -> None:
         if self.folder is not None:
             checkpoint.write(self.folder.checkpoints, self._snapshot(number))
@@ -350,8 +352,7 @@ class Federation:
         self.history = self.folder.rounds(snapshot.round)
         return snapshot.round
 
-    def _write_models(self) -> None:
-        assert self.folder is not None
+    def _write_models(self, folder: RunFolder) -> None:
         models: dict[int, dict[str, Tensor]] = {}
         index: dict[int, dict[str, Any]] = {}
         for client in self.clients:
@@ -359,7 +360,7 @@ class Federation:
             exported = module.export() if isinstance(module, SplitModel) else module.state_dict()
             models[client.id] = {name: tensor.detach().cpu() for name, tensor in exported.items()}
             index[client.id] = {"architecture": client.architecture, "classes": self.classes, "samples": client.n}
-        self.folder.write_models(models, index)
+        folder.write_models(models, index)
 
     def _finished(self, result: Mapping[str, Any]) -> Run:
         path = None if self.folder is None else self.folder.path

@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -96,16 +96,28 @@ class RunFolder:
         if difference := _first_difference(stored, tomllib.loads(tomli_w.dumps(settings))):
             raise RequestError(f"{self.path} holds another recipe's run: {difference}; choose another --out or --force")
 
-    def open(self, settings: Mapping[str, Any], resume: bool, force: bool) -> None:
-        """Make the folder ready, after `check`. With `force` the old run's own files go, and nothing else."""
+    @contextlib.contextmanager
+    def open(self, settings: Mapping[str, Any], resume: bool, force: bool) -> Iterator[None]:
+        """Make the folder ready, after `check`, and keep other processes out of it within the block.
+
+        With `force` the old run's own files go, and nothing else. What a killed process left half-written goes too.
+
+        Raises:
+            RequestError: see `check`; or another process is at work in the folder.
+        """
         self.check(settings, resume, force)
         self.path.mkdir(parents=True, exist_ok=True)
-        if force:
-            for name in ("result.json", "checkpoint", "rounds.jsonl", "models", "recipe.toml"):
-                entry = self.path / name
-                shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
-        if not (self.path / "recipe.toml").exists():
-            write_atomically(self.path / "recipe.toml", tomli_w.dumps(settings).encode())
+        with _held(self.path):
+            self.check(settings, resume, force)  # it may have changed hands meanwhile
+            if force:
+                for name in ("result.json", "checkpoint", "rounds.jsonl", "models", "recipe.toml"):
+                    _remove(self.path / name)
+            for place in (self.path, self.checkpoints, self.path / "models"):
+                for left in place.glob(".*.tmp"):
+                    _remove(left)
+            if not (self.path / "recipe.toml").exists():
+                write_atomically(self.path / "recipe.toml", tomli_w.dumps(settings).encode())
+            yield
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add one round's line."""
@@ -153,6 +165,29 @@ class RunFolder:
             write_atomically(folder / f"client-{number:03d}.safetensors", data)
         entries = {f"client-{n:03d}.safetensors": dict(entry) for n, entry in index.items()}
         write_atomically(folder / "index.json", (json.dumps(entries, indent=2) + "\n").encode())
+
+
+def _remove(entry: Path) -> None:
+    shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """The folder for this process alone, where the system has such locks; however the process ends, they end with it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RequestError(f"another process is at work in {folder}; let it end, or choose another --out") from None
+        yield
+    finally:
+        os.close(handle)
 
 
 def _first_difference(stored: Mapping[str, Any], asked: Mapping[str, Any], place: str = "") -> str | None:

@@ -169,7 +169,7 @@ FIT = [
     (["models.architectures=['digits-cnn1', 'fedgh-cnn1']"], "fedgh-cnn1"),
     (["method.name=fedgh", "models.architectures=['digits-cnn1', 'mine:wide']"], "fedgh needs one feature width"),
     (["models.architectures=['mine:broken']"], "building 'mine:broken' for 1 x 8 x 8 inputs"),
-    (["models.architectures=['mine:few']"], "expected 10 scores per sample from client 0 ('mine:few')"),
+    (["models.architectures=['mine:few']"], "expected scores for 10 classes per sample from client 0 ('mine:few')"),
 ]
 MODELS = """
     from torch import nn

@@ -62,9 +62,9 @@ def _check_forward(client: Client, module: nn.Module) -> None:
         raise RequestError(
             f"client {client.id} ('{client.architecture}') cannot take inputs of shape {tuple(x.shape[1:])}: {problem}"
         ) from error
-    if scores.dim() != 2 or scores.shape[1] != client.classes:
+    if scores.dim() != 2 or scores.shape[1] < client.classes:
         raise RequestError(
-            f"expected {client.classes} scores per sample from client {client.id} ('{client.architecture}'), "
+            f"expected scores for {client.classes} classes per sample from client {client.id} ('{client.architecture}'), "
             f"came shape {tuple(scores.shape[1:])}"
         )
 

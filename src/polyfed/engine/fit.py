@@ -64,8 +64,8 @@ def _check_forward(client: Client, module: nn.Module) -> None:
         ) from error
     if scores.dim() != 2 or scores.shape[1] < client.classes:
         raise RequestError(
-            f"expected scores for {client.classes} classes per sample from client {client.id} ('{client.architecture}'), "
-            f"came shape {tuple(scores.shape[1:])}"
+            f"expected scores for {client.classes} classes per sample from client {client.id} "
+            f"('{client.architecture}'), came shape {tuple(scores.shape[1:])}"
         )
 
 

@@ -173,7 +173,7 @@ def _remove(entry: Path) -> None:
 
 @contextlib.contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    """The folder for this process alone, where the system has such locks; however the process ends, they end with it."""
+    """The folder for this process alone, where the system has such locks; they end with the process."""
     try:
         import fcntl
     except ImportError:  # Windows

@@ -21,6 +21,7 @@ from polyfed.core.networks import floats, load
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
+from polyfed.errors import RunError
 from polyfed.functional.averaging import weighted_mean
 from polyfed.functional.losses import cross_entropy
 from polyfed.functional.modes import evaluating
@@ -170,6 +171,86 @@ def test_a_phase_with_its_own_rate_and_data() -> None:
     federation = one_kind(OnValidation())
     assert federation.history[0]["samples"] == 6 * 3 * 4
     assert all(torch.equal(t, federation.server.weights(0)[n]) for n, t in federation.clients[0].weights.items())
+
+
+# public rows whose targets come from everybody (FedMD), and a part of one's own rows (FedL2G) --------------------------
+
+
+@knobs
+class Consensus(Local):
+    """Match the mean of all clients' logits on eight public rows, then learn from the first half of one's own."""
+
+    name: ClassVar[str] = "consensus"
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(public=8)
+
+    def plan(self, server: Server, selected: Sequence[int]) -> None:
+        assert server.public is not None
+        drawn = torch.randperm(len(server.public), generator=server.generator("subset"))[:8]
+        server.state["subset"] = drawn.sort().values
+
+    def exchanges(self, round: int) -> Sequence[Exchange]:
+        return Exchange("logits", who="all", trains=False), Exchange()
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        known = {"subset": server.state["subset"]}
+        return known if server.exchange == "logits" else {**known, "consensus": server.state["consensus"]}
+
+    def receive(self, client: Client, message: Message) -> Context:
+        subset = tensor(message, "subset").clone()
+        if client.exchange == "logits":
+            return {"subset": subset}
+        targets = torch.zeros(len(client.public or ()), CLASSES)
+        targets[subset] = tensor(message, "consensus")
+        return {"subset": subset, "study": torch.arange(client.n // 2), "targets": targets}
+
+    def phases(self, training: Training) -> Sequence[Phase]:
+        return Phase(2, data="public", rows="subset", name="match"), Phase(1, rows="study", name="study")
+
+    def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+        return {"matches": client.phase == "match"}
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        if context["matches"]:
+            return (model(batch.x) - context["targets"][batch.rows]).abs().mean()
+        assert batch.rows is not None
+        assert set(batch.rows.tolist()) <= set(context["study"].tolist())
+        return cross_entropy(model(batch.x), batch.y, batch.w)
+
+    def upload(self, client: Client, trained: Trained) -> Message:
+        if client.exchange != "logits":
+            return {}
+        assert client.public is not None
+        x = client.public.prepare(client.public.samples.x[client.context["subset"]])
+        with torch.no_grad(), evaluating(client.model):
+            return {"logits": client.model(x)}
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        if server.exchange == "logits":
+            server.state["consensus"] = torch.stack([tensor(m, "logits") for m in uploads.values()]).mean(dim=0)
+
+
+def test_phases_on_public_rows_and_on_some_of_ones_own() -> None:
+    federation = one_kind(Consensus())
+    halves = sum(size // 2 for size in SIZES)
+    assert [record["samples"] for record in federation.history] == [2 * 8 * len(SIZES) + halves] * 2
+    assert not any(record["refused"] for record in federation.history)
+
+
+def test_a_phase_on_public_rows_that_nobody_has_is_refused() -> None:
+    class Careless(Consensus):
+        needs = Needs()  # type: ignore[assignment]
+        plan = Local.plan
+        exchanges = Local.exchanges
+        broadcast = Local.broadcast
+
+        def receive(self, client: Client, message: Message) -> Context:
+            return {"subset": torch.arange(2)}
+
+    with pytest.raises(RunError, match=r"client 0, round 1, training: expected data that everybody may see"):
+        Kit(method=Careless()).world(one=True).run(Careless(), SHORT, public=False)
 
 
 # masks (FedSelect, FedDPA) ------------------------------------------------------------------------------------------

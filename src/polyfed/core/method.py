@@ -33,11 +33,15 @@ def knobs(cls: type[Any]) -> type[Any]:
 
 
 class Batch(NamedTuple):
-    """One minibatch: x (B, ...) as the model takes it, y (B,) classes, w (B,) row weights, all ones but for padding."""
+    """One minibatch: x (B, ...) as the model takes it, y (B,) classes, w (B,) row weights, all ones but for padding.
+
+    rows: (B,) int64, where the samples stand in the data of the phase; for targets that belong to samples.
+    """
 
     x: Tensor
     y: Tensor
     w: Tensor
+    rows: Tensor | None = None
 
 
 class Gradients(NamedTuple):
@@ -89,14 +93,17 @@ class Phase:
 
     trains: which parameters move, by name (None: all). The others get no gradient, and layers of which nothing moves
         run in eval mode, so that their BatchNorm statistics stay too.
-    lr: None for the training setting's. data: which of the client's own parts is trained on.
+    lr: None for the training setting's.
+    data: what is trained on, a part of the client's own data or what everybody may see.
+    rows: name of a tensor in the context, (M,) int64: which rows of it; None: all.
     mask: name of a group in the context: parameter name -> 0/1 tensor; where it is 0, the entry stays bit for bit.
     """
 
     epochs: int
     trains: Callable[[str], bool] | None = None
     lr: float | None = None
-    data: Literal["train", "validation"] = "train"
+    data: Literal["train", "validation", "public"] = "train"
+    rows: str | None = None
     mask: str | None = None
     name: str = ""
 

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.client import Client
-from polyfed.core.message import Group, group
+from polyfed.core.client import Client, Prepare
+from polyfed.core.message import Group, group, tensor
 from polyfed.core.method import Batch, Context, Method, Phase, Trained
 from polyfed.core.networks import trainable
 from polyfed.core.settings import Training
 from polyfed.data.samples import Samples
 from polyfed.data.transforms import augmentation
+from polyfed.errors import RunError
 from polyfed.functional.modes import has_batchnorm
 
 
@@ -33,14 +34,14 @@ def train(client: Client, method: Method, context: Context) -> Trained:
     sums: dict[str, Tensor] = {}
     for phase in method.phases(client.training):
         client.phase = phase.name
-        rows: Samples = getattr(client.data, phase.data)
+        rows = None if phase.rows is None else tensor(context, phase.rows)
         mask = None if phase.mask is None else group(context, phase.mask)
         with _only(model, phase):
             names, parameters = trainable(model)
             if not parameters:
                 continue
             optimizer = _optimizer(parameters, client.training, phase.lr)
-            for batch in _batches(client, model, rows, phase.epochs, order, noise):
+            for batch in _batches(client, phase, rows, order, noise):
                 with_inputs = {**context, **method.inputs(client, steps, draws)}
                 grads, loss, extra = method.gradients(model, batch, with_inputs)
                 for name, parameter in zip(names, parameters, strict=True):
@@ -59,19 +60,34 @@ def train(client: Client, method: Method, context: Context) -> Trained:
     return Trained(steps, samples, float(total) / max(samples, 1), sums)
 
 
+def _data(client: Client, phase: Phase) -> tuple[Samples, Prepare]:
+    """What a phase trains on, and how it becomes input."""
+    if phase.data != "public":
+        return getattr(client.data, phase.data), client.prepare
+    if client.public is None:
+        raise RunError("expected data that everybody may see for a phase on 'public', came none; set data.holdout")
+    return client.public.samples, client.public.prepare
+
+
 def _batches(
-    client: Client, model: nn.Module, rows: Samples, epochs: int, order: torch.Generator, noise: torch.Generator
+    client: Client, phase: Phase, rows: Tensor | None, order: torch.Generator, noise: torch.Generator
 ) -> Iterator[Batch]:
-    """Shuffled minibatches, the last one ragged. A single row is left out where BatchNorm could not take it."""
-    device = next(iter(model.parameters())).device
+    """Shuffled minibatches of a phase, the last one ragged; a single row is left out where BatchNorm could not take it.
+
+    rows: (M,) which rows of the phase's data; None: all.
+    """
+    samples, prepare = _data(client, phase)
+    rows = torch.arange(len(samples)) if rows is None else rows.cpu()
+    device = next(iter(client.model.parameters())).device
     augment = augmentation(client.training.augment)
-    size, smallest = client.training.batch_size, 2 if has_batchnorm(model) else 1
-    for _ in range(epochs):
-        for chosen in torch.randperm(len(rows), generator=order).split(size):
-            if len(chosen) >= smallest:
-                x = rows.x[chosen]
-                x = client.prepare((x if augment is None else augment(x, noise)).to(device))
-                yield Batch(x, rows.y[chosen].to(device), torch.ones(len(chosen), device=device))
+    size, smallest = client.training.batch_size, 2 if has_batchnorm(client.model) else 1
+    for _ in range(phase.epochs):
+        for places in torch.randperm(len(rows), generator=order).split(size):
+            if len(places) >= smallest:
+                chosen = rows[places]
+                x = samples.x[chosen]
+                x = prepare((x if augment is None else augment(x, noise)).to(device))
+                yield Batch(x, samples.y[chosen].to(device), torch.ones(len(chosen), device=device), chosen.to(device))
 
 
 def _optimizer(parameters: Sequence[nn.Parameter], training: Training, lr: float | None) -> torch.optim.Optimizer:

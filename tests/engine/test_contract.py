@@ -173,7 +173,7 @@ def test_a_phase_with_its_own_rate_and_data() -> None:
     assert all(torch.equal(t, federation.server.weights(0)[n]) for n, t in federation.clients[0].weights.items())
 
 
-# public rows whose targets come from everybody (FedMD), and a part of one's own rows (FedL2G) --------------------------
+# public rows with everybody's targets (FedMD), and a part of one's own rows (FedL2G) ------------------------------
 
 
 @knobs

@@ -115,7 +115,7 @@ def test_overrides_are_values_as_toml_has_them(path: Path, text: str, expected: 
     assert type(value) is type(expected)
 
 
-def test_false_is_false(path: Path) -> None:  # H13: `-x False` meant True elsewhere
+def test_false_is_false(path: Path) -> None:  # `-x False` meant True elsewhere
     assert Recipe.load(path, ["method.share=false"]).build_method().share is False
     with pytest.raises(RequestError, match="expected true or false, came 'False'"):
         Recipe.load(path, ["method.share=False"])

@@ -212,7 +212,7 @@ def test_fedrep_as_the_code_can_deal_a_class_twice() -> None:
         int((table(classes(y, 100, generator(seed), 2, "fedrep", distinct=False), y) > 0).sum(axis=1).min())
         for seed in range(3)
     ]
-    assert single == [1, 1, 1]  # fedhenn.md 6.2: about 9.5 % of 100 clients
+    assert single == [1, 1, 1]  # the authors' deal: about 9.5 % of 100 clients
     check(classes(y, 100, generator(), 2, "fedrep", distinct=False), y, 100)
 
 
@@ -220,7 +220,7 @@ def test_fedrep_pairs_are_mixed_and_shards_contiguous() -> None:
     y = labels()
     partition = classes(y, 100, generator(), 2, "fedrep")
     pairs = {tuple(np.flatnonzero(row)) for row in table(partition, y)}
-    assert len(pairs) > 30  # of 45: not always the same pairs (pitfall P9)
+    assert len(pairs) > 30  # of 45: not always the same pairs
     mine = [int(np.searchsorted(np.flatnonzero(y == 4), r)) for rows in partition.rows for r in rows if y[r] == 4]
     assert sorted(mine) == list(range(100))
 

@@ -465,7 +465,7 @@ def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
 
 
 def test_force_removes_nothing_that_is_not_ours(tmp_path: Path) -> None:
-    out = tmp_path / "attempt"  # C1: a library that deletes folders with "temp" in their names
+    out = tmp_path / "attempt"  # a library that deletes folders with "temp" in their names
     usual(Local(), out=out).run()
     (out / "notes.txt").write_text("mine")
     usual(Local(), out=out).run(force=True)

@@ -1,4 +1,4 @@
-"""FedGH's own properties (section 8 of its specification) against NumPy by hand."""
+"""FedGH's own properties against NumPy by hand."""
 
 from __future__ import annotations
 

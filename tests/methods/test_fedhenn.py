@@ -1,4 +1,4 @@
-"""FedHeNN's own properties (section 8 of its specification); oracles use L x L kernels in float64."""
+"""FedHeNN's own properties; oracles use L x L kernels in float64."""
 
 from __future__ import annotations
 

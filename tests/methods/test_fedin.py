@@ -1,4 +1,4 @@
-"""FedIN's own properties (section 8 of its specification); oracles take gradients by hand and mix them in NumPy."""
+"""FedIN's own properties; oracles take gradients by hand and mix them in NumPy."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def test_images_that_are_not_square(name: str) -> None:
     assert build(name, (1, 20, 28), 4)(torch.rand(2, 1, 20, 28)).shape == (2, 4)
 
 
-def test_two_builds_have_equally_many_parameters() -> None:  # pitfall H12: a mutable default grows
+def test_two_builds_have_equally_many_parameters() -> None:  # a mutable default grows
     for name in ("fedgh-cnn2", "fedhenn-h5", "digits-cnn5", "resnet10"):
         first, second = on_meta(name, RGB32, 10), on_meta(name, RGB32, 10)
         assert count(first) == count(second)
@@ -188,7 +188,7 @@ def test_two_builds_have_equally_many_parameters() -> None:  # pitfall H12: a mu
 
 
 @pytest.mark.parametrize("name", [FEDGH[4], *FEDHENN, *DIGITS, "resnet10"])
-def test_logits_can_be_negative(name: str) -> None:  # pitfall H11: a ReLU on the logits
+def test_logits_can_be_negative(name: str) -> None:  # a ReLU on the logits
     torch.manual_seed(0)
     with torch.no_grad():
         logits = build(name, (1, 16, 16), 10)(torch.rand(8, 1, 16, 16))

@@ -1,4 +1,4 @@
-"""Methods with one error each; the docstring says whose (rows of the pitfalls: H, P, F, C, L; traps T of baselines)."""
+"""Methods with one error each, of a kind that was found in published code for federated learning."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from polyfed.methods.local import Local
 
 
 class HeaderInNoOptimiser(FedGH):
-    """F1: the server's header collects gradients that nobody applies; clients get the initial one back for ever."""
+    """The server's header collects gradients that nobody applies; clients get the initial one back for ever."""
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         header = server.state["header"]
@@ -32,7 +32,7 @@ class HeaderInNoOptimiser(FedGH):
 
 
 class HeaderIsClient0s(FedGH):
-    """P1: the server's header is the module that client 0 trains, not a copy of it."""
+    """The server's header is the module that client 0 trains, not a copy of it."""
 
     def start(self, server: Server) -> None:
         model = server.model(server.clients[0].architecture, server.weights(0))
@@ -40,7 +40,7 @@ class HeaderIsClient0s(FedGH):
 
 
 class ReceivedIsKept(FedProx):
-    """T6: what the server sent is kept as it is, not as a copy, and averaged into in place."""
+    """What the server sent is kept as it is, not as a copy, and averaged into in place."""
 
     def receive(self, client: Client, message: Message) -> Context:
         context = super().receive(client, message)
@@ -54,7 +54,7 @@ class ReceivedIsKept(FedProx):
 
 
 class PreviousIsLive(FedAvg):
-    """T6: the previous model (MOON) is a view of the network that the next client of this architecture trains in."""
+    """The previous model (MOON) is a view of the network that the next client of this architecture trains in."""
 
     def upload(self, client: Client, trained: Trained) -> Message:
         client.state["previous"] = floats(client.model)
@@ -62,7 +62,7 @@ class PreviousIsLive(FedAvg):
 
 
 class UnsquaredNorm(FedProx):
-    """P5, FedProx trap: mu/2 ||w - w_ref|| in place of its square."""
+    """The distance mu/2 ||w - w_ref|| in place of its square."""
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         gaps = [(p - context["reference"][name]).flatten() for name, p in model.named_parameters()]
@@ -70,7 +70,7 @@ class UnsquaredNorm(FedProx):
 
 
 class DeadKnob(FedProx):
-    """H3, P3, L1: the coefficient is multiplied by 0 on its way, so that the method is FedAvg."""
+    """The coefficient is multiplied by 0 on its way, so that the method is FedAvg."""
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         off = 0.0 * self.mu * sum(p.sum() for p in model.parameters())
@@ -78,14 +78,14 @@ class DeadKnob(FedProx):
 
 
 class UncountedPrototypes(FedProto):
-    """H18: class means averaged over clients as if every client had equally many samples of the class."""
+    """Class means averaged over clients as if every client had equally many samples of the class."""
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         super().aggregate(server, {i: {**m, "counts": torch.ones_like(m["counts"])} for i, m in uploads.items()})
 
 
 class AbsentClassesAreZero(FedProto):
-    """T8: a class that a client lacks is sent as a mean of zeros and averaged like any other."""
+    """A class that a client lacks is sent as a mean of zeros and averaged like any other."""
 
     def upload(self, client: Client, trained: Trained) -> Message:
         message = super().upload(client, trained)
@@ -96,7 +96,7 @@ class AbsentClassesAreZero(FedProto):
 
 
 class UndetachedTeacher(FML):
-    """H15, T4: both divergences push both networks."""
+    """Both divergences push both networks."""
 
     def loss(self, model: Any, batch: Batch, context: Context) -> tuple[Tensor, Mapping[str, Tensor]]:
         p, m = model.private(batch.x), model.shared(batch.x)
@@ -108,7 +108,7 @@ class UndetachedTeacher(FML):
 
 
 class KLOverElements(FML):
-    """H15, T3: KL divergence averaged over classes, too: three times too small here."""
+    """KL divergence averaged over classes, too: three times too small here."""
 
     def loss(self, model: Any, batch: Batch, context: Context) -> tuple[Tensor, Mapping[str, Tensor]]:
         p, m = model.private(batch.x), model.shared(batch.x)
@@ -120,7 +120,7 @@ class KLOverElements(FML):
 
 
 class BuffersStayAtHome(FedAvg):
-    """H10, T1: only parameters() travel; the shared model's BatchNorm statistics stay as they were initialised."""
+    """Only parameters() travel; the shared model's BatchNorm statistics stay as they were initialised."""
 
     def upload(self, client: Client, trained: Trained) -> Message:
         start = {n: b for n, b in client.state.items() if isinstance(b, Tensor)}
@@ -135,7 +135,7 @@ class BuffersStayAtHome(FedAvg):
 
 
 class BuffersOfTheFirst(FedAvg):
-    """P4: the shared model takes the BatchNorm statistics of the first upload."""
+    """The shared model takes the BatchNorm statistics of the first upload."""
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         super().aggregate(server, uploads)
@@ -145,7 +145,7 @@ class BuffersOfTheFirst(FedAvg):
 
 
 class SeedInConstructor(FML):
-    """H8: every network is built after torch.manual_seed(0); repeats with other seeds are the same run."""
+    """Every network is built after torch.manual_seed(0); repeats with other seeds are the same run."""
 
     def build(self, model: Any, variant: str) -> nn.Module:
         torch.manual_seed(0)
@@ -153,14 +153,14 @@ class SeedInConstructor(FML):
 
 
 class SeededDraws(Drift):
-    """H8: a generator of its own with a fixed seed in place of the one handed in."""
+    """A generator of its own with a fixed seed in place of the one handed in."""
 
     def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
         return super().inputs(client, step, torch.Generator().manual_seed(0))
 
 
 class GlobalSeed(Local):
-    """H8, PFLlib's clients: seeds the global generator for everybody else, too."""
+    """Seeds the global generator for everybody else, too."""
 
     def receive(self, client: Client, message: Message) -> Context:
         torch.manual_seed(client.id)
@@ -183,7 +183,7 @@ class BranchesOnValues(Local):
 
 
 class Unshuffled(Local):
-    """H7: takes its rows from the data as they lie instead of the batch that was drawn."""
+    """Takes its rows from the data as they lie instead of the batch that was drawn."""
 
     def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
         size = client.training.batch_size
@@ -196,7 +196,7 @@ class Unshuffled(Local):
 
 
 class DropsTheLastBatch(Local):
-    """H9, T5: a batch that is not full is dropped: a small client never learns, and nobody says so."""
+    """A batch that is not full is dropped: a small client never learns, and nobody says so."""
 
     def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
         found = super().gradients(model, batch, context)
@@ -218,7 +218,7 @@ _momentum: dict[str, Tensor] = {}
 
 
 class HiddenState(FedAvg):
-    """H1, H2: what must outlive a round (here the server's momentum) is in no state, so no checkpoint has it."""
+    """What must outlive a round (here the server's momentum) is in no state, so no checkpoint has it."""
 
     def start(self, server: Server) -> None:
         super().start(server)
@@ -251,7 +251,7 @@ class BroadcastCounts(FedAvg):
 
 
 class DividesByAll(FedAvg):
-    """Baselines 3.2: the sum over those who answered is divided by the number of all clients."""
+    """The sum over those who answered is divided by the number of all clients."""
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         super().aggregate(server, uploads)
@@ -262,7 +262,7 @@ class DividesByAll(FedAvg):
 
 
 class CrashesWithoutAnswers(FedAvg):
-    """C6: nobody answers, and the mean of nothing is an error deep inside."""
+    """Nobody answers, and the mean of nothing is an error deep inside."""
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         counts = [float(tensor(message, "n")) for message in uploads.values()]
@@ -293,7 +293,7 @@ class WeightsByPlace(FedAvg):
 
 
 class FirstClientIsSpecial(FedAvg):
-    """P1, P4: client 0 counts ten times."""
+    """Client 0 counts ten times."""
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         weights = {i: float(tensor(m, "n")) * (10 if i == 0 else 1) for i, m in uploads.items()}
@@ -310,14 +310,14 @@ class SwallowsNaN(FedAvg):
 
 
 class SendsTheWholeUnion(FedAvg):
-    """H5's kin: the message is larger than the paper's; everybody is sent all architectures' tensors."""
+    """The message is larger than the paper's; everybody is sent all architectures' tensors."""
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         return {**super().broadcast(server, client_id), "spare": group(server.state, "model union")}
 
 
 class ForgetsWhatNobodySent(FedAvg):
-    """FD, FedProto, LWA: the server starts from nothing in each round, so that who did not answer is forgotten."""
+    """The server starts from nothing in each round, so that who did not answer is forgotten."""
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         union: State = {"model union": {n: torch.zeros_like(t) for n, t in group(server.state, "model union").items()}}
@@ -327,7 +327,7 @@ class ForgetsWhatNobodySent(FedAvg):
 
 @knobs
 class UnknownStage(FedAvg):
-    """T7: which model is scored is not said in the house's words."""
+    """Which model is scored is not said in the house's words."""
 
     name: ClassVar[str] = "unknown-stage"
 
@@ -337,7 +337,7 @@ class UnknownStage(FedAvg):
 
 
 class NeedsNothing(FedGH):
-    """C8: says that it fits any model, and then copies headers of other shapes."""
+    """Says that it fits any model, and then copies headers of other shapes."""
 
     @property
     def needs(self) -> Needs:

@@ -1,7 +1,7 @@
 """Who gets which rows: index partitions of a labelled data set, every row accounted for.
 
-``iid`` and ``dirichlet`` (fedin.md section 6), ``classes`` with three deals: "fedrep" (fedhenn.md 6.2), "shamsian"
-(fedgh.md section 6) and "ring", which draws nothing. A partition also records which share of every class each client
+``iid`` and ``dirichlet`` (as FedIN deals), ``classes`` with three deals: "fedrep" (as FedRep and FedHeNN), "shamsian"
+(as FedGH, after Shamsian et al.) and "ring", which draws nothing. A partition also records which share of every class each client
 was dealt, so that a test side can be dealt alike.
 
 Shapes: N rows, K clients, C classes. Rows of a client are sorted, so that nothing depends on the order of a draw.
@@ -86,7 +86,7 @@ def dirichlet(
     max_tries: int = 1000,
     class_count: int | None = None,
 ) -> Partition:
-    """Label skew: each class cut by proportions drawn from Dirichlet(alpha 1_K), balanced (fedin.md section 6).
+    """Label skew: each class cut by proportions drawn from Dirichlet(alpha 1_K), balanced, as FedIN deals.
 
     Class by class, the proportions of clients that already hold >= N/K rows are set to 0 and the rest renormalised;
     everything is drawn anew until every client has `min_size` rows. The rows themselves are shuffled once the sizes
@@ -174,7 +174,7 @@ def classes(
       its classes. `distinct` puts a card back that the client already holds; False is the authors' code.
     * ``shamsian``: each class draws its holders' shares (uniform in [0.4, 0.6], normalised); the clients one after the
       other pick classes at random among those with most free places, none twice; a share of n rows is floor(n share).
-      A class has ceil(k K / C) places; the spec's floor leaves too few for k classes each when C does not divide k K.
+      A class has ceil(k K / C) places; a floor would leave too few when C does not divide k K.
 
     Args:
         y: (N,) labels 0..C-1.

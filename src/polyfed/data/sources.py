@@ -23,7 +23,7 @@ from polyfed.data.samples import Samples
 from polyfed.errors import RequestError
 from polyfed.registry import DATASETS, nearest
 
-# per channel, of the training side in 0..1 (fedin.md section 6; the values usually quoted for these sets)
+# per channel, of the training side in 0..1 (the values usually quoted for these sets)
 _CIFAR10 = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 _FASHION_MNIST = ((0.2860,), (0.3530,))
 

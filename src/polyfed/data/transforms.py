@@ -1,6 +1,6 @@
 """From stored images to what a network sees: normalising, and augmentation of a whole batch at once.
 
-Both are tensor functions of a batch (engine.md section 5: 3.7 times the speed of per-sample Pillow transforms), and
+Both are tensor functions of a batch, several times as fast as transforming image by image, and
 augmentation draws from the generator it is handed, so it repeats.
 
 Shapes: N images, C channels, H x W pixels.

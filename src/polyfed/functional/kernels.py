@@ -84,7 +84,7 @@ def cka(a_LD: Tensor, b_LE: Tensor) -> Tensor:
     Raises:
         ValueError: not two matrices with the same number of rows.
 
-    Source: FedHeNN, eq. 4, with the centring it leaves out; specification 3.2 and 3.4.
+    Source: FedHeNN, eq. 4, with the centring it leaves out.
 
     >>> a = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, 1.0]])
     >>> bool((cka(a, -3 * a + 1) - 1).abs() < 1e-6)
@@ -131,7 +131,7 @@ def alignment_gradient(a_LD: Tensor, factor_Lr: Tensor) -> Tensor:
     Raises:
         ValueError: not two matrices with the same number of rows.
 
-    Source: specification 3.4.
+    Source: derived from the formula above; `tests/functional/test_kernels.py` compares it with finite differences.
     """
     _same_rows(a_LD, factor_Lr)
     with torch.no_grad(), torch.autocast(a_LD.device.type, enabled=False):
@@ -213,13 +213,13 @@ def kernel_factor(
 
     Returns:
         ``Factor``. Its tail is measured, not estimated: ||K_bar - F F^T||_F / ||K_bar||_F by row blocks of 512. That
-        equals the specification's sqrt(1 - sum lambda^2 / ||K_bar||^2) without its cancellation (which in float32
+        equals sqrt(1 - sum of the kept lambda^2 / ||K_bar||^2) without its cancellation (which in float32
         hides every tau below 3e-4), and needs L^2 D / 2 products where the pair sums need L D^2 / 2.
 
     Raises:
         ValueError: no representations; weights unusable or not one each; rows differ; a knob is out of range.
 
-    Source: K_bar of FedHeNN, eq. 6; specification 3.3. Halko, Martinsson and Tropp, SIAM Review 2011, algorithm 4.4.
+    Source: K_bar of FedHeNN, eq. 6; Halko, Martinsson and Tropp, SIAM Review 2011, algorithm 4.4.
     """
     if norm not in ("none", "fro"):
         raise ValueError(f"expected norm 'none' or 'fro', got '{norm}'")

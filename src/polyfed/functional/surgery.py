@@ -1,4 +1,4 @@
-"""Combining two gradients of the same tensors: FedIN's gradient alleviation (section 3.3 of its specification).
+"""Combining two gradients of the same tensors: FedIN's gradient alleviation (eq. 8 to 13).
 
 With a = <G_local, G_local> and b = <G_local, G_IN> (Frobenius products), every rule is G_IN + c G_local:
 

@@ -1,8 +1,8 @@
 """Who gets which rows: index partitions of a labelled data set, every row accounted for.
 
 ``iid`` and ``dirichlet`` (as FedIN deals), ``classes`` with three deals: "fedrep" (as FedRep and FedHeNN), "shamsian"
-(as FedGH, after Shamsian et al.) and "ring", which draws nothing. A partition also records which share of every class each client
-was dealt, so that a test side can be dealt alike.
+(as FedGH, after Shamsian et al.) and "ring", which draws nothing. A partition also records which share of every class
+each client was dealt, so that a test side can be dealt alike.
 
 Shapes: N rows, K clients, C classes. Rows of a client are sorted, so that nothing depends on the order of a draw.
 """

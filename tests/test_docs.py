@@ -64,3 +64,18 @@ def test_shell_commands_run(
     with pytest.raises(SystemExit) as end:
         main(command[1:])
     assert end.value.code == 0
+
+
+def test_the_example_of_client_similarity_runs(tmp_path: Path) -> None:
+    words = ["run", str(ROOT / "recipes" / "quickstart.toml"), "--method", "local", "--set", "training.rounds=1"]
+    with pytest.raises(SystemExit) as end:
+        main([*words, "--out", str(tmp_path / "run")])
+    assert end.value.code == 0
+    example = [sys.executable, str(ROOT / "examples" / "client_similarity.py"), "--images", "100"]
+    done = subprocess.run([*example, str(tmp_path / "run")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    everybody, alike, others = (float(word) for word in done.stdout.splitlines()[1].split()[-3:])
+    assert 0 < min(everybody, alike, others) <= max(everybody, alike, others) < 1
+    wrong = subprocess.run([*example, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2
+    assert "expected the folder of a finished run" in wrong.stderr

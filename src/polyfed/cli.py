@@ -106,19 +106,10 @@ def run(
     polyfed run recipes/quickstart.toml --out runs/mine --resume
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed import session
+    from polyfed.recipe import Recipe
 
-    done = session.run(
-        recipe,
-        method=method,
-        seed=seed,
-        overrides=settings or (),
-        out=out,
-        resume=resume,
-        force=force,
-        progress=not quiet,
-        device=device,
-        workers=workers,
-    )
+    asked = Recipe.load(recipe, settings or (), method=method, seed=seed, out=out, device=device, workers=workers)
+    done = session.run(asked, out=asked.folder, resume=resume, force=force, progress=not quiet)
     _print_run(done.result, done.path)
 
 

@@ -249,6 +249,11 @@ class Recipe(Settings):
         """The variant's name, or the method's."""
         return self.run.label or self.method.name
 
+    @property
+    def folder(self) -> str:
+        """The run folder that ``[run]`` names, else ``runs/<recipe>-<method>-seed<seed>``."""
+        return self.run.out or f"runs/{self.stem}-{self.name}-seed{self.run.seed}"
+
     def variants(self) -> list[str]:
         """The names that the recipe itself offers to `choose`: its own method, and ``[methods]``."""
         return list(dict.fromkeys([(self._own or self.method).name, *self.methods]))

@@ -185,7 +185,8 @@ def run(
         method: a method's or a variant's name, in place of the recipe's own.
         seed: in place of the recipe's own.
         overrides: ``"data.clients=20"``, as ``--set`` on the command line.
-        out: run folder; default: the recipe's, else ``runs/<recipe>-<method>-seed<seed>``.
+        out: run folder; default: the recipe's own, if it names one, else nothing is written. (The command line writes
+            to `Recipe.folder`.)
         resume: go on where the run folder's last checkpoint ends; a finished run is only read.
         force: replace the run that the folder holds.
         progress: show how it gets on, on standard error.
@@ -198,9 +199,12 @@ def run(
         Interrupted: Ctrl-C; a checkpoint has been written.
     """
     resolved = _read(recipe, overrides, method, seed=seed, out=out, device=device, workers=workers)
-    folder = resolved.run.out or f"runs/{resolved.stem}-{resolved.name}-seed{resolved.run.seed}"
-    _check_place(Path(folder))
-    RunFolder(folder).check(resolved.to_dict(), resume, force)  # before data are loaded
+    folder = resolved.run.out
+    if folder is not None:
+        _check_place(Path(folder))
+        RunFolder(folder).check(resolved.to_dict(), resume, force)  # before data are loaded
+    elif resume:
+        raise RequestError("expected a run folder to resume from, came none; name it with out=...")
     federation = prepare(resolved, out=folder, trackers=[Console()] if progress else ())
     return federation.run(resume=resume, force=force)
 

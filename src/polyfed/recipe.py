@@ -51,6 +51,7 @@ class Data(Settings):
     label_column: str | None = Field(None, description="Parquet column with labels, where it cannot be told")
     max_rows: Positive | None = Field(None, description="use the first rows only, of the training side")
     max_test_rows: Positive | None = Field(None, description="the same of the official test side")
+    image_size: Positive | None = Field(None, description="resize images to so many pixels a side; default: as stored")
     clients: Positive = 10
     partition: str = Field("iid", description="'iid', 'dirichlet' or 'classes'")
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(

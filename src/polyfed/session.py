@@ -16,7 +16,7 @@ from polyfed.core.client import Client, Public
 from polyfed.core.randomness import numpy_generator
 from polyfed.data.federate import Federated, federate
 from polyfed.data.sources import Source, load
-from polyfed.data.transforms import Prepare
+from polyfed.data.transforms import Prepare, resized
 from polyfed.engine.federation import Federation, Run, Tracker
 from polyfed.engine.folder import RunFolder
 from polyfed.errors import Interrupted, PolyfedError, RequestError
@@ -42,15 +42,17 @@ class Prepared:
         self._dealt: tuple[object, Federated] | None = None
 
     def source(self, recipe: Recipe) -> Source:
-        """The recipe's data set, cut to its first rows where the recipe says so."""
+        """The recipe's data set, cut to its first rows and resized where the recipe says so."""
         data = recipe.data
-        key = (data.name, data.root, data.image_column, data.label_column, data.max_rows, data.max_test_rows)
+        rows = (data.max_rows, data.max_test_rows)
+        key = (data.name, data.root, data.image_column, data.label_column, *rows, data.image_size)
         if self._source is None or self._source[0] != key:
             whole = load(data.name, data.root, image_column=data.image_column, label_column=data.label_column)
             if data.max_test_rows is not None and whole.test is None:
                 raise RequestError(f"data.max_test_rows: expected no value, as '{data.name}' has no official test side")
-            test = None if whole.test is None else whole.test.first(data.max_test_rows)
-            self._source = (key, replace(whole, train=whole.train.first(data.max_rows), test=test))
+            train = resized(whole.train.first(data.max_rows), data.image_size)
+            test = None if whole.test is None else resized(whole.test.first(data.max_test_rows), data.image_size)
+            self._source = (key, replace(whole, train=train, test=test))
         return self._source[1]
 
     def dealt(self, recipe: Recipe) -> Federated:

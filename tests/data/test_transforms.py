@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.data.transforms import AUGMENTATIONS, Prepare, augment, augmentation
+from polyfed.data.samples import Samples
+from polyfed.data.transforms import AUGMENTATIONS, Prepare, augment, augmentation, resized
 from polyfed.errors import RequestError
 
 
@@ -108,3 +109,23 @@ def test_augmentations_by_name() -> None:
         augmentation("crop_flip")
     with pytest.raises(RequestError, match=r"shape \(N, C, H, W\)"):
         augment(torch.zeros(3, 4), seeded())
+
+
+def test_resizing_keeps_type_range_and_labels() -> None:
+    x = torch.randint(0, 256, (3, 2, 7, 7), dtype=torch.uint8)
+    samples = Samples(x, torch.tensor([2, 0, 1]))
+    larger = resized(samples, 14)
+    assert larger.x.shape == (3, 2, 14, 14)
+    assert larger.x.dtype == torch.uint8
+    assert torch.equal(larger.y, samples.y)
+    assert resized(samples, None) is samples
+    assert resized(samples, 7) is samples
+    flat = Samples(torch.full((2, 1, 5, 5), 200, dtype=torch.uint8), torch.tensor([0, 0]))
+    assert torch.equal(resized(flat, 8).x, torch.full((2, 1, 8, 8), 200, dtype=torch.uint8))
+    ramp = Samples(torch.arange(4.0).expand(1, 1, 4, 4), torch.tensor([0]))
+    assert torch.allclose(resized(ramp, 2).x.mean(), ramp.x.mean())
+
+
+def test_only_images_are_resized() -> None:
+    with pytest.raises(RequestError, match=r"data.image_size: expected images .* came inputs \(4, 3\)"):
+        resized(Samples(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)), 8)

@@ -1,6 +1,6 @@
-"""From stored images to what a network sees: normalising, and augmentation of a whole batch at once.
+"""From stored images to what a network sees: resizing, normalising, and augmentation of a whole batch at once.
 
-Both are tensor functions of a batch, several times as fast as transforming image by image, and
+All are tensor functions of a batch, several times as fast as transforming image by image, and
 augmentation draws from the generator it is handed, so it repeats.
 
 Shapes: N images, C channels, H x W pixels.
@@ -13,13 +13,35 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from polyfed.data.samples import Samples
 from polyfed.errors import RequestError
 from polyfed.registry import nearest
 
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]
 
 _PADDING = 4  # pixels; He et al. 2016, and the authors' code of FedHeNN, FedGH and FedIN
+
+
+def resized(samples: Samples, size: int | None) -> Samples:
+    """Square images of `size` pixels a side: bilinear, smoothed where they shrink, of the same type.
+
+    Args:
+        samples: x (N, C, H, W).
+        size: None, or the size that they have, leaves them as they are.
+
+    Raises:
+        RequestError: the inputs are no images.
+    """
+    x = samples.x
+    if size is None or x.shape[2:] == (size, size):
+        return samples
+    if x.dim() != 4:
+        raise RequestError(f"data.image_size: expected images (N, C, H, W) to resize, came inputs {tuple(x.shape)}")
+    parts = [functional.interpolate(p.float(), (size, size), mode="bilinear", antialias=True) for p in x.split(1000)]
+    whole = torch.cat([(part.round().clamp(0, 255) if x.dtype == torch.uint8 else part).to(x.dtype) for part in parts])
+    return Samples(whole, samples.y)
 
 
 @dataclass(frozen=True)
@@ -86,7 +108,7 @@ def augment(x: Tensor, generator: torch.Generator) -> Tensor:
     across_W = torch.arange(width, device=x.device)
     across_NW = torch.where(flip_N1 == 1, width - 1 - across_W, across_W) + corner_N2[:, 1:]
     down_NH = torch.arange(height, device=x.device) + corner_N2[:, :1]
-    padded = torch.nn.functional.pad(x, (_PADDING, _PADDING, _PADDING, _PADDING))
+    padded = functional.pad(x, (_PADDING, _PADDING, _PADDING, _PADDING))
     pixel = down_NH[:, :, None] * (width + 2 * _PADDING) + across_NW[:, None, :]
     pixel = pixel.view(count, 1, height * width).expand(count, channels, height * width)
     return padded.flatten(2).gather(2, pixel).view(count, channels, height, width)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.functional.averaging import by_group, layer_wise_mean, normalise, weighted_mean
+from polyfed.functional.averaging import layer_wise_mean, normalise, weighted_mean
 
 
 def model(seed: int) -> dict[str, torch.Tensor]:
@@ -129,8 +129,3 @@ def test_layer_wise_equals_adding_the_mean_change():
 def test_running_variance_stays_nonnegative():
     models = [{"running_var": torch.tensor([0.0, 1e-30])}, {"running_var": torch.tensor([0.0, 0.0])}]
     assert (weighted_mean(models, [1, 2])["running_var"] >= 0).all()
-
-
-def test_by_group():
-    assert by_group(["b", "a", "b"]) == {"b": [0, 2], "a": [1]}
-    assert by_group([]) == {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -247,15 +246,6 @@ def test_gradients_through_functional_call_and_vmap() -> None:
     alone = torch.func.grad(loss)({key: t[1] for key, t in weights.items()})
     for key, gradient in alone.items():
         assert torch.allclose(together[key][1], gradient, rtol=1e-4, atol=1e-6)
-
-
-def test_saved_and_loaded() -> None:
-    model, x, file = split(Skip().eval()), inputs(), io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    again = torch.load(file, weights_only=False)
-    assert torch.equal(again(x), model(x))
-    assert again.names("head") == model.names("head")
 
 
 def test_projection_of_an_adapted_model() -> None:

@@ -74,7 +74,6 @@ class Needs:
     nested: bool = False  # tensors of one name have one shape everywhere
     equal_cuts: bool = False  # what enters and leaves the intermediate part is equally shaped everywhere
     public: int = 0  # rows of data that everybody may see (data.holdout)
-    public_labels: bool = False
     instead: str = ""  # what to do when the models do not fit
 
 

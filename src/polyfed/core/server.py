@@ -90,8 +90,3 @@ class Server:
     def model(self, architecture: str, weights: Group, variant: str = "") -> nn.Module:
         """The template of an architecture holding `weights`, in eval mode, for a pass at the server."""
         return self._architectures.bound(architecture, variant, weights).eval()
-
-    @property
-    def device(self) -> torch.device:
-        """Where templates compute."""
-        return self._architectures.device

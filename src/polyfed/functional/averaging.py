@@ -105,18 +105,6 @@ def layer_wise_mean(
     return mean
 
 
-def by_group(groups: Sequence[str]) -> dict[str, list[int]]:
-    """Positions of each group (architecture), groups in order of first appearance; for means within a group.
-
-    >>> by_group(["cnn", "resnet", "cnn"])
-    {'cnn': [0, 2], 'resnet': [1]}
-    """
-    positions: dict[str, list[int]] = {}
-    for i, group in enumerate(groups):
-        positions.setdefault(group, []).append(i)
-    return positions
-
-
 def _shares(models: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> list[float]:
     if len(models) != len(weights):
         raise ValueError(f"expected one weight per model, got {len(weights)} weights for {len(models)} models")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,11 +18,11 @@ import torch
 from polyfed.core.client import Client
 from polyfed.core.message import Message, copied, nbytes, read_only
 from polyfed.core.method import Trained
-from polyfed.data.samples import ClientData
 from polyfed.engine.evaluation import score_model
 from polyfed.engine.executors import at_work
 from polyfed.engine.federation import Federation
-from polyfed.engine.training import train
+from polyfed.engine.fit import one_input
+from polyfed.engine.training import data_of, train
 from polyfed.errors import PolyfedError, RunError
 from polyfed.models.split import SplitModel, cuts
 from polyfed.units import human_bytes, human_seconds
@@ -128,7 +128,7 @@ def measure(federation: Federation, unused: int = 0, holdout: int = 0) -> Check:
     finally:
         torch.set_num_threads(threads)
     clients, training = federation.clients, federation.training
-    share = max(1, int(training.participation * len(clients) + 1e-9)) / len(clients)
+    share = training.drawn(len(clients)) / len(clients)
     mine = [kinds[client.architecture] for client in clients]
     busy = sum(kind.seconds_batch * trial.steps(c) + kind.seconds_rest for kind, c in zip(mine, clients, strict=True))
     later = training.rounds - 1
@@ -174,10 +174,10 @@ class _Trial:
         return [self._described(member, first[member.id], second[member.id]) for member in self._members]
 
     def steps(self, client: Client) -> int:
-        """Training steps of a client in a round."""
+        """Training steps of a client in a round; where a phase takes some rows only, as if it took all."""
         method, size = self._federation.method, client.training.batch_size
         phases = method.phases(client.training)
-        once = sum(phase.epochs * -(-len(getattr(client.data, phase.data)) // size) for phase in phases)
+        once = sum(phase.epochs * -(-len(data_of(client, phase)[0]) // size) for phase in phases)
         return once * sum(exchange.trains for exchange in method.exchanges(1))
 
     def _round(self, number: int) -> dict[int, _Cost]:
@@ -204,18 +204,15 @@ class _Trial:
         """One client's part of an exchange."""
         federation, method = self._federation, self._federation.method
         client = at_work(member, method.variant(federation.server, member.id), federation.architectures)
-        whole, brief = client.data, _first_rows(client, self._batches[member.id])
         try:
             began = time.perf_counter()
-            context = method.receive(client, message)
+            context = client.context = method.receive(client, message)
             received = time.perf_counter()
-            client.data, client.training = brief, client.training.model_copy(update={"epochs": 1})
-            trained = train(client, method, context) if trains else Trained()
-            client.data, client.training = whole, member.training
+            trained = train(client, method, context, self._batches[member.id]) if trains else Trained()
             done = time.perf_counter()
             upload = read_only(copied(method.upload(client, trained)))
-            if len(whole.test):
-                score_model(client, method, whole.test)
+            if len(client.data.test):
+                score_model(client, method, client.data.test)
             cost.rest += time.perf_counter() - done + received - began
             cost.batch = max(cost.batch, (done - received) / max(trained.steps, 1) if trains else 0.0)
         except PolyfedError as error:
@@ -235,26 +232,19 @@ class _Trial:
         architectures = self._federation.architectures
         module = architectures.template(member.architecture)
         split = module if isinstance(module, SplitModel) else None
-        x = member.prepare(member.data.train.x[:1]).to(architectures.device)
         return ArchitectureCheck(
             name=member.architecture,
             client=member.id,
             clients=sum(client.architecture == member.architecture for client in self._federation.clients),
             parameters=sum(parameter.numel() for parameter in module.parameters()),
             nbytes=second.kept,
-            cut=None if split is None else tuple(cuts(split, x)[0]),
+            cut=None if split is None else tuple(cuts(split, one_input(member, split))[0]),
             feature_dim=None if split is None else split.feature_dim,
             down=(first.down, second.down),
             up=(first.up, second.up),
             seconds_batch=second.batch,
             seconds_rest=second.rest,
         )
-
-
-def _first_rows(client: Client, batches: int) -> ClientData:
-    """The client's data, cut to so many batches of training."""
-    data, size = client.data, batches * client.training.batch_size
-    return replace(data, train=data.train.first(size), validation=data.validation.first(size))
 
 
 # showing ----------------------------------------------------------------------------------------------------------

@@ -25,8 +25,10 @@ from polyfed.errors import RunError
 from polyfed.functional.averaging import weighted_mean
 from polyfed.functional.losses import cross_entropy
 from polyfed.functional.modes import evaluating
-from polyfed.methods import FedAvg, Local
+from polyfed.methods import FedAvg, FedHeNN, Local
+from polyfed.preflight import measure
 from polyfed.testing import Kit
+from polyfed.testing.spy import Spy
 from polyfed.testing.world import (
     CLASSES,
     SHORT,
@@ -237,6 +239,26 @@ def test_phases_on_public_rows_and_on_some_of_ones_own() -> None:
     halves = sum(size // 2 for size in SIZES)
     assert [record["samples"] for record in federation.history] == [2 * 8 * len(SIZES) + halves] * 2
     assert not any(record["refused"] for record in federation.history)
+
+
+def test_a_check_costs_such_phases_too() -> None:
+    found = measure(Kit(method=Consensus()).world(one=True).federation(Consensus()))
+    (kind,) = found.architectures
+    assert kind.seconds_batch > 0
+    assert kind.down == (8 * 8 + (8 * 8 + 4 * 8 * CLASSES),) * 2  # the subset twice, the consensus once
+    assert kind.up == (4 * 8 * CLASSES,) * 2
+
+
+def test_a_check_trains_with_what_was_received() -> None:
+    seen = []
+
+    def inputs(call: Any, client: Client, step: int, generator: torch.Generator) -> Context:
+        seen.append((client.round, *client.context))
+        return call(client, step, generator)
+
+    method = Spy(FedHeNN(eta0=0.1, rad_size=8), inputs=inputs)
+    measure(Kit(method=FedHeNN()).world(one=True).federation(method))
+    assert set(seen) == {(1,), (2, "rad", "target")}
 
 
 def test_a_phase_on_public_rows_that_nobody_has_is_refused() -> None:

@@ -33,6 +33,10 @@ class Training(Settings):
     weight_decay: Finite = 0.0
     augment: str = Field("none", description="'none' or 'crop-flip' (pad 4, random crop, horizontal flip)")
 
+    def drawn(self, clients: int) -> int:
+        """How many of so many clients take part in a round: max(1, floor(C N))."""
+        return max(1, int(self.participation * clients + 1e-9))  # 0.29 * 100 is 28.999...
+
     @model_validator(mode="after")
     def _momentum_is_sgd(self) -> Training:
         if self.momentum and self.optimizer != "sgd":

@@ -56,7 +56,7 @@ def average(
     if aggregation == "layer-wise":
         base = group(server.state, _key("model", _UNION))
         mean = layer_wise_mean(list(models.values()), [weights[i] for i in models], base)
-        server.state[_key("model", _UNION)] = {n: mean[n] if _held(n, models) else t for n, t in base.items()}
+        server.state[_key("model", _UNION)] = mean
         return
     for architecture in server.architectures:
         members = [i for i in models if server.clients[i].architecture == architecture]
@@ -73,10 +73,6 @@ def uploaded(uploads: Mapping[int, Message]) -> dict[int, Group]:
 
 def _key(what: str, architecture: str) -> str:
     return f"{what} {architecture.replace('/', ':')}"  # a name in the state holds no "/", a user's architecture may
-
-
-def _held(name: str, models: Mapping[int, Group]) -> bool:
-    return any(name in model for model in models.values())
 
 
 def _floats(weights: Group) -> dict[str, Tensor]:

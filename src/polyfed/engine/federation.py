@@ -255,8 +255,8 @@ class Federation:
         return {**record, "evaluated": due, **(self._evaluate(tally.scores) if due else _NOT_EVALUATED)}
 
     def _select(self, number: int) -> list[int]:
-        """The clients of a round: max(1, floor(C N)) of N, without replacement, in order of number."""
-        count = max(1, int(self.training.participation * len(self.clients) + 1e-9))
+        """The clients of a round, drawn without replacement, in order of number."""
+        count = self.training.drawn(len(self.clients))
         order = torch.randperm(len(self.clients), generator=generator(self.seed, "selection", number))
         return sorted(order[:count].tolist())
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from polyfed.core.architectures import Architectures
 from polyfed.core.client import Client, Public
@@ -52,8 +52,13 @@ def check_fit(method: Method, clients: Sequence[Client], architectures: Architec
         _check_nested(name, needs, templates, first)
 
 
+def one_input(client: Client, module: nn.Module) -> Tensor:
+    """The client's first training sample as `module` takes it, a batch of one."""
+    return client.prepare(client.data.train.x[:1]).to(next(iter(module.parameters())).device)
+
+
 def _check_forward(client: Client, module: nn.Module) -> None:
-    x = client.prepare(client.data.train.x[:1]).to(next(iter(module.parameters())).device)
+    x = one_input(client, module)
     try:
         with torch.inference_mode(), evaluating(module):
             scores = module(x)
@@ -124,6 +129,5 @@ def _head(model: SplitModel) -> str:
 
 def _cut_shapes(client: Client, module: nn.Module) -> str:
     assert isinstance(module, SplitModel)
-    x = client.prepare(client.data.train.x[:1]).to(next(iter(module.parameters())).device)
-    into, out = cuts(module, x)
+    into, out = cuts(module, one_input(client, module))
     return f"{tuple(into)} and {tuple(out)}"

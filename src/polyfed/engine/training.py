@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -19,8 +20,12 @@ from polyfed.errors import RunError
 from polyfed.functional.modes import has_batchnorm
 
 
-def train(client: Client, method: Method, context: Context) -> Trained:
+def train(client: Client, method: Method, context: Context, most: int | None = None) -> Trained:
     """Train `client.model` in place, as `client.training` and the method's phases say.
+
+    Args:
+        client: at work. method: whose phases and gradients. context: what `receive` returned.
+        most: so many batches of each phase at most, for a trial; None: all.
 
     Returns:
         Steps, samples, mean loss and the method's sums. The loss may be NaN: the caller judges.
@@ -41,7 +46,7 @@ def train(client: Client, method: Method, context: Context) -> Trained:
             if not parameters:
                 continue
             optimizer = _optimizer(parameters, client.training, phase.lr)
-            for batch in _batches(client, phase, rows, order, noise):
+            for batch in itertools.islice(_batches(client, phase, rows, order, noise), most):
                 with_inputs = {**context, **method.inputs(client, steps, draws)}
                 grads, loss, extra = method.gradients(model, batch, with_inputs)
                 for name, parameter in zip(names, parameters, strict=True):
@@ -60,7 +65,7 @@ def train(client: Client, method: Method, context: Context) -> Trained:
     return Trained(steps, samples, float(total) / max(samples, 1), sums)
 
 
-def _data(client: Client, phase: Phase) -> tuple[Samples, Prepare]:
+def data_of(client: Client, phase: Phase) -> tuple[Samples, Prepare]:
     """What a phase trains on, and how it becomes input."""
     if phase.data != "public":
         return getattr(client.data, phase.data), client.prepare
@@ -76,7 +81,7 @@ def _batches(
 
     rows: (M,) which rows of the phase's data; None: all.
     """
-    samples, prepare = _data(client, phase)
+    samples, prepare = data_of(client, phase)
     rows = torch.arange(len(samples)) if rows is None else rows.cpu()
     device = next(iter(client.model.parameters())).device
     augment = augmentation(client.training.augment)

@@ -40,9 +40,8 @@ class FedGH(Method):
 
     header_lr: Annotated[float, Field(ge=0)] = 0.01  # eta_theta; 0 keeps the header as it was drawn (the ablation)
     header_epochs: Annotated[int, Field(ge=1)] = 1  # passes over the received pairs per round
-    header_batch: Literal["lar", "client", "round"] | Annotated[int, Field(ge=1)] = (
-        "lar"  # pairs a step (number: shuffled)
-    )
+    # pairs per header step: one, those of a client, all of the round, or so many, shuffled
+    header_batch: Literal["lar", "client", "round"] | Annotated[int, Field(ge=1)] = "lar"
     weight: Literal["equal", "count"] = "equal"  # "count": steps in proportion to class counts (4 S bytes more)
     min_class_count: Annotated[int, Field(ge=1)] = 1  # rarer classes are not sent (one sample is its own mean)
     clip: Annotated[float, Field(ge=0)] = 50.0  # largest gradient norm of a header step; 0 is off

@@ -10,9 +10,9 @@ Sent per round, P floats of weights and buffers, B pairs of q floats: up 4 (P + 
 Noise (eq. 5, 6): s + level * std(s) * z at both cuts, z standard normal.
 Deviations from the paper: (1) eq. 12 alone would never train the intermediate layers on private data where the
 gradients agree; "project" adds G_local to it, "literal" is the paper's; "adaptive" takes lambda = max(1, -2b/a) in
-eq. 13. (2) Both gradients are taken at the same point, in one step. (3) Which pairs a client receives is not said: B
-drawn at random from all others' (`pool = "one"`: from one other's). (4) BatchNorm takes the pairs' own statistics and
-keeps its running ones. (5) level * std(s) is the noise's standard deviation; the paper's appendix reads as variance.
+eq. 13. (2) Both gradients are taken at the same point, in one step. (3) Which batch is sent and which pairs come back
+is not said: both are random, the latter from all others' (`pool = "one"`: one other's). (4) BatchNorm takes the pairs'
+own statistics and keeps its running ones. (5) level * std(s) is the noise's standard deviation, not its variance.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from polyfed.functional.prototypes import ClassMeans, class_means, header_step
+from polyfed.functional.prototypes import ClassMeans, class_means, header_step, to_float16, unit_length
 
 
 def data(n=100, d=6, classes=5, seed=0):
@@ -186,3 +186,30 @@ def test_header_refuses_what_does_not_fit():
         header_step(weight, bias, z[:, :5], y, w, 0.1, 0)
     with pytest.raises(ValueError, match="clip"):
         header_step(weight, bias, z, y, w, 0.1, -1.0)
+
+
+def test_unit_length_against_numpy_and_its_gradient() -> None:
+    z = torch.randn(6, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 10
+    plain = z.numpy()
+    np.testing.assert_allclose(unit_length(z).numpy(), plain / np.linalg.norm(plain, axis=1, keepdims=True))
+    assert torch.autograd.gradcheck(unit_length, z.requires_grad_())
+    torch.testing.assert_close(unit_length(1e4 * z), unit_length(z))
+
+
+def test_unit_length_of_rows_without_length() -> None:
+    z = torch.tensor([[0.0, 0.0], [1e-12, 0.0]], requires_grad=True)
+    unit = unit_length(z)
+    assert unit[0].tolist() == [0, 0]
+    assert float(unit[1].detach().norm()) < 1e-3  # rounding noise is not blown up
+    unit.sum().backward()
+    assert z.grad is not None
+    assert bool(torch.isfinite(z.grad).all())
+
+
+def test_float16_is_numpys_within_its_range_and_its_bounds_beyond() -> None:
+    z = 100 * torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    np.testing.assert_array_equal(to_float16(z).numpy(), z.numpy().astype(np.float16))
+    odd = to_float16(torch.tensor([65519.0, 65520.0, -3e38, torch.inf, -torch.inf, torch.nan]))
+    assert odd.dtype == torch.float16
+    assert odd[:5].tolist() == [65504, 65504, -65504, torch.inf, -torch.inf]
+    assert bool(odd[5].isnan())

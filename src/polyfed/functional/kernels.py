@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from polyfed.functional.averaging import normalise
+from polyfed.functional.centring import centre, largest, nonzero, prepared, same_rows
 
 BLOCK = 512  # rows; a d x d or L x L product whose smaller side is above this is worked through in such blocks
 
@@ -44,22 +45,6 @@ class Factor(NamedTuple):
 
 
 # ---- CKA -----------------------------------------------------------------------------------------------------------
-
-
-def centre(a_LD: Tensor) -> Tensor:
-    """H A: ``a_LD`` minus its column means, in float32 at least.
-
-    Raises:
-        ValueError: not a matrix, or no rows.
-
-    >>> centre(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
-    tensor([[-1.,  0.],
-            [ 1.,  0.]])
-    """
-    if a_LD.dim() != 2 or a_LD.shape[0] == 0 or a_LD.shape[1] == 0:
-        raise ValueError(f"expected a representation of shape (L, D) with rows and columns, got {tuple(a_LD.shape)}")
-    wide = a_LD.to(torch.promote_types(a_LD.dtype, torch.float32))
-    return wide - wide.mean(dim=0)
 
 
 def hsic(k_LL: Tensor, m_LL: Tensor) -> Tensor:
@@ -90,14 +75,14 @@ def cka(a_LD: Tensor, b_LE: Tensor) -> Tensor:
     >>> bool((cka(a, -3 * a + 1) - 1).abs() < 1e-6)
     True
     """
-    _same_rows(a_LD, b_LE)
+    same_rows(a_LD, b_LE)
     # torch.func.grad under autocast runs the backward pass there too; the blocked products keep it in full precision
     plain = not torch.is_autocast_enabled(a_LD.device.type)
     with torch.autocast(a_LD.device.type, enabled=False):
-        a_LD, b_LE = _prepared(a_LD, b_LE.dtype), _prepared(b_LE, a_LD.dtype)
+        a_LD, b_LE = prepared(a_LD, b_LE.dtype), prepared(b_LE, a_LD.dtype)
         aa, bb, ab = _gram(a_LD, plain), _gram(b_LE, plain), _cross(a_LD, b_LE, plain)
         # a norm is 0 only for equal rows, and then so is ab: dividing by 1 leaves value and gradient 0
-        return ab / (_nonzero(aa).sqrt() * _nonzero(bb).sqrt())
+        return ab / (nonzero(aa).sqrt() * nonzero(bb).sqrt())
 
 
 def cka_to_factor(a_LD: Tensor, factor_Lr: Tensor) -> Tensor:
@@ -133,11 +118,11 @@ def alignment_gradient(a_LD: Tensor, factor_Lr: Tensor) -> Tensor:
 
     Source: derived from the formula above; `tests/functional/test_kernels.py` compares it with finite differences.
     """
-    _same_rows(a_LD, factor_Lr)
+    same_rows(a_LD, factor_Lr)
     with torch.no_grad(), torch.autocast(a_LD.device.type, enabled=False):
-        scale = _nonzero(_largest(a_LD))
-        a_LD, f_Lr = _prepared(a_LD, factor_Lr.dtype), _prepared(factor_Lr, a_LD.dtype)
-        cross, b, c = _cross(a_LD, f_Lr), _nonzero(_gram(a_LD)).sqrt(), _nonzero(_gram(f_Lr)).sqrt()
+        scale = nonzero(largest(a_LD))
+        a_LD, f_Lr = prepared(a_LD, factor_Lr.dtype), prepared(factor_Lr, a_LD.dtype)
+        cross, b, c = _cross(a_LD, f_Lr), nonzero(_gram(a_LD)).sqrt(), nonzero(_gram(f_Lr)).sqrt()
         bracket_LD = _times_kernel(f_Lr, a_LD) - cross / b**2 * _times_kernel(a_LD, a_LD)
         return -2 / (b * c) * bracket_LD / scale
 
@@ -154,16 +139,16 @@ def cka_matrix(representations: Sequence[Tensor]) -> Tensor:
     if not representations:
         raise ValueError("expected at least one representation, got none")
     for a_LD in representations:
-        _same_rows(representations[0], a_LD)
+        same_rows(representations[0], a_LD)
     with torch.no_grad(), torch.autocast(representations[0].device.type, enabled=False):
-        prepared = [_prepared(a_LD) for a_LD in representations]
-        norms = [_nonzero(_gram(a_LD)).sqrt() for a_LD in prepared]
+        ready = [prepared(a_LD) for a_LD in representations]
+        norms = [nonzero(_gram(a_LD)).sqrt() for a_LD in ready]
         rows = [
             torch.stack([_cross(a, b) / (x * y) if j <= i else torch.zeros_like(x)])
-            for i, (a, x) in enumerate(zip(prepared, norms, strict=True))
-            for j, (b, y) in enumerate(zip(prepared, norms, strict=True))
+            for i, (a, x) in enumerate(zip(ready, norms, strict=True))
+            for j, (b, y) in enumerate(zip(ready, norms, strict=True))
         ]
-        lower = torch.cat(rows).reshape(len(prepared), len(prepared))
+        lower = torch.cat(rows).reshape(len(ready), len(ready))
         return (lower + lower.tril(-1).mT).clamp(0, 1)
 
 
@@ -236,23 +221,23 @@ def kernel_factor(
     peaks, norms, means, widths = [], [], [], []
     for a_LD in each():
         first = a_LD[:, :1].clone() if first is None else first
-        _same_rows(first, a_LD)
-        prepared_LD = _prepared(a_LD)
-        peaks.append(_largest(a_LD).double())
+        same_rows(first, a_LD)
+        prepared_LD = prepared(a_LD)
+        peaks.append(largest(a_LD).double())
         norms.append((_gram(prepared_LD).sqrt() if norm == "fro" else prepared_LD.abs().amax()).double())
         means.append(a_LD.to(prepared_LD.dtype).mean(dim=0))
         widths.append(a_LD.shape[1])
         kept = [*kept, a_LD] if sum(widths) <= exact_rank else []
     if first is None or len(widths) != len(shares):
         raise ValueError(f"expected one weight per representation, got {len(shares)} weights for {len(widths)}")
-    common = _nonzero(torch.stack(peaks).amax())
+    common = nonzero(torch.stack(peaks).amax())
     if not bool(common.isfinite()):
         bad = [j for j, peak in enumerate(peaks) if not bool(peak.isfinite())]
         raise ValueError(f"expected finite representations, got inf or nan in those at positions {bad}")
     dtype = torch.promote_types(first.dtype, torch.float32)
     multipliers = []
     for share, peak, size in zip(shares, peaks, norms, strict=True):
-        square = share / (_nonzero(size) * _nonzero(peak) ** 2 if norm == "fro" else common**2)
+        square = share / (nonzero(size) * nonzero(peak) ** 2 if norm == "fro" else common**2)
         multipliers.append(torch.where(size > 0, square, torch.zeros_like(square)).sqrt().to(dtype))  # 0: equal rows
 
     def scaled(source: Iterable[Tensor]) -> Iterator[Tensor]:
@@ -268,7 +253,7 @@ def kernel_factor(
         else:
             f_Lr = _leading(parts, first.to(dtype), min(rank, sum(widths)), oversampling, generator)
             tail = _tail(parts, f_Lr)
-        return Factor(f_Lr / _nonzero(_largest(f_Lr)), tail, f_Lr.shape[1])
+        return Factor(f_Lr / nonzero(largest(f_Lr)), tail, f_Lr.shape[1])
 
 
 def _leading(
@@ -315,31 +300,6 @@ def _symmetric_square(k_BL: Tensor) -> float:
 
 
 # ---- products in blocks --------------------------------------------------------------------------------------------
-
-
-def _same_rows(a_LD: Tensor, b_LE: Tensor) -> None:
-    if a_LD.dim() != 2 or b_LE.dim() != 2 or a_LD.shape[0] != b_LE.shape[0]:
-        raise ValueError(
-            f"expected representations (L, D) and (L, E) of the same L inputs, got {tuple(a_LD.shape)} and "
-            f"{tuple(b_LE.shape)}"
-        )
-
-
-def _nonzero(t: Tensor) -> Tensor:
-    return torch.where(t == 0, torch.ones_like(t), t)
-
-
-def _largest(a_LD: Tensor) -> Tensor:
-    """max|A|, a constant for the gradient (CKA does not see the scale)."""
-    return a_LD.detach().to(torch.promote_types(a_LD.dtype, torch.float32)).abs().amax()
-
-
-def _prepared(a_LD: Tensor, partner: torch.dtype = torch.float32) -> Tensor:
-    """Centred A / max|A|, at least as wide as its partner; exactly 0 (and no gradient) if only rounding is left."""
-    wide = a_LD.to(torch.promote_types(torch.promote_types(a_LD.dtype, partner), torch.float32))
-    centred = centre(wide / _nonzero(_largest(a_LD)))
-    dead = centred.detach().abs().amax() <= 32 * torch.finfo(wide.dtype).eps
-    return torch.where(dead, torch.zeros_like(centred), centred)
 
 
 def _gram(a_LD: Tensor, plain: bool = True) -> Tensor:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+_SMALLEST_NORM = 1e-8  # below it a row is not blown up to unit length
+
 
 class ClassMeans:
     """Mean representation per class, batch after batch: Rbar^s = (1/|D^s|) sum over D^s of F(phi; x).
@@ -87,6 +89,29 @@ def class_means(z_ND: Tensor, y_N: Tensor, classes: int, min_count: int = 1) -> 
     means = ClassMeans(classes)
     means.add(z_ND, y_N)
     return means.result(min_count)
+
+
+def unit_length(z_ND: Tensor) -> Tensor:
+    """Each row divided by its Euclidean norm; a row of zeros stays as it is. Differentiable.
+
+    Args:
+        z_ND: (..., D); the last dimension is scaled.
+
+    >>> unit_length(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+    tensor([[0.6000, 0.8000],
+            [0.0000, 0.0000]])
+    """
+    return torch.nn.functional.normalize(z_ND, dim=-1, eps=_SMALLEST_NORM)
+
+
+def to_float16(z: Tensor) -> Tensor:
+    """Half precision without overflow: what is finite stays finite, at most 65504 in size; inf and nan stay too.
+
+    >>> to_float16(torch.tensor([1.0, -1e9, torch.inf]))
+    tensor([ 1.0000e+00, -6.5504e+04,         inf], dtype=torch.float16)
+    """
+    most = torch.finfo(torch.float16).max
+    return torch.where(z.isfinite(), z.clamp(-most, most), z).to(torch.float16)
 
 
 def header_step(

@@ -1,0 +1,60 @@
+"""What every comparison of representations begins with: the same rows, a common scale, columns of mean 0.
+
+Shapes: L rows (the same inputs for all), D and E feature widths.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def centre(a_LD: Tensor) -> Tensor:
+    """H A: ``a_LD`` minus its column means, in float32 at least.
+
+    Raises:
+        ValueError: not a matrix, or no rows.
+
+    >>> centre(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
+    tensor([[-1.,  0.],
+            [ 1.,  0.]])
+    """
+    if a_LD.dim() != 2 or a_LD.shape[0] == 0 or a_LD.shape[1] == 0:
+        raise ValueError(f"expected a representation of shape (L, D) with rows and columns, got {tuple(a_LD.shape)}")
+    wide = a_LD.to(torch.promote_types(a_LD.dtype, torch.float32))
+    return wide - wide.mean(dim=0)
+
+
+def prepared(a_LD: Tensor, partner: torch.dtype = torch.float32) -> Tensor:
+    """Centred A / max|A|, at least as wide as its partner; exactly 0 (and no gradient) if only rounding is left.
+
+    Raises:
+        ValueError: not a matrix, or no rows.
+    """
+    wide = a_LD.to(torch.promote_types(torch.promote_types(a_LD.dtype, partner), torch.float32))
+    centred = centre(wide / nonzero(largest(a_LD)))
+    dead = centred.detach().abs().amax() <= 32 * torch.finfo(wide.dtype).eps
+    return torch.where(dead, torch.zeros_like(centred), centred)
+
+
+def largest(a_LD: Tensor) -> Tensor:
+    """max|A| (0-d), float32 at least, a constant for the gradient (no similarity here sees the scale)."""
+    return a_LD.detach().to(torch.promote_types(a_LD.dtype, torch.float32)).abs().amax()
+
+
+def nonzero(t: Tensor) -> Tensor:
+    """``t`` with 1 for every 0, to divide by."""
+    return torch.where(t == 0, torch.ones_like(t), t)
+
+
+def same_rows(a_LD: Tensor, b_LE: Tensor) -> None:
+    """Refuse anything but two matrices of the same number of rows.
+
+    Raises:
+        ValueError: the two shapes.
+    """
+    if a_LD.dim() != 2 or b_LE.dim() != 2 or a_LD.shape[0] != b_LE.shape[0]:
+        raise ValueError(
+            f"expected representations (L, D) and (L, E) of the same L inputs, got {tuple(a_LD.shape)} and "
+            f"{tuple(b_LE.shape)}"
+        )

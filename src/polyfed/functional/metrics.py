@@ -1,0 +1,94 @@
+"""What a classifier's counts and scores say: accuracy, balanced accuracy, F1, AUC.
+
+A class is averaged over only where it occurs: without a true sample it has no recall, and without a sample of another
+class no AUC. Where nothing is left to average, the result is NaN.
+
+Shapes: N samples, C classes. Counts (C, C) are those of `confusion`: rows the true class, columns the predicted one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def confusion(y: Tensor, predicted: Tensor, classes: int) -> Tensor:
+    """How often each true class was taken for each class.
+
+    Args:
+        y, predicted: (N,) int64 class numbers, 0-based, on the CPU.
+        classes: C; more rows and columns are added where a number asks for them.
+
+    Returns:
+        (C, C) int64; rows the true class, columns the predicted one.
+
+    >>> confusion(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), 2)
+    tensor([[1, 1],
+            [0, 1]])
+    """
+    if len(y):
+        classes = max(classes, 1 + int(torch.maximum(y.max(), predicted.max())))
+    return torch.bincount(y * classes + predicted, minlength=classes * classes).view(classes, classes)
+
+
+def accuracy(counts: Tensor) -> float:
+    """The share of samples on the diagonal."""
+    return float(counts.diagonal().sum()) / float(counts.sum()) if counts.any() else float("nan")
+
+
+def balanced_accuracy(counts: Tensor) -> float:
+    """The mean recall of the classes that occur."""
+    recalls = counts.diagonal().double() / counts.sum(dim=1)  # 0/0 for those that do not occur
+    return float(recalls.nanmean())
+
+
+def f1(counts: Tensor) -> float:
+    """The mean over the classes that occur of 2 TP / (2 TP + FP + FN)."""
+    true, taken = counts.sum(dim=1), counts.sum(dim=0)
+    each = 2 * counts.diagonal().double() / (true + taken)
+    return float(each.where(true > 0, torch.nan).nanmean())
+
+
+def auc(scores: Tensor, y: Tensor) -> float:
+    """Macro one-vs-rest area under the ROC curve, as a rank statistic of the classes' probabilities; ties count half.
+
+    A class's area is the share of pairs (a sample of the class, another sample) in which the former is given the higher
+    probability, the softmax of the scores. What is ranked is its log odds in double precision: the order is the same,
+    and stays one where probabilities come out as 1. With two classes both areas are equal, the usual AUC.
+
+    Args:
+        scores: (N, K) of the classes 0..K-1; minus infinity rules a class out. y: (N,) int64.
+
+    Returns:
+        The mean over the classes of `y` that have a column and that not all samples are of; NaN where there is none,
+        or where a row of scores gives no probabilities.
+    """
+    areas, level = [], scores.double() - scores.double().max(dim=1, keepdim=True).values
+    if bool(level.isnan().any()):
+        return float("nan")
+    for label in y.unique().tolist():
+        mine = y == label
+        of, others = int(mine.sum()), int((~mine).sum())
+        if others and label < scores.shape[1]:
+            above = float(ranks(_log_odds(level, label))[mine].sum()) - of * (of + 1) / 2
+            areas.append(above / (of * others))
+    return sum(areas) / len(areas) if areas else float("nan")
+
+
+def _log_odds(scores: Tensor, label: int) -> Tensor:
+    """(N,): the score of one class against all others; sorted, so that equal others have equal sums."""
+    rest = torch.cat([scores[:, :label], scores[:, label + 1 :]], dim=1)
+    odds: Tensor = scores[:, label] - rest.sort(dim=1).values.logsumexp(dim=1)
+    return odds
+
+
+def ranks(values: Tensor) -> Tensor:
+    """The places (N,) of the values in ascending order, from 1; equal values share their mean place.
+
+    >>> ranks(torch.tensor([0.5, 0.1, 0.5]))
+    tensor([2.5000, 1.0000, 2.5000], dtype=torch.float64)
+    """
+    _, place, count = values.unique(sorted=True, return_inverse=True, return_counts=True)
+    last = count.cumsum(dim=0).double()
+    places: Tensor = (last - (count - 1) / 2)[place]
+    return places

@@ -1,0 +1,105 @@
+"""The Gaussian mechanism: how much noise makes a release (epsilon, delta) differentially private.
+
+The release is a vector of sensitivity Delta (L2: the most it can change when one record does) plus N(0, sigma^2) on
+every entry, independent of the data. These functions are for a bound fixed beforehand; the noise of FedIN+Noise is
+scaled by the features' own standard deviation, and its features have no bound, so it carries no such guarantee.
+"""
+
+from __future__ import annotations
+
+import math
+
+_ASYMPTOTIC = 25.0  # from here on erfc comes near the smallest numbers, and its series is exact to rounding
+
+
+def classic_sigma(sensitivity: float, epsilon: float, delta: float, *, beyond: bool = False) -> float:
+    """The classic bound: sigma = Delta sqrt(2 ln(1.25 / delta)) / epsilon. It is proved for epsilon < 1 only.
+
+    Args:
+        sensitivity: Delta, above 0. For vectors clipped to norm C it is 2 C.
+        epsilon: above 0, and below 1 unless `beyond`. delta: above 0, below 1.
+        beyond: give the formula's value for epsilon >= 1 too, where it may be too small (then delta is not met) or
+            larger than needed; for comparison with papers that use it there.
+
+    Raises:
+        ValueError: a number outside its range.
+
+    Source: Dwork and Roth, 2014, theorem A.1; FedIN, eq. 22 and 23.
+
+    >>> round(classic_sigma(0.2, 0.5, 1e-6), 3)
+    2.12
+    """
+    _check(sensitivity=sensitivity, epsilon=epsilon, delta=delta)
+    if epsilon >= 1 and not beyond:
+        raise ValueError(f"expected epsilon below 1, where this formula is proved (or analytic_sigma), got {epsilon}")
+    return sensitivity * math.sqrt(2 * math.log(1.25 / delta)) / epsilon
+
+
+def gaussian_delta(sigma: float, sensitivity: float, epsilon: float) -> float:
+    """The smallest delta for which noise of standard deviation sigma is (epsilon, delta) differentially private; exact.
+
+    delta = Phi(a - c) - e^epsilon Phi(-a - c) with a = Delta / (2 sigma), c = epsilon sigma / Delta. As
+    2 a c = epsilon, the second term is exp(-(a - c)^2 / 2) erfcx((a + c) / sqrt 2) / 2, in which nothing overflows.
+
+    Raises:
+        ValueError: a number is not positive and finite.
+
+    Source: Balle and Wang, ICML 2018, theorem 8.
+
+    >>> f"{gaussian_delta(0.127, 0.2, 10.0):.1e}"
+    '2.8e-09'
+    """
+    _check(sigma=sigma, sensitivity=sensitivity, epsilon=epsilon)
+    a, c = sensitivity / sigma / 2, epsilon * (sigma / sensitivity)
+    first = math.erfc((c - a) / math.sqrt(2)) / 2
+    second = math.exp(-(a - c) * (a - c) / 2) * _erfcx((a + c) / math.sqrt(2)) / 2
+    return min(1.0, max(0.0, first - second))
+
+
+def analytic_sigma(sensitivity: float, epsilon: float, delta: float) -> float:
+    """The smallest sigma that is (epsilon, delta) differentially private, for any epsilon: `gaussian_delta` inverted.
+
+    Found by bisection; of the last two ends, the private one.
+
+    Raises:
+        ValueError: a number outside its range (epsilon above 0, delta between 0 and 1, sensitivity above 0).
+
+    Source: Balle and Wang, ICML 2018, algorithm 1 (the analytic Gaussian mechanism).
+
+    >>> round(analytic_sigma(0.2, 10.0, 1e-6), 5), round(analytic_sigma(0.2, 1.0, 1e-6), 3)
+    (0.10822, 0.845)
+    """
+    _check(sensitivity=sensitivity, epsilon=epsilon, delta=delta)
+    high = 1.0  # in units of the sensitivity; delta falls as sigma grows
+    while gaussian_delta(high, 1.0, epsilon) > delta:
+        high *= 2
+    low = high / 2
+    while gaussian_delta(low, 1.0, epsilon) <= delta:
+        low, high = low / 2, low
+    while high / low > 1 + 1e-12:
+        middle = (low + high) / 2
+        if gaussian_delta(middle, 1.0, epsilon) > delta:
+            low = middle
+        else:
+            high = middle
+    return sensitivity * high
+
+
+def _erfcx(x: float) -> float:
+    """exp(x^2) erfc(x) for x >= 0."""
+    if x < _ASYMPTOTIC:
+        return math.exp(x * x) * math.erfc(x)
+    term, total = 1.0, 1.0
+    for k in range(1, 7):
+        term *= -(2 * k - 1) / (2 * x) / x
+        total += term
+    return total / (x * math.sqrt(math.pi))
+
+
+def _check(**numbers: float) -> None:
+    """Positive and finite, and delta below 1."""
+    for name, value in numbers.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"expected {name} above 0 and finite, got {value}")
+    if not numbers.get("delta", 0.5) < 1:
+        raise ValueError(f"expected delta below 1, got {numbers['delta']}")

@@ -69,6 +69,12 @@ def fedgh_bytes(server: Any, client_id: int) -> tuple[int, int]:
     return 4 * (6 * 3 + 3), 4 * (present + present * 6)
 
 
+def fedgh_half_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """The same with LARs of two bytes a number: up 4 S + 2 S D."""
+    down, up = fedgh_bytes(server, client_id)
+    return down, 4 * (up // 28) + 2 * (up // 28) * 6
+
+
 def fedhenn_bytes(server: Any, client_id: int) -> tuple[int, int]:
     """Down L s + 4 L r, up 4 P: L = 16 rows of 36 floats; r = 2 (6 + 5 + 7), the widths of all six clients."""
     return 16 * 36 * 4 + 4 * 16 * 36, 4 * numbers(server, client_id)
@@ -78,6 +84,13 @@ def fedin_bytes(server: Any, client_id: int) -> tuple[int, int]:
     """Up 4 (P + B q), down 4 (P + B q) from round 2 on: q = 4*3*3 + 6, B = 8 or all that a client has."""
     p = numbers(server, client_id)
     return 4 * (p + 8 * 42), 4 * (p + min(8, SIZES[client_id]) * 42)
+
+
+def fedin_half_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """Float parameters without BatchNorm's statistics, 20 pairs in half precision."""
+    names = server.initial(server.clients[client_id].architecture).items()
+    p = sum(t.numel() for name, t in names if not name.rpartition(".")[2].startswith(("running", "num_batches")))
+    return 4 * p + 2 * 20 * 42, 4 * p + 2 * min(20, SIZES[client_id]) * 42
 
 
 # one line per method: what is tested, with the options of its own
@@ -113,12 +126,40 @@ test_fedgh_counts = testing.conformance(
     skip={"knobs_bite": "asked of the plain form"},
 )
 
+test_fedgh_unit_length = testing.conformance(
+    FedGH(normalize="l2", lar_dtype="float16", header_lr=0.1),
+    oracle=cross_entropy,
+    expected_bytes=fedgh_half_bytes,
+    skip={"order_of_uploads": ORDER, "numbering": ORDER, "knobs_bite": "asked of the plain form"},
+)
+
+NO_MEAN = "there is no K_bar"
+NO_RBF = {"width": "only RBF kernels have one", "landmarks": "only RBF kernels have them"}
+
 test_fedhenn = testing.conformance(
     FedHeNN(rad_size=16, rad_batch=8, eta0=0.5),
     oracle=alignment,
     expected_bytes=fedhenn_bytes,
-    reductions=[Reduction({"eta0": 0.0}, Local())],
-    bites={"rank": Bite(3, {"exact_rank": 4}), "exact_rank": Bite(4, {"rank": 3})},
+    reductions=[
+        Reduction({"eta0": 0.0}, Local()),
+        Reduction(
+            FedHeNN(rad_size=16, rad_batch=8, eta0=0.5, eta_schedule="constant", rad_refresh=0, uploads="kernels"),
+            FedHeNN(rad_size=16, rad_batch=8, eta0=0.5, eta_schedule="constant", rad_refresh=0, kernel_pool="seen"),
+        ),
+    ],
+    bites={
+        "rank": Bite(3, {"exact_rank": 4}),
+        "exact_rank": Bite(4, {"rank": 3}),
+        "similarity": "rbf",
+        "width": Bite(2.0, {"similarity": "rbf"}),
+        "landmarks": Bite(3, {"similarity": "rbf"}),
+        "rad_source": "noise",
+        "rad_refresh": Bite(0, {"eta_schedule": "constant"}),
+        "rad_chunk": Bite(3, {"setting": "homogeneous", "eta_schedule": "constant"}),
+        "uploads": Bite("kernels", {"rad_refresh": 0}),
+        "kernel_weights": "samples",
+        "final_average": Bite(True, {"setting": "homogeneous"}),
+    },
 )
 
 test_fedhenn_homogeneous = testing.conformance(
@@ -126,7 +167,51 @@ test_fedhenn_homogeneous = testing.conformance(
     oracle=alignment,
     counted="updates",
     reductions=[Reduction({"eta0": 0.0}, FedAvg(), "received", one_architecture=True)],
-    inert=dict.fromkeys(("kernel_pool", "kernel_norm", "exclude_self", "rank", "exact_rank"), "there is no K_bar"),
+    bites={"rad_source": "noise", "rad_chunk": Bite(3, {"eta_schedule": "constant"}), "rad_refresh": 0},
+    inert={
+        **dict.fromkeys(
+            ("kernel_pool", "kernel_norm", "kernel_weights", "exclude_self", "rank", "exact_rank", "precision"), NO_MEAN
+        ),
+        **NO_RBF,
+        "uploads": "the weights are what is averaged",
+    },
+)
+
+test_fedhenn_kernel_uploads = testing.conformance(
+    FedHeNN(
+        rad_size=16,
+        rad_batch=8,
+        eta0=0.5,
+        similarity="rbf",
+        landmarks=8,
+        uploads="kernels",
+        rad_refresh=0,
+        rad_transport="indices",
+        kernel_weights="capacity",
+        precision="int8",
+        eta_schedule="constant",
+    ),
+    skip={"knobs_bite": "asked of the plain form"},
+)
+
+test_fedhenn_procrustes = testing.conformance(
+    FedHeNN(
+        setting="homogeneous",
+        similarity="procrustes",
+        rad_size=16,
+        rad_batch=8,
+        eta0=0.5,
+        rad_source="train",
+        rad_refresh=2,
+        rad_chunk=3,
+        final_average=True,
+        final_finetune_epochs=1,
+    ),
+    skip={
+        "knobs_bite": "asked of the plain form",
+        "batchnorm": "after the last average everybody trains once more",
+        "unselected_are_left_alone": "in the closing round everybody is asked",
+    },
 )
 
 test_fedin = testing.conformance(
@@ -154,7 +239,10 @@ test_fedin_without_pairs = testing.conformance(
     FedIN(train_in=False, mu=0.35, weighting="samples"),
     oracle=proximal,
     counted="updates",
-    inert=dict.fromkeys(("combine", "lambda_", "granularity", "pool", "noise_where"), "there are no pairs"),
+    inert=dict.fromkeys(
+        ("combine", "lambda_", "granularity", "pool", "noise_where", "pairs", "in_every", "feature_dtype"),
+        "there are no pairs",
+    ),
 )
 
 
@@ -169,6 +257,15 @@ def test_no_method_is_left_out() -> None:
 @pytest.mark.parametrize("mu", [0.0, 0.1])
 def test_the_oracles_see_a_difference(mu: float) -> None:
     assert ("oracle" in testing.violations(FedIN(mu=mu), ["oracle"], oracle=proximal)) == (mu != 0.35)
+
+
+def test_fedin_with_more_pairs_and_local_statistics() -> None:
+    """What depends on networks with BatchNorm or on state that clients keep."""
+    method = FedIN(pairs=20, in_every=2, feature_dtype="float16", bn_buffers="local")
+    asked = ["any_subset", "expected_bytes", "nan_is_refused", "nothing_aliased", "nothing_written_in_place"]
+    asked += ["same_seed_same_result", "scoring_changes_nothing", "state_is_explicit", "unselected_are_left_alone"]
+    networks = [lambda depth=depth: tiny(depth, 4, 6, norm=True) for depth in (1, 2, 0)]
+    assert not testing.violations(method, asked, models=networks, expected_bytes=fedin_half_bytes)
 
 
 def test_a_knob_said_to_be_inert_must_be() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
+import runpy
 import shlex
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -66,16 +69,61 @@ def test_shell_commands_run(
     assert end.value.code == 0
 
 
-def test_the_example_of_client_similarity_runs(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One round of the quickstart: a folder for the examples that read one."""
+    folder = tmp_path_factory.mktemp("examples") / "run"
     words = ["run", str(ROOT / "recipes" / "quickstart.toml"), "--method", "local", "--set", "training.rounds=1"]
     with pytest.raises(SystemExit) as end:
-        main([*words, "--out", str(tmp_path / "run")])
+        main([*words, "--out", str(folder)])
     assert end.value.code == 0
-    example = [sys.executable, str(ROOT / "examples" / "client_similarity.py"), "--images", "100"]
-    done = subprocess.run([*example, str(tmp_path / "run")], capture_output=True, text=True, check=False)
+    return folder
+
+
+def test_the_example_of_client_similarity_runs(finished_run: Path) -> None:
+    command = [sys.executable, str(ROOT / "examples" / "client_similarity.py"), "--images", "100", str(finished_run)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     everybody, alike, others = (float(word) for word in done.stdout.splitlines()[1].split()[-3:])
     assert 0 < min(everybody, alike, others) <= max(everybody, alike, others) < 1
-    wrong = subprocess.run([*example, str(tmp_path)], capture_output=True, text=True, check=False)
-    assert wrong.returncode == 2
-    assert "expected the folder of a finished run" in wrong.stderr
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs an example with these words after its name, in this process; gives what it printed."""
+
+    def run(name: str, *words: str) -> str:
+        path = ROOT / "examples" / name
+        monkeypatch.syspath_prepend(path.parent)
+        monkeypatch.setattr(sys, "argv", [str(path), *words])
+        runpy.run_path(str(path), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_the_example_of_kernel_messages_runs(finished_run: Path, example: Callable[..., str]) -> None:
+    words = [str(finished_run), "--images", "300", "--ranks", "4", "16"]
+    rows = json.loads(example("kernel_messages.py", *words, "--json"))
+    assert [(row["rank"], row["precision"]) for row in rows] == [
+        (rank, precision) for rank in (4, 16) for precision in ("float32", "float16", "int8")
+    ]
+    assert [row["bytes"] for row in rows[:3]] == [4 * 1200, 2 * 1200 + 4, 1200 + 16]
+    for row in rows:
+        assert 0 < row["error"] <= row["bound"] + row["rounding"]
+        assert row["rounding"] <= {"float32": 0, "float16": 1e-4, "int8": 5e-3}[row["precision"]]
+    assert rows[3]["tau"] < rows[0]["tau"]
+    assert rows[3]["error"] < rows[0]["error"]
+    table = example("kernel_messages.py", *words, "--norm", "fro").splitlines()
+    assert [line.split()[:3] for line in table[2:4]] == [["4", "float32", "4800"], ["4", "float16", "2404"]]
+    assert abs(float(table[2].split()[3]) / rows[0]["tau"] - 1) > 0.01, "the norm bites"
+
+
+@pytest.mark.parametrize("name", ["client_similarity.py", "kernel_messages.py"])
+def test_an_example_without_a_run_folder_says_so(
+    name: str, tmp_path: Path, example: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        example(name, str(tmp_path))
+    assert end.value.code == 2
+    assert "expected the folder of a finished run" in capsys.readouterr().err

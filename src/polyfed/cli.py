@@ -65,6 +65,9 @@ _Set = Annotated[
 _Seed = Annotated[int | None, typer.Option(help="The seed of every random draw.")]
 _Device = Annotated[str | None, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1.")]
 _Workers = Annotated[int | None, typer.Option(help="Clients that train at the same time.")]
+_Track = Annotated[
+    list[str] | None, typer.Option("--track", metavar="NAME", help="Live curves in the run folder: tensorboard.")
+]
 _Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 _Json = Annotated[bool, typer.Option("--json", help="For machines.")]
 
@@ -96,6 +99,7 @@ def run(
     force: Annotated[bool, typer.Option("--force", help="Replace the run that the folder holds.")] = False,
     workers: _Workers = None,
     device: _Device = None,
+    track: _Track = None,
     quiet: _Quiet = False,
 ) -> None:
     """Run a recipe.
@@ -108,7 +112,8 @@ def run(
     from polyfed import session
     from polyfed.recipe import Recipe
 
-    asked = Recipe.load(recipe, settings or (), method=method, seed=seed, out=out, device=device, workers=workers)
+    changes = [*(settings or ()), *_tracked(track)]
+    asked = Recipe.load(recipe, changes, method=method, seed=seed, out=out, device=device, workers=workers)
     done = session.run(asked, out=asked.folder, resume=resume, force=force, progress=not quiet)
     _print_run(done.result, done.path)
 
@@ -126,6 +131,7 @@ def compare(
     force: Annotated[bool, typer.Option("--force", help="Run again what is done already.")] = False,
     workers: _Workers = None,
     device: _Device = None,
+    track: _Track = None,
     quiet: _Quiet = False,
 ) -> None:
     """Run methods side by side.
@@ -142,7 +148,51 @@ def compare(
         None if methods is None else _names(methods),
         _whole_numbers(seeds),
         out,
-        overrides=settings or (),
+        overrides=[*(settings or ()), *_tracked(track)],
+        force=force,
+        progress=not quiet,
+        device=device,
+        workers=workers,
+    )
+    _print(str(done))
+    _print_files(done.files)
+    if done.failures:
+        raise RunError("; ".join(f"{title} failed: {reason}" for title, reason in done.failures.items()))
+
+
+@_command
+def sweep(
+    recipe: _Recipe,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=A,B,...", help="Values to try; a single one holds throughout. May be repeated."
+        ),
+    ] = None,
+    method: _Method = None,
+    seeds: Annotated[str, typer.Option(metavar="0,1,...", help="One run of every combination for each.")] = "0",
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for all of it [runs/RECIPE-sweep].")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Run again what is done already.")] = False,
+    workers: _Workers = None,
+    device: _Device = None,
+    quiet: _Quiet = False,
+) -> None:
+    """Try all combinations of settings, choose by validation.
+
+    Prints and saves the table and, for one or two settings, the figure; Local runs beside. What is done already is not
+    run again, what was interrupted goes on.
+
+    \b
+    polyfed sweep recipes/quickstart.toml --set method.header_lr=0.01,0.1 --set training.lr=0.01,0.05 --seeds 0,1
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed import sweep as sweeps
+
+    done = sweeps.sweep(
+        recipe,
+        sweeps.parse(settings or ()),
+        method=method,
+        seeds=_whole_numbers(seeds),
+        out=out,
         force=force,
         progress=not quiet,
         device=device,
@@ -182,6 +232,12 @@ def report(
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write [the first DIR].")] = None,
     stage: Annotated[str | None, typer.Option(help="received, after_local or personal [each run's own].")] = None,
     x: Annotated[str, typer.Option(help="Axis of the curves: round, bytes or seconds.")] = "round",
+    metric: Annotated[
+        str, typer.Option(help="What the curves show: accuracy, worst_tenth, balanced_accuracy, f1 or auc.")
+    ] = "accuracy",
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="Print the other figures, and those by architecture, too.")
+    ] = False,
 ) -> None:
     """Table and curves of finished runs.
 
@@ -197,9 +253,58 @@ def report(
     runs = find_runs(folders)
     table = comparison(runs, stage)
     place = folders[0] if out is None else out
-    files = [*curves(runs, place, x, stage), *write(table, place)]
-    _print(to_text(table))
+    files = [*curves(runs, place, x, stage, metric), *write(table, place)]
+    _print(to_text(table, metrics=metrics))
     _print_files(files)
+
+
+@_command
+def predict(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.", show_default=False)],
+    data: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DATA",
+            help="Parquet or image files (one, or a folder of them), or a .npy file.",
+            show_default=False,
+        ),
+    ],
+    client: Annotated[int, typer.Option(metavar="NUMBER", help="Whose personal model.", show_default=False)],
+    out: Annotated[Path, typer.Option(metavar="FILE.csv", help="Where to write; - is standard output.")] = Path("-"),
+    probabilities: Annotated[bool, typer.Option("--probabilities", help="Those of all classes, too.")] = False,
+    json: _Json = False,
+    device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1.")] = "cpu",
+    image_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of Parquet files.")] = None,
+    label_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of Parquet files.")] = None,
+) -> None:
+    """Use a client's model on new data.
+
+    Writes a row per input: its row number or file, the class's number and name, the probability. Where the data have
+    labels, the accuracy is told.
+
+    \b
+    polyfed predict runs/mine --client 7 photos --out photos.csv
+    polyfed predict runs/mine --client 7 new.parquet --json
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed import prediction
+    from polyfed.report.writing import write_whole
+
+    found = prediction.predict(run, client, data, device=device, image_column=image_column, label_column=label_column)
+    to_file = str(out) != "-"
+    if to_file:
+        write_whole(out, found.to_csv(probabilities).encode())
+    if json:
+        import json as form
+
+        facts = {"run": str(run), "client": client, "inputs": len(found.names), "accuracy": found.accuracy}
+        print(form.dumps({**facts, "predictions": found.rows(probabilities)}, indent=2))
+    elif not to_file:
+        print(found.to_csv(probabilities), end="")
+    if found.accuracy is not None and not json:  # not among the rows, where there are rows
+        told = f"accuracy {100 * found.accuracy:.2f} % of {len(found.names)} inputs with labels"
+        print(told, file=sys.stdout if to_file else sys.stderr)
+    if to_file and not json:
+        _print_files([out])
 
 
 @_command
@@ -251,7 +356,7 @@ def datasets(json: _Json = False) -> None:
     rows: list[dict[str, Any]] = []
     for name, loader in DATASETS.items():
         about = " ".join((loader.__doc__ or "").split("\n\n")[0].replace("`", "").split())
-        here = True if name == "digits" else None if name == "parquet" else name in own
+        here = {"digits": True, "parquet": None}.get(name, name.removesuffix("-coarse") in own)
         rows.append({"name": name, "here": here, "about": about})
     rows += [{"name": name, "here": True, "about": f"Parquet files in {place}"} for name in own if name not in DATASETS]
     _list(rows, json)
@@ -317,6 +422,11 @@ def _words(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "-" if value is None else f"{value:,}" if isinstance(value, int) and value > 9999 else str(value)
+
+
+def _tracked(names: Sequence[str] | None) -> list[str]:
+    """``--track`` as a setting."""
+    return [f"run.track={list(names)}"] if names else []
 
 
 def _names(text: str) -> list[str]:

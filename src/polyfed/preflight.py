@@ -1,8 +1,8 @@
 """What a federation will cost, measured on one client of each architecture, before anything is written.
 
-Two rounds are played, as some methods' first messages are smaller than the later ones. Training takes a few batches
-only; all else (receiving, what is computed for the upload, scoring) is done as in a run, so that bytes are those of the
-messages.
+Two rounds are played, as some methods' first messages are smaller than the later ones, and the closing round, where
+there is one. Training takes a few batches only; all else (receiving, what is computed for the upload, scoring) is done
+as in a run, so that bytes are those of the messages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, copied, nbytes, read_only
-from polyfed.core.method import Trained
+from polyfed.core.method import Exchange, Trained
 from polyfed.engine.evaluation import score_model
 from polyfed.engine.executors import at_work
 from polyfed.engine.federation import Federation
@@ -44,6 +44,7 @@ class ArchitectureCheck:
         cut: shape of a sample where it leaves the extractor. feature_dim: width of its representation.
         down, up: bytes that go to and come from this client in rounds 1 and 2.
         seconds_batch: one training step. seconds_rest: all else that one client costs in a round, scoring included.
+        closing: bytes down, bytes up and seconds of the closing round; zeros where there is none.
     """
 
     name: str
@@ -57,6 +58,7 @@ class ArchitectureCheck:
     up: tuple[int, int]
     seconds_batch: float
     seconds_rest: float
+    closing: tuple[int, int, float] = (0, 0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Check:
         architectures: one entry each.
         clients: one entry each: id, architecture, train, validation, test (rows), labels (class -> training rows).
         unused: rows of the data set that nobody gets. holdout: rows that the server holds.
-        seconds, bytes_up, bytes_down: estimates for the whole run.
+        seconds, bytes_up, bytes_down: estimates for the whole run, if it does not stop early.
         nbytes: of all clients' weights and states and the server's, in memory.
     """
 
@@ -128,21 +130,39 @@ def measure(federation: Federation, unused: int = 0, holdout: int = 0) -> Check:
     finally:
         torch.set_num_threads(threads)
     clients, training = federation.clients, federation.training
-    share = training.drawn(len(clients)) / len(clients)
     mine = [kinds[client.architecture] for client in clients]
-    busy = sum(kind.seconds_batch * trial.steps(c) + kind.seconds_rest for kind, c in zip(mine, clients, strict=True))
-    later = training.rounds - 1
+    steps = [trial.steps(client, federation.method.exchanges(1)) for client in clients]
+    busy = [kind.seconds_batch * count + kind.seconds_rest for kind, count in zip(mine, steps, strict=True)]
+    drop = federation.availability.drop
+    reached = 1 - drop if federation.availability.drop_when == "before" else 1.0
+    closing = [sum(kind.closing[place] for kind in mine) for place in range(3)]
+    asked = _asked(federation)
+    taking = list(zip(mine, asked, strict=True))
     return Check(
         facts=federation.facts,
         architectures=tuple(kinds.values()),
         clients=tuple(_facts(client) for client in clients),
         unused=unused,
         holdout=holdout,
-        seconds=training.rounds * (share * busy + trial.server_seconds),
-        bytes_up=share * sum(kind.up[0] + later * kind.up[1] for kind in mine),
-        bytes_down=share * sum(kind.down[0] + later * kind.down[1] for kind in mine),
+        seconds=reached * sum(sum(often) * time for often, time in zip(asked, busy, strict=True))
+        + training.rounds * trial.server_seconds
+        + closing[2],
+        bytes_up=(1 - drop) * sum(first * kind.up[0] + later * kind.up[1] for kind, (first, later) in taking)
+        + closing[1],
+        bytes_down=reached * sum(first * kind.down[0] + later * kind.down[1] for kind, (first, later) in taking)
+        + closing[0],
         nbytes=sum(kind.nbytes for kind in mine) + nbytes(federation.server.state),
     )
+
+
+def _asked(federation: Federation) -> list[tuple[float, float]]:
+    """How often each client is asked, in expectation: in round 1, and in all later rounds together."""
+    often = [[0.0, 0.0] for _ in federation.clients]
+    for number in range(1, federation.training.rounds + 1):
+        present = federation.attendance.present(number)
+        for client_id in present:
+            often[client_id][number > 1] += federation.training.drawn(len(present)) / len(present)
+    return [(first, later) for first, later in often]
 
 
 # playing ----------------------------------------------------------------------------------------------------------
@@ -170,37 +190,45 @@ class _Trial:
     def play(self) -> list[ArchitectureCheck]:
         """Both rounds; every architecture's costs."""
         self._federation.method.start(self._federation.server)
-        first, second = self._round(1), self._round(2)
-        return [self._described(member, first[member.id], second[member.id]) for member in self._members]
+        method = self._federation.method
+        first, second = (self._round(number, method.exchanges(number)) for number in (1, 2))
+        seconds = self.server_seconds
+        last = self._round(3, method.closing())
+        self.server_seconds = seconds
+        return [self._described(m, first[m.id], second[m.id], last[m.id]) for m in self._members]
 
-    def steps(self, client: Client) -> int:
-        """Training steps of a client in a round; where a phase takes some rows only, as if it took all."""
-        method, size = self._federation.method, client.training.batch_size
-        phases = method.phases(client.training)
-        once = sum(phase.epochs * -(-len(data_of(client, phase)[0]) // size) for phase in phases)
-        return once * sum(exchange.trains for exchange in method.exchanges(1))
+    def steps(self, client: Client, exchanges: Sequence[Exchange]) -> int:
+        """Training steps of a client in these; where a phase takes some rows only, as if it took all."""
+        usual, size = self._federation.method.phases(client.training), client.training.batch_size
+        phases = [p for each in exchanges if each.trains for p in (usual if each.phases is None else each.phases)]
+        return sum(phase.epochs * -(-len(data_of(client, phase)[0]) // size) for phase in phases)
 
-    def _round(self, number: int) -> dict[int, _Cost]:
+    def _round(self, number: int, exchanges: Sequence[Exchange]) -> dict[int, _Cost]:
         method, server = self._federation.method, self._federation.server
         costs = {member.id: _Cost() for member in self._members}
+        if not exchanges:
+            return costs
         server.round, self.server_seconds = number, 0.0
         began = time.perf_counter()
         method.plan(server, list(costs))
-        for exchange in method.exchanges(number):
+        for exchange in exchanges:
             server.exchange = exchange.name
-            messages = {member.id: read_only(method.broadcast(server, member.id)) for member in self._members}
+            # where nobody trains and everybody is asked, everybody answers: it is cheap, and what comes may be needed
+            everybody = exchange.who == "all" and not exchange.trains
+            asked = [self._federation.clients[i] for i in server.clients] if everybody else self._members
+            messages = {client.id: read_only(method.broadcast(server, client.id)) for client in asked}
             self.server_seconds += time.perf_counter() - began
             uploads = {}
-            for member in self._members:
-                member.round, member.exchange = number, exchange.name
-                uploads[member.id] = self._work(member, messages[member.id], exchange.trains, costs[member.id])
+            for client in asked:
+                client.round, client.exchange = number, exchange.name
+                uploads[client.id] = self._work(client, messages[client.id], exchange, costs.get(client.id, _Cost()))
             began = time.perf_counter()
             method.aggregate(server, uploads)
         self.server_seconds += time.perf_counter() - began
         server.exchange = "train"
         return costs
 
-    def _work(self, member: Client, message: Message, trains: bool, cost: _Cost) -> Message:
+    def _work(self, member: Client, message: Message, exchange: Exchange, cost: _Cost) -> Message:
         """One client's part of an exchange."""
         federation, method = self._federation, self._federation.method
         client = at_work(member, method.variant(federation.server, member.id), federation.architectures)
@@ -208,28 +236,32 @@ class _Trial:
             began = time.perf_counter()
             context = client.context = method.receive(client, message)
             received = time.perf_counter()
-            trained = train(client, method, context, self._batches[member.id]) if trains else Trained()
+            trained = Trained()
+            if exchange.trains:
+                trained = train(client, method, context, self._batches.get(member.id, 1), exchange.phases)
             done = time.perf_counter()
             upload = read_only(copied(method.upload(client, trained)))
-            if len(client.data.test):
+            if exchange.trains and len(client.data.test):
                 score_model(client, method, client.data.test)
             cost.rest += time.perf_counter() - done + received - began
-            cost.batch = max(cost.batch, (done - received) / max(trained.steps, 1) if trains else 0.0)
+            cost.batch = max(cost.batch, (done - received) / max(trained.steps, 1) if exchange.trains else 0.0)
         except PolyfedError as error:
             raise type(error)(f"client {member.id}, round {member.round}: {error}") from error
         except Exception as error:
             place = f"client {member.id} ({member.architecture}), round {member.round}"
             raise RunError(f"{place}: {type(error).__name__}: {error}") from error
-        self._batches[member.id] = max(1, min(_TRIED_BATCHES, int(_TRIED_SECONDS / max(cost.batch, 1e-6))))
-        member.weights = {name: tensor.detach().cpu().clone() for name, tensor in client.model.state_dict().items()}
         member.state = client.state
+        if member.id in self._batches:  # the others are only asked
+            self._batches[member.id] = max(1, min(_TRIED_BATCHES, int(_TRIED_SECONDS / max(cost.batch, 1e-6))))
+            member.weights = {name: tensor.detach().cpu().clone() for name, tensor in client.model.state_dict().items()}
+            cost.kept = nbytes({"weights": member.weights}) + nbytes(member.state)
         cost.down += nbytes(message)
         cost.up += nbytes(upload)
-        cost.kept = nbytes({"weights": member.weights}) + nbytes(member.state)
         return upload
 
-    def _described(self, member: Client, first: _Cost, second: _Cost) -> ArchitectureCheck:
-        architectures = self._federation.architectures
+    def _described(self, member: Client, first: _Cost, second: _Cost, last: _Cost) -> ArchitectureCheck:
+        architectures, method = self._federation.architectures, self._federation.method
+        closing = last.batch * self.steps(member, method.closing()) + last.rest
         module = architectures.template(member.architecture)
         split = module if isinstance(module, SplitModel) else None
         return ArchitectureCheck(
@@ -244,6 +276,7 @@ class _Trial:
             up=(first.up, second.up),
             seconds_batch=second.batch,
             seconds_rest=second.rest,
+            closing=(last.down, last.up, closing),
         )
 
 

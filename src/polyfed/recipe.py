@@ -1,8 +1,9 @@
 """Recipes: every setting of an experiment, typed and checked; TOML in and out, with ``--set`` on top.
 
-A recipe is one TOML file. ``[data]``, ``[models]``, ``[training]``, ``[evaluation]`` and ``[run]`` hold what the
-classes below list. ``[method]`` holds a method's name and its knobs. ``[methods.NAME]`` holds the knobs that a method
-takes when it is asked for by name (``--method NAME``, ``compare --methods NAME,...``), so that one recipe serves many:
+A recipe is one TOML file. ``[data]``, ``[models]``, ``[training]``, ``[evaluation]``, ``[availability]`` and ``[run]``
+hold what the classes below list. ``[method]`` holds a method's name and its knobs. ``[methods.NAME]`` holds the knobs
+that a method takes when it is asked for by name (``--method NAME``, ``compare --methods NAME,...``), so that one recipe
+serves many:
 
     [method]
     name = "fedgh"                   # what plain `polyfed run` runs
@@ -30,48 +31,123 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
-from polyfed.core.settings import Evaluation, Positive, Settings, Training
+from polyfed.core.settings import Availability, Evaluation, Positive, Settings, Training
 from polyfed.data.transforms import augmentation
 from polyfed.errors import RequestError
 from polyfed.registry import METHODS, MODELS, PARTITIONS, nearest
 
 __all__ = ["Data", "MethodChoice", "Models", "Recipe", "RunSettings"]
 
+_FLWR = "flwr:"  # before the name of a partitioner of flwr-datasets
+_KEYS_OF = {
+    "dirichlet": {"alpha", "min_size"},
+    "quantity": {"alpha", "min_size"},
+    "classes": {"classes_per_client", "deal"},
+    "natural": {"natural_column"},
+    _FLWR: {"partitioner"},
+}  # the keys of [data] that one partition alone looks at
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # a variant's name is a folder's name, too
 
 
 class Data(Settings):
     """``[data]``: which samples, and how they are dealt to the clients."""
 
-    name: str = Field(description="a data set of `polyfed datasets`, or a folder of Parquet files below root")
+    name: str = Field(
+        description="a data set of `polyfed datasets`, a folder of Parquet files below root, or 'hub:owner/name'"
+    )
     root: str | None = Field(None, description="folder that holds the data sets' folders; default: $POLYFED_DATA")
     image_column: str | None = Field(None, description="Parquet column with images, where it cannot be told")
     label_column: str | None = Field(None, description="Parquet column with labels, where it cannot be told")
+    train_splits: Annotated[list[str], Field(min_length=1)] = Field(
+        ["train"], description="stored splits that make the training side; cinic10 also has 'validation', svhn 'extra'"
+    )
+    subset: str | None = Field(None, description="hub: which configuration, where there are several")
+    revision: str | None = Field(None, description="hub: branch, tag or commit; default: the newest")
     max_rows: Positive | None = Field(None, description="use the first rows only, of the training side")
     max_test_rows: Positive | None = Field(None, description="the same of the official test side")
     image_size: Positive | None = Field(None, description="resize images to so many pixels a side; default: as stored")
     clients: Positive = 10
-    partition: str = Field("iid", description="'iid', 'dirichlet' or 'classes'")
-    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
-        0.5, description="dirichlet: small is more skewed"
+    partition: str = Field(
+        "iid",
+        description="'iid', 'dirichlet', 'quantity', 'classes', 'natural', or 'flwr:' and a partitioner's name",
     )
-    min_size: Positive = Field(10, description="dirichlet: every client gets at least so many rows")
+    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        0.5, description="dirichlet, quantity: small is more skewed"
+    )
+    min_size: Positive = Field(10, description="dirichlet, quantity: every client gets at least so many rows")
     classes_per_client: Positive = Field(2, description="classes: how many each client holds")
     deal: Literal["fedrep", "shamsian", "ring"] = Field("ring", description="classes: how they are dealt")
+    natural_column: str | None = Field(
+        None, description="natural: rows that share a value of this column go to one client"
+    )
+    partitioner: dict[str, Any] = Field(default_factory=dict, description="flwr: arguments of the partitioner")
     split: str = Field("8:1:1", description="train:validation:test, 'official' or 'official:train:validation'")
     test: Literal["client", "global"] = Field("client", description="whose test rows: each client's own, or one set")
     holdout: Annotated[int, Field(ge=0)] = Field(0, description="rows set aside for the server before the deal")
     max_train: Positive | None = Field(None, description="cap of training rows per client")
     max_test: Positive | None = Field(None, description="cap of test rows per client")
+    skew: Literal["none", "rotation", "noise", "colour"] = Field(
+        "none", description="how clients' images differ, test rows of their own included"
+    )
+    skew_strength: Annotated[float, Field(ge=0, le=1)] = Field(0.25, description="skew: how much; 0 is off")
+    public: str | None = Field(None, description="another data set, whose training inputs everybody may see")
+    public_rows: Positive | None = Field(None, description="public: how many, drawn; default: 5000, or all if fewer")
 
     @field_validator("partition")
     @classmethod
     def _known_partition(cls, name: str) -> str:
-        if name not in PARTITIONS:
-            raise ValueError(f"unknown partition '{name}'{nearest(name, PARTITIONS)}")
+        if name not in PARTITIONS and not (name.startswith(_FLWR) and name != _FLWR):
+            known = [*PARTITIONS, f"{_FLWR}DirichletPartitioner"]
+            raise ValueError(f"unknown partition '{name}'{nearest(name, known)}")
         return name
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Data:
+        if self.partition == "natural" and self.natural_column is None:
+            raise ValueError("partition 'natural' expects natural_column, the column to deal by, came none")
+        if self.partitioner and not self.partition.startswith(_FLWR):
+            raise ValueError(f"[data.partitioner] expects a partition 'flwr:...', came '{self.partition}'")
+        if (self.subset is not None or self.revision is not None) and not self.name.startswith("hub:"):
+            raise ValueError(f"subset and revision expect a name 'hub:owner/name', came '{self.name}'")
+        if self.public is not None and _same_inputs(self.public, self.name):
+            raise ValueError(
+                f"public expects another data set than name, came '{self.public}' for both; rows of the same one that "
+                f"no client gets are data.holdout"
+            )
+        return self
+
+    @property
+    def client_count(self) -> int | None:
+        """How many clients; None for one per value of `natural_column`, which is so unless `clients` is set."""
+        return None if self.partition == "natural" and "clients" not in self.model_fields_set else self.clients
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns to deal by, besides labels."""
+        asked = self.partitioner.get("partition_by", []) if self.partition.startswith(_FLWR) else self.natural_column
+        names = [asked] if isinstance(asked, str) else asked if isinstance(asked, list) else []
+        used = self.partition == "natural" or self.partition.startswith(_FLWR)
+        return tuple(str(name) for name in names if name != "label" or self.partition == "natural") if used else ()
+
+    def _idle(self) -> set[str]:
+        kind = _FLWR if self.partition.startswith(_FLWR) else self.partition
+        idle = {key for keys in _KEYS_OF.values() for key in keys} - _KEYS_OF.get(kind, set())
+        off = {
+            "clients": self.client_count is None,
+            "skew": self.skew == "none",
+            "skew_strength": self.skew == "none",
+            "public_rows": self.public is None,
+            "train_splits": self.train_splits == ["train"],
+            "partitioner": not self.partitioner,
+        }
+        return idle | {key for key, is_off in off.items() if is_off}
+
+
+def _same_inputs(one: str, other: str) -> bool:
+    """Whether two names are of the same images; CIFAR-100's do not change with its labels."""
+    return one.removesuffix("-coarse") == other.removesuffix("-coarse")
 
 
 class Models(Settings):
@@ -117,6 +193,10 @@ class RunSettings(Settings):
     checkpoint_every: Positive = Field(5, description="rounds between checkpoints")
     out: str | None = Field(None, description="run folder; default: runs/<recipe>-<method>-seed<seed>")
     label: str | None = Field(None, description="name of the run in tables; default: the method's")
+    track: list[Literal["tensorboard"]] = Field([], description="live curves, written into the run folder")
+
+    def _idle(self) -> set[str]:
+        return set() if self.track else {"track"}
 
     @field_validator("executor")
     @classmethod
@@ -142,6 +222,7 @@ class Recipe(Settings):
     methods: dict[str, MethodChoice] = Field(default_factory=dict)
     training: Training = Field(default_factory=Training)
     evaluation: Evaluation = Field(default_factory=Evaluation)
+    availability: Availability = Field(default_factory=Availability)
     run: RunSettings = Field(default_factory=RunSettings)
     _stem: str = PrivateAttr("recipe")
     _own: MethodChoice | None = PrivateAttr(None)  # [method] as the file has it, before `choose`
@@ -283,10 +364,10 @@ class Recipe(Settings):
         knobs = dataclasses.asdict(self.build_method())
         given = {name.rstrip("_"): value for name, value in knobs.items() if value is not None}
         settings["method"] = {"name": self.method.name, **given}
-        used = {"dirichlet": {"alpha", "min_size"}, "classes": {"classes_per_client", "deal"}}
-        for partition, keys in used.items():
-            if self.data.partition != partition:
-                settings["data"] = {k: v for k, v in settings["data"].items() if k not in keys}
+        for section in ("data", "training", "evaluation", "availability", "run"):
+            settings[section] = getattr(self, section).in_effect()
+            if not settings[section]:
+                del settings[section]
         return settings
 
     def dumps(self) -> str:
@@ -314,7 +395,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _with_overrides(settings: dict[str, Any], overrides: Sequence[str], method: str | None) -> dict[str, Any]:
     """Put `overrides` over the settings, `method` in between, so that ``method.lr=1`` means the method asked for."""
-    parsed = [_parse_override(text) for text in overrides]
+    parsed = [parse_override(text) for text in overrides]
     for keys, value in parsed:
         if keys == ["method", "name"] and method is None:
             method = str(value)
@@ -330,7 +411,7 @@ def _with_overrides(settings: dict[str, Any], overrides: Sequence[str], method: 
     return settings
 
 
-def _parse_override(text: str) -> tuple[list[str], Any]:
+def parse_override(text: str) -> tuple[list[str], Any]:
     """``"data.clients=20"`` to (["data", "clients"], 20)."""
     key, equals, value = text.partition("=")
     keys = [part.strip() for part in key.split(".")]

@@ -91,6 +91,11 @@ MODELS = Registry(
 _SOURCES, _PARTITION = "polyfed.data.sources", "polyfed.data.partition"
 DATASETS = Registry(
     "dataset",
-    {name: f"{_SOURCES}:{name}" for name in ("digits", "cifar10", "fashion_mnist", "parquet")},
+    {
+        name: f"{_SOURCES}:{name.replace('-', '_')}"
+        for name in ("digits", "cifar10", "cifar100", "cifar100-coarse", "cinic10", "fashion_mnist", "svhn", "parquet")
+    },
 )
-PARTITIONS = Registry("partition", {name: f"{_PARTITION}:{name}" for name in ("iid", "dirichlet", "classes")})
+PARTITIONS = Registry(
+    "partition", {name: f"{_PARTITION}:{name}" for name in ("iid", "dirichlet", "quantity", "classes", "natural")}
+)

@@ -15,6 +15,8 @@ from typing import Any
 from polyfed.core.client import Client, Public
 from polyfed.core.randomness import numpy_generator
 from polyfed.data.federate import Federated, federate
+from polyfed.data.public import public_inputs
+from polyfed.data.samples import Samples
 from polyfed.data.sources import Source, load
 from polyfed.data.transforms import Prepare, resized
 from polyfed.engine.federation import Federation, Run, Tracker
@@ -27,6 +29,7 @@ from polyfed.report.figures import curves
 from polyfed.report.folders import find_runs
 from polyfed.report.tables import Table, comparison, to_text, write
 from polyfed.track.console import Console
+from polyfed.track.tensorboard import TensorBoard
 
 __all__ = ["Check", "Comparison", "Prepared", "check", "compare", "prepare", "run"]
 
@@ -40,28 +43,39 @@ class Prepared:
     def __init__(self) -> None:
         self._source: tuple[object, Source] | None = None
         self._dealt: tuple[object, Federated] | None = None
+        self._public: tuple[object, Samples] | None = None
 
     def source(self, recipe: Recipe) -> Source:
         """The recipe's data set, cut to its first rows and resized where the recipe says so."""
         data = recipe.data
         rows = (data.max_rows, data.max_test_rows)
-        key = (data.name, data.root, data.image_column, data.label_column, *rows, data.image_size)
+        options: dict[str, Any] = {
+            "image_column": data.image_column,
+            "label_column": data.label_column,
+            "train_splits": tuple(data.train_splits),
+            "columns": data.columns,
+            "subset": data.subset,
+            "revision": data.revision,
+        }
+        key = (data.name, data.root, options, *rows, data.image_size)
         if self._source is None or self._source[0] != key:
-            whole = load(data.name, data.root, image_column=data.image_column, label_column=data.label_column)
+            whole = load(data.name, data.root, **options)
             if data.max_test_rows is not None and whole.test is None:
                 raise RequestError(f"data.max_test_rows: expected no value, as '{data.name}' has no official test side")
-            train = resized(whole.train.first(data.max_rows), data.image_size)
-            test = None if whole.test is None else resized(whole.test.first(data.max_test_rows), data.image_size)
-            self._source = (key, replace(whole, train=train, test=test))
+            cut = whole.first(data.max_rows, data.max_test_rows)
+            train = resized(cut.train, data.image_size)
+            test = None if cut.test is None else resized(cut.test, data.image_size)
+            self._source = (key, replace(cut, train=train, test=test))
         return self._source[1]
 
     def dealt(self, recipe: Recipe) -> Federated:
         """The data set as it is dealt to clients: a function of ``[data]`` and the seed, never of the method."""
         data, seed = recipe.data, recipe.run.seed
-        if self._dealt is None or self._dealt[0] != (data, seed):
+        key = (data, data.client_count, seed)
+        if self._dealt is None or self._dealt[0] != key:
             dealt = federate(
                 self.source(recipe),
-                clients=data.clients,
+                clients=data.client_count,
                 partition=data.partition,
                 rng=lambda purpose: numpy_generator(seed, f"data {purpose}"),
                 alpha=data.alpha,
@@ -73,9 +87,26 @@ class Prepared:
                 holdout=data.holdout,
                 max_train=data.max_train,
                 max_test=data.max_test,
+                natural_column=data.natural_column,
+                partitioner=data.partitioner,
+                skew=data.skew,
+                skew_strength=data.skew_strength,
             )
-            self._dealt = ((data, seed), dealt)
+            self._dealt = (key, dealt)
         return self._dealt[1]
+
+    def public(self, recipe: Recipe) -> Public | None:
+        """What everybody may see: inputs of ``data.public`` where there is one, else the hold-out, if there is any."""
+        data, seed, dealt = recipe.data, recipe.run.seed, self.dealt(recipe)
+        stored_as_is = Prepare(dealt.source.mean, dealt.source.std)
+        if data.public is None:
+            return Public(dealt.holdout, stored_as_is) if len(dealt.holdout) else None
+        key = (data, seed)
+        if self._public is None or self._public[0] != key:
+            other = load(data.public, data.root)
+            drawn = public_inputs(other, dealt.source, data.public_rows, numpy_generator(seed, "data public"))
+            self._public = (key, drawn)
+        return Public(self._public[1], stored_as_is, origin="other")
 
 
 def prepare(
@@ -97,10 +128,12 @@ def prepare(
         RequestError: data that are not there or cannot be dealt so, models or a method that do not fit.
     """
     method = recipe.build_method()
-    dealt = (data or Prepared()).dealt(recipe)
+    live = [TensorBoard() for _ in recipe.run.track]
+    data = data or Prepared()
+    dealt = data.dealt(recipe)
     source = dealt.source
     stored_as_is = Prepare(source.mean, source.std)
-    names = _assign(recipe)
+    names = _assign(recipe, len(dealt.clients))
     in_shape = tuple(source.train.x.shape[1:])
     width = recipe.models.feature_dim
     return Federation(
@@ -117,10 +150,12 @@ def prepare(
         method,
         recipe.training,
         recipe.evaluation,
+        availability=recipe.availability,
         seed=recipe.run.seed,
-        public=Public(dealt.holdout, stored_as_is) if len(dealt.holdout) else None,
+        public=data.public(recipe),
         test=dealt.test,
         classes=dealt.classes,
+        class_names=source.class_names,
         builders={name: functools.partial(build, name, in_shape, dealt.classes, width) for name in names},
         device=recipe.run.device,
         out=out,
@@ -128,13 +163,13 @@ def prepare(
         dataset=source.name,
         settings=recipe.to_dict(),
         label=recipe.run.label,
-        trackers=trackers,
+        trackers=[*trackers, *(live if out is not None else ())],
     )
 
 
-def _assign(recipe: Recipe) -> list[str]:
-    """The architecture of every client."""
-    names, count = recipe.models.architectures, recipe.data.clients
+def _assign(recipe: Recipe, count: int) -> list[str]:
+    """The architecture of each of `count` clients."""
+    names = recipe.models.architectures
     if recipe.models.assign == "blocks":
         places = [client * len(names) // count for client in range(count)]
     elif recipe.models.assign == "random":
@@ -207,6 +242,8 @@ def run(
         RunFolder(folder).check(resolved.to_dict(), resume, force)  # before data are loaded
     elif resume:
         raise RequestError("expected a run folder to resume from, came none; name it with out=...")
+    elif resolved.run.track:
+        raise RequestError("run.track: expected a run folder for live curves, came none; name it with out=...")
     federation = prepare(resolved, out=folder, trackers=[Console()] if progress else ())
     return federation.run(resume=resume, force=force)
 
@@ -228,15 +265,17 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class _Member:
-    """One run of a comparison."""
+class Member:
+    """One run of several. name: what tells it from the others, but for the seed."""
 
+    name: str
     recipe: Recipe
     folder: Path
 
     @property
     def title(self) -> str:
-        return f"{self.recipe.name}, seed {self.recipe.run.seed}"
+        """For progress and errors: ``"fedgh, seed 0"``."""
+        return f"{self.name}, seed {self.recipe.run.seed}"
 
 
 def compare(
@@ -281,7 +320,60 @@ def compare(
     members = _members(base, given or base.variants(), list(dict.fromkeys(seeds)), folder)
     watchers: list[Tracker] = [Console()] if progress else []
     data = Prepared()
-    pending = _check_all(members, folder, force, data)
+    failures = run_all(members, check_all(members, folder, force, data), force, data, watchers)
+    return _summed_up(folder, members, failures)
+
+
+def _members(base: Recipe, names: Sequence[str], seeds: Sequence[int], folder: Path) -> list[Member]:
+    """All runs, Local first; seed by seed, so that the runs of a seed share the data in memory."""
+    chosen = {name: base.choose(name) for name in names}
+    if not any(recipe.method.name == "local" for recipe in chosen.values()):
+        chosen = {"local": base.choose("local"), **chosen}
+    return [
+        Member(name, recipe.with_run(seed=seed, out=None), folder / name / f"seed-{seed}")
+        for seed in seeds
+        for name, recipe in chosen.items()
+    ]
+
+
+def check_all(members: Sequence[Member], folder: Path, force: bool, data: Prepared) -> list[Member]:
+    """The runs that are still to be done, after everything that can be known beforehand has been checked.
+
+    Args:
+        members: all runs. folder: where tables will lie. force: also those that are done. data: kept between calls.
+
+    Raises:
+        RequestError: a folder is taken or cannot be made, data that are not there, models that do not fit.
+    """
+    pending = []
+    _check_place(folder)
+    if (folder / "rounds.jsonl").exists() or (folder / "recipe.toml").exists():
+        raise RequestError(f"expected a folder for many runs, came {folder}, which holds a single one")
+    for member in members:
+        place = RunFolder(member.folder)
+        place.check(member.recipe.to_dict(), resume=not force, force=force)
+        if force or place.read_result() is None:
+            pending.append(member)
+    fitted: set[str] = set()
+    for member in pending:
+        data.dealt(member.recipe)
+        if member.name not in fitted:
+            prepare(member.recipe, data=data)
+            fitted.add(member.name)
+    return pending
+
+
+def run_all(
+    members: Sequence[Member], pending: Sequence[Member], force: bool, data: Prepared, watchers: Sequence[Tracker]
+) -> dict[str, str]:
+    """Run what is pending, in order; a run that fails does not keep the others from running.
+
+    Returns:
+        ``"fedin, seed 0"`` -> why it failed.
+
+    Raises:
+        Interrupted: Ctrl-C; what is done is kept.
+    """
     failures: dict[str, str] = {}
     for member in members:
         if member not in pending:
@@ -297,42 +389,10 @@ def compare(
             failures[member.title] = str(error)
             for watcher in watchers:
                 watcher.message(f"{member.title} failed: {error}")
-    return _summed_up(folder, members, failures)
+    return failures
 
 
-def _members(base: Recipe, names: Sequence[str], seeds: Sequence[int], folder: Path) -> list[_Member]:
-    """All runs, Local first; seed by seed, so that the runs of a seed share the data in memory."""
-    chosen = {name: base.choose(name) for name in names}
-    if not any(recipe.method.name == "local" for recipe in chosen.values()):
-        chosen = {"local": base.choose("local"), **chosen}
-    return [
-        _Member(recipe.with_run(seed=seed, out=None), folder / name / f"seed-{seed}")
-        for seed in seeds
-        for name, recipe in chosen.items()
-    ]
-
-
-def _check_all(members: Sequence[_Member], folder: Path, force: bool, data: Prepared) -> list[_Member]:
-    """The runs that are still to be done, after everything that can be known beforehand has been checked."""
-    pending = []
-    _check_place(folder)
-    if (folder / "rounds.jsonl").exists() or (folder / "recipe.toml").exists():
-        raise RequestError(f"expected a folder for many runs, came {folder}, which holds a single one")
-    for member in members:
-        place = RunFolder(member.folder)
-        place.check(member.recipe.to_dict(), resume=not force, force=force)
-        if force or place.read_result() is None:
-            pending.append(member)
-    fitted: set[str] = set()
-    for member in pending:
-        data.dealt(member.recipe)
-        if member.recipe.name not in fitted:
-            prepare(member.recipe, data=data)
-            fitted.add(member.recipe.name)
-    return pending
-
-
-def _summed_up(folder: Path, members: Sequence[_Member], failures: Mapping[str, str]) -> Comparison:
+def _summed_up(folder: Path, members: Sequence[Member], failures: Mapping[str, str]) -> Comparison:
     done = [member.folder for member in members if member.title not in failures]
     if not done:
         return Comparison(folder, None, (), dict(failures))

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from toys import CLASSES, NETS, clients, federation, model_with, moved, rounds, same, samples, worker
+from safetensors.torch import load_file
+from toys import CLASSES, NETS, Watch, clients, federation, model_with, moved, rounds, same, samples, worker
 
+import polyfed
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.core.method import Trained
 from polyfed.core.randomness import generator
+from polyfed.core.settings import Availability, Training
+from polyfed.engine.federation import Federation
 from polyfed.errors import RequestError
 from polyfed.methods import FedGH, Local
-from polyfed.models import zoo
+from polyfed.models import adapt, zoo
+from polyfed.models.split import Staged
+from polyfed.prediction import load_model
+from polyfed.recipe import Recipe
 
 MIXED = ["shallow", "deep", "wide"]  # different extractors, one feature width
 
@@ -313,6 +321,209 @@ def test_identical_clients_send_identical_lars():
         torch.testing.assert_close(round.up[i]["lars"], round.up[0]["lars"], atol=1e-6, rtol=0)
 
 
+# ---- unit length  ----
+
+
+def unit(z):
+    """Rows of unit length, in float64 and NumPy."""
+    z = z.detach().double().numpy()
+    return z / np.linalg.norm(z, axis=-1, keepdims=True)
+
+
+def test_l2_scales_what_enters_the_header_at_the_client_and_at_the_server():
+    members = clients(MIXED, sizes=[12, 9, 15])
+    history = rounds(FedGH(normalize="l2", header_lr=0.5), members, rounds=2)
+    for round in history:
+        for i, client in enumerate(members):
+            data, plain = client.data.train, model_with(NETS[client.architecture], round.weights[i])
+            z = unit(plain.represent(data.x))
+            means = np.stack([z[data.y.numpy() == s].mean(0) for s in round.up[i]["labels"].tolist()])
+            np.testing.assert_allclose(round.up[i]["lars"].numpy(), means, atol=1e-6)
+            assert np.linalg.norm(means, axis=1).min() < 0.9999  # a mean is shorter than what it is the mean of
+        before, after = header(round.before), header(round.after)
+        batches = [[(v / np.linalg.norm(v), s, 1.0)] for pairs in pairs_of(round) for v, s in pairs]
+        theta, bias = numpy_header(before["weight"].numpy(), before["bias"].numpy(), batches, 0.5)
+        np.testing.assert_allclose(after["weight"].numpy(), theta, atol=2e-6)
+        np.testing.assert_allclose(after["bias"].numpy(), bias, atol=2e-6)
+
+
+def test_l2_training_is_that_of_a_network_that_ends_with_unit_length():
+    class Unit(torch.nn.Module):
+        def forward(self, z):
+            return torch.nn.functional.normalize(z, dim=-1)
+
+    def ending():
+        model = NETS["deep"]()
+        model.intermediate.add_module("unit", Unit())
+        return model
+
+    scaled = rounds(FedGH(normalize="l2", header_lr=0.0), clients(["deep"] * 2), rounds=3)
+    built = rounds(FedGH(header_lr=0.0), clients(["deep"] * 2), {"deep": ending}, rounds=3)
+    plain = rounds(FedGH(header_lr=0.0), clients(["deep"] * 2), rounds=3)
+    for a, b, c in zip(scaled, built, plain, strict=True):
+        assert all(same(a.weights[i], b.weights[i]) for i in (0, 1))
+        assert moved(a.weights[0], c.weights[0]) > 1e-3
+
+
+def test_l2_holds_in_the_exported_model_in_all_stages_and_after_loading_its_file(tmp_path):
+    from polyfed.core.settings import Evaluation
+
+    method = FedGH(normalize="l2", header_lr=0.5)
+    members = clients(MIXED, 30, test=40)
+    stages = Evaluation(extra_stages=["received", "after_local"])
+    fed, _ = federation(method, members, rounds=3, evaluation=stages, out=tmp_path / "run")
+    run = fed.run()
+    received = []
+    for i, client in enumerate(members):
+        model, test = run.models[i], client.data.test
+        z = model.represent(test.x)
+        torch.testing.assert_close(z.norm(dim=1), torch.ones(len(z)))
+        assert torch.equal(model(test.x), model.head(z))
+        score = float((model(test.x).argmax(1) == test.y).float().mean())
+        assert score == pytest.approx(run.result["accuracy_per_client"][i])
+
+        plain = NETS[client.architecture]()
+        assert model.export().keys() == plain.state_dict().keys()
+        stored = load_file(tmp_path / "run" / "models" / f"client-{i:03d}.safetensors")
+        again = method.personal(method.build(plain, ""))
+        again.load_state_dict(stored)
+        assert torch.equal(again.eval()(test.x), model(test.x))
+
+        theta = header(fed.server.state)
+        scores = unit(z) @ theta["weight"].double().numpy().T + theta["bias"].double().numpy()
+        received.append(float((scores.argmax(1) == test.y.numpy()).mean()))
+    by_stage = run.result["accuracy_by_stage"]
+    assert by_stage["received"]["mean"] == pytest.approx(np.mean(received))
+    assert by_stage["after_local"]["mean"] == pytest.approx(by_stage["personal"]["mean"])
+
+
+def test_l2_holds_in_what_a_run_folder_is_loaded_as(tmp_path):
+    brief = ["training.rounds=1", "data.clients=5", "method.normalize=l2", "data.max_rows=600"]
+    brief += ["data.partition=iid", "data.holdout=0"]
+    recipe = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
+    run = polyfed.run(recipe, method="fedgh", overrides=brief, out=tmp_path / "run")
+    x = torch.rand(6, 1, 8, 8)
+    for i in range(5):
+        network = load_model(tmp_path / "run", i).network
+        assert torch.equal(network(x), run.models[i](x))
+        torch.testing.assert_close(network.represent(x).norm(dim=1), torch.ones(6))
+
+
+def test_l2_works_on_a_module_that_was_split():
+    body = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linear(6, 5), torch.nn.Linear(5, 3))
+    model = adapt.split(body, head="3", extractor="1")
+    run = federation(FedGH(normalize="l2"), [Client(model, samples(12, 0)), Client(model, samples(9, 1))])[0].run()
+    x = samples(7, 2).x
+    torch.testing.assert_close(run.models[0].represent(x).norm(dim=1), torch.ones(7))
+    assert run.models[0].export().keys() == body.state_dict().keys()
+    assert not model.unit_length, "the user's own network stays as it was"
+    with pytest.raises(RequestError, match="fedgh needs split models"):
+        federation(FedGH(normalize="l2"), [Client(body, samples(12, 0))])
+
+
+def test_l2_does_not_feel_the_scale_of_a_family():
+    """The header learns alike from two clients of which one has representations a thousand times as large."""
+    large = {0: HAND[0], 2: {**HAND[2], "lars": 1000 * HAND[2]["lars"]}}
+    scaled = [aggregated(FedGH(normalize="l2", header_lr=0.5), u)[1] for u in (HAND, large)]
+    plain = [aggregated(FedGH(header_lr=0.5), u)[1] for u in (HAND, large)]
+    assert moved(*scaled) < 1e-6
+    assert moved(*plain) > 1
+
+
+def test_a_lar_of_zeros_stays_zeros():
+    before, after = aggregated(FedGH(normalize="l2", header_lr=0.2), {0: lars([1], [[0.0] * 5])})
+    assert torch.equal(before["weight"], after["weight"])
+    assert moved({"b": before["bias"]}, {"b": after["bias"]}) > 1e-3
+
+
+# ---- half precision  ----
+
+
+@pytest.mark.parametrize("weight", ["equal", "count"])
+def test_float16_lars_take_half_the_bytes(weight):
+    full, half = (
+        rounds(FedGH(lar_dtype=d, weight=weight, header_lr=0.5), clients(MIXED), rounds=1)[0]
+        for d in ("float32", "float16")
+    )
+    for i in range(3):
+        pairs = len(half.up[i]["labels"])
+        assert half.up[i]["lars"].dtype == torch.float16
+        assert nbytes(half.up[i]) == pairs * (2 * 5 + 4 + (4 if weight == "count" else 0))
+        assert nbytes(full.up[i]) - nbytes(half.up[i]) == pairs * 2 * 5
+        torch.testing.assert_close(half.up[i]["lars"], full.up[i]["lars"].half(), rtol=0, atol=0)
+        assert FedGH().paper_nbytes(half.up[i]) == nbytes(half.up[i])
+    record = half.record
+    assert record["bytes_up_as_in_paper"] == record["bytes_up"]
+    assert record["bytes_down"] - record["bytes_down_as_in_paper"] == 3 * 4 * CLASSES  # the bias
+    assert header(half.after)["weight"].dtype == torch.float32
+    assert 0 < moved(header(half.after), header(full.after)) < 1e-3
+
+
+def test_paper_bytes_at_the_papers_sizes_with_float16_and_counts():
+    for method, up in (
+        (FedGH(), 4_008),
+        (FedGH(lar_dtype="float16"), 2_008),
+        (FedGH(weight="count"), 4_016),
+        (FedGH(lar_dtype="float16", weight="count"), 2_016),
+    ):
+        torch.manual_seed(0)
+        model = Staged(torch.nn.Linear(4, 5), torch.nn.Linear(5, 500), torch.nn.Linear(500, 10))
+        (round,) = rounds(method, [Client(model, samples(9, 0, (0, 1)))], classes=10, rounds=1)
+        assert (nbytes(round.down[0]), nbytes(round.up[0])) == (20_040, up)
+        record = round.record
+        assert record["bytes_down_as_in_paper"] + record["bytes_up_as_in_paper"] == 20_000 + up
+
+
+def test_float16_does_not_overflow():
+    class Large(torch.nn.Module):
+        def forward(self, z):
+            return 1e6 * z
+
+    def large():
+        model = NETS["deep"]()
+        model.intermediate.add_module("large", Large())
+        return model
+
+    method = FedGH(lar_dtype="float16", header_lr=0.01)
+    (round,) = rounds(method, clients(["large"]), {"large": large}, rounds=1, lr=0.0)
+    assert not round.record["refused"]
+    assert float(round.up[0]["lars"].abs().max()) == 65504
+    assert all(bool(torch.isfinite(t).all()) for t in header(round.after).values())
+
+
+# ---- the network for CIFAR-100  ----
+
+RESNET = Path(__file__).parents[2] / "recipes" / "fedgh-cifar100.toml"
+
+
+def test_the_recipe_for_cifar_100_has_the_papers_network():
+    recipe = Recipe.load(RESNET)
+    (name,), width = recipe.models.architectures, recipe.models.feature_dim
+    with torch.device("meta"):
+        model = zoo.build(name, (3, 32, 32), 100, width)
+    assert sum(p.numel() for p in model.parameters()) == 11_475_432
+    *_, pool, flatten, projection, relu = model.intermediate
+    kinds = (torch.nn.AdaptiveAvgPool2d, torch.nn.Flatten, torch.nn.Linear, torch.nn.ReLU, torch.nn.Linear)
+    assert [type(m) for m in (pool, flatten, projection, relu, model.head)] == list(kinds)
+    assert (projection.in_features, projection.out_features) == (512, 500)
+    assert (model.head.in_features, model.head.out_features) == (500, 100)
+    assert recipe.build_method() == FedGH()
+
+
+@pytest.mark.slow
+def test_the_recipe_for_cifar_100_runs_on_real_images(data_root):
+    """On CIFAR-10's images, two classes each: the network is the same but for the header's outputs."""
+    brief = ["data.name=cifar10", "data.label_column=label", "data.classes_per_client=2", "data.deal=ring"]
+    brief += ["data.max_rows=3000", "data.max_test_rows=1000", "data.max_train=64", "data.max_test=50"]
+    brief += ["data.clients=2", "training.rounds=3", "training.epochs=2", f"data.root='{data_root}'"]
+    run = polyfed.run(RESNET, overrides=[*brief, "training.batch_size=16"])
+    assert run.result["bytes_up"] == 3 * 2 * 4_008
+    assert run.result["bytes_down"] == 3 * 2 * 20_040
+    assert run.models[0].feature_dim == 500
+    assert run.history[-1]["train_loss"] < run.history[0]["train_loss"]
+    assert run.result["accuracy"] > 0.6  # of two classes each
+
+
 # ---- who gets and keeps what (8.3, 8.9, 8.10, 8.12)  ----
 
 
@@ -369,6 +580,21 @@ def test_lost_uploads():
     answered = [[(v, s, 1.0)] for k in (0, 2) for v, s in pairs_of(third)[k]]
     expected = numpy_header(theta, bias, answered, 0.01)
     np.testing.assert_allclose(header(third.after)["weight"].numpy(), expected[0], atol=1e-6)
+
+
+def test_a_late_upload_trains_the_header_of_a_later_round():
+    settings, late = Training(rounds=2, batch_size=4, lr=0.1), Availability(late=1.0)
+    fed = Federation(clients(MIXED), FedGH(header_lr=0.5), settings, builders=NETS, classes=CLASSES, availability=late)
+    watch = Watch(fed)
+    fed.executor = watch
+    fed.trackers.append(watch)
+    fed.run()
+    first, second = watch.rounds
+    assert same(header(first.before), header(first.after))
+    assert [upload["from"] for upload in second.record["arrived"]] == [1, 1, 1]
+    batches = [[(v, s, 1.0)] for pairs in pairs_of(first) for v, s in pairs]
+    theta, _ = numpy_header(*(header(second.before)[name].numpy() for name in ("weight", "bias")), batches, 0.5)
+    np.testing.assert_allclose(header(second.after)["weight"].numpy(), theta, atol=2e-6)
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])

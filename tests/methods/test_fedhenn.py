@@ -33,6 +33,7 @@ from polyfed.core.client import Client, Public
 from polyfed.core.message import nbytes
 from polyfed.data.samples import Samples
 from polyfed.errors import RequestError
+from polyfed.functional.precision import unpack
 from polyfed.methods import FedAvg, FedHeNN, Local
 from polyfed.models import zoo
 from polyfed.models.split import Staged
@@ -62,7 +63,7 @@ def up_to_scale(a, b):
 
 
 def received_kernel(message):
-    f = message["factor"].double().numpy()
+    f = unpack(message["factor"]).double().numpy()
     return f @ f.T
 
 
@@ -319,7 +320,9 @@ def test_mean_kernel_of_each_pool(pool, exclude_self, norm):
                 continue
             expected = k_bar(members, latest, round.down[i]["rad"], sorted(who), norm)
             assert up_to_scale(received_kernel(round.down[i]), expected) < 1e-6
-            assert round.down[i]["factor"].shape[1] == sum(8 if members[j].architecture == "broad" else 5 for j in who)
+            assert unpack(round.down[i]["factor"]).shape[1] == sum(
+                8 if members[j].architecture == "broad" else 5 for j in who
+            )
             checked += 1
         refused = {entry["client"] for entry in round.record["refused"]}
         last = set(round.record["clients"]) - refused
@@ -444,7 +447,10 @@ def test_bytes_of_the_papers_sizes():
     (round,) = rounds(
         FedHeNN(rank=64, exact_rank=0, **knobs), [Client("tiny", data)], builders, held=held, classes=10, rounds=1
     )
-    assert (nbytes({"rad": round.down[0]["rad"]}), nbytes({"f": round.down[0]["factor"]})) == (15_360_000, 1_280_000)
+    assert (nbytes({"rad": round.down[0]["rad"]}), nbytes({"f": round.down[0]["factor"]["values"]})) == (
+        15_360_000,
+        1_280_000,
+    )
     knobs |= {"rad_size": 20, "setting": "homogeneous"}
     (round,) = rounds(FedHeNN(**knobs), [Client("fedhenn-cifar10", data)], builders, held=held, classes=10, rounds=1)
     assert nbytes(round.down[0]) == 1_231_368 + 20 * 3072

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from toys import (
     worker,
 )
 
+from polyfed import session
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.core.method import Trained
@@ -39,6 +41,7 @@ from polyfed.methods import FedAvg, FedIN
 from polyfed.models import zoo
 from polyfed.models.split import Staged
 
+ROOT = Path(__file__).parents[2]
 MIXED = ["shallow", "deep", "shallow", "deep"]  # nested, equal cuts: 6 in, 5 out
 
 
@@ -79,6 +82,28 @@ def test_bytes_of_resnet10(resnets):
         assert first.up[i]["features"]["s_in"].shape == (16, 64, 8, 8)
         assert first.up[i]["features"]["s_out"].shape == (16, 512)
         assert all(t.dtype == torch.float32 for t in bits(first.up[i]).values())
+
+
+def test_the_pages_example_of_bytes():
+    """docs/methods/fedin.md, for the numbers that `test_bytes_of_resnet10` measures."""
+    page = (ROOT / "docs" / "methods" / "fedin.md").read_text(encoding="utf-8")
+    weights, statistics, pairs = 4 * 4_910_922, 4 * 5_760, 4 * 16 * (64 * 8 * 8 + 512)
+    sums = (weights + statistics, weights + statistics + pairs, weights + pairs, pairs, pairs // 2)
+    for number in (4_910_922, 5_760, *sums):
+        assert f"{number:,}".replace(",", " ") in page
+
+
+@pytest.mark.slow
+def test_everybody_resnet18_from_its_recipe(data_root):
+    """The recipe of the homogeneous experiment, cut down to 160 images and two rounds of five clients."""
+    small = ["data.max_rows=160", "data.max_test_rows=40", "data.clients=5", "training.participation=0.6"]
+    small += ["training.rounds=2", "training.epochs=1", "evaluation.every=2", f"data.root={data_root}"]
+    done = session.run(ROOT / "recipes" / "fedin-resnet18.toml", overrides=small)
+    sizes = [done.history[1]["bytes_by_client"][str(i)] for i in done.history[1]["clients"]]
+    assert len(sizes) == 3
+    assert {size["up"] for size in sizes} <= {45_059_880 - 4_608 * 4 * missing for missing in range(7)}
+    assert min(size["down"] for size in sizes) > 4 * (11_181_642 + 9_600)
+    assert 0 < done.history[1]["sums"]["in_steps"] <= 1
 
 
 def test_the_other_resnets_bytes_follow_from_their_floats():
@@ -146,9 +171,26 @@ def test_who_receives_whose_pairs(pool, participation):
     assert len(senders) > 2
 
 
-def test_a_lone_sender_gets_nothing_and_lost_uploads_empty_the_pool():
+@pytest.mark.parametrize("pool", ["mix", "one"])
+def test_pairs_of_those_who_answered(pool):
+    """Drop-outs: only pairs that arrived are passed on, and only in the next round."""
+    members = clients([*MIXED, "shallow", "deep"])
+    lose = lambda round, client: (round + client) % 3 == 0  # noqa: E731
+    history = rounds(FedIN(pool=pool), members, rounds=4, lose=lose)
+    for number, (last, round) in enumerate(itertools.pairwise(history), 1):
+        answered = {i: message for i, message in last.up.items() if not lose(number, i)}
+        assert len(answered) == 4
+        for i, message in round.down.items():
+            senders = {sender for sender, _ in sources(message["features"], answered)}
+            assert i not in senders
+            assert len(message["features"]["s_in"]) == 4
+            assert len(senders) == 1 or pool == "mix"
+
+
+@pytest.mark.parametrize("pool", ["mix", "one"])
+def test_a_lone_sender_gets_nothing_and_lost_uploads_empty_the_pool(pool):
     lose = lambda round, client: (round == 1 and client != 2) or round == 2  # noqa: E731
-    history = rounds(FedIN(), clients(MIXED), rounds=3, lose=lose)
+    history = rounds(FedIN(pool=pool), clients(MIXED), rounds=3, lose=lose)
     second, third = history[1:]
     assert "features" not in second.down[2], "there are only its own pairs"
     assert all(
@@ -159,6 +201,46 @@ def test_a_lone_sender_gets_nothing_and_lost_uploads_empty_the_pool():
     assert "pool" not in second.after
     assert not any("features" in m for m in third.down.values())
     assert same(shared(second.before), shared(second.after))
+
+
+@pytest.mark.parametrize(("asked", "up", "down"), [(1, 1, 1), (10, 10, 10), (50, 12, 24)])
+def test_how_many_pairs_are_sent_each_way(asked, up, down):
+    """n_S; a client has 12 samples, and three clients' pairs without one's own are 24."""
+    floats = sum(t.numel() for t in NETS["deep"]().state_dict().values())
+    first, second = rounds(FedIN(pairs=asked), clients(["deep"] * 3))
+    for i in range(3):
+        assert nbytes(first.up[i]) == nbytes(second.up[i]) == 4 * (floats + up * (6 + 5))
+        assert nbytes(second.down[i]) == 4 * (floats + down * (6 + 5))
+        places = sources(second.down[i]["features"], first.up)
+        assert len(set(places)) == down
+        assert i not in {sender for sender, _ in places}
+
+
+def test_half_precision_pairs_are_the_same_rounded():
+    """Half the bytes; the weights stay float32; what is trained on is the rounded pair (see the round by hand)."""
+    plain, half = (rounds(FedIN(feature_dtype=dtype), clients(MIXED)) for dtype in ("float32", "float16"))
+    for i in range(4):
+        wide, narrow = plain[0].up[i]["features"], half[0].up[i]["features"]
+        assert same({n: t.half() for n, t in wide.items()}, narrow)
+        assert nbytes({"f": wide}) == 2 * nbytes({"f": narrow}) == 4 * 4 * (6 + 5)
+        assert all(t.dtype == torch.float16 for t in half[1].down[i]["features"].values())
+        assert same(plain[0].up[i]["model"], half[0].up[i]["model"])
+    assert moved(shared(plain[1].after), shared(half[1].after)) > 0
+
+
+def test_pairs_too_large_for_half_precision_are_refused_not_sent_as_infinity():
+    big = {"big": lambda: scaled(1e6)}
+    (round,) = rounds(FedIN(feature_dtype="float16", train_in=True), clients(["big"] * 2), big, rounds=1, lr=0.0)
+    assert [entry["client"] for entry in round.record["refused"]] == [0, 1]
+    assert "not finite ('features/s_in')" in round.record["refused"][0]["reason"]
+
+
+def scaled(factor):
+    """A network whose extractor has no bound."""
+    model = Staged(nn.Linear(4, 6), nn.Sequential(nn.Linear(6, 5), nn.Tanh()), nn.Linear(5, CLASSES))
+    with torch.no_grad():
+        model.extractor.weight.mul_(factor)
+    return model
 
 
 def test_pairs_are_the_senders_own_rows_after_training_in_eval_mode():
@@ -319,7 +401,8 @@ def test_a_single_pair_is_left_out_under_batchnorm():
         fed, _ = federation(FedIN(), clients([architecture]))
         at = worker(fed, 0)
         model = {n: t for n, t in at.model.state_dict().items() if t.is_floating_point()}
-        assert ("s_in" in FedIN().receive(at, {"model": model, "features": pairs(1)})) == expected
+        at.context = FedIN().receive(at, {"model": model, "features": pairs(1)})
+        assert ("s_in" in FedIN().inputs(at, 0, torch.Generator())) == expected
 
 
 def test_models_without_intermediate_tensors_train_locally():
@@ -341,6 +424,59 @@ def test_pairs_move_the_weights_of_round_2_but_not_of_round_1():
         assert same(on[0].trained[i], without[0].trained[i])
         assert moved(on[1].trained[i], without[1].trained[i]) > 1e-4
     assert same(shared(on[0].after), shared(without[0].after))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"pairs": 3},
+        {"pairs": 10},
+        {"pairs": 10, "in_every": 2},
+        {"in_every": 3},
+        {"in_every": 50},
+        {"pairs": 10, "feature_dtype": "float16"},
+    ],
+)
+def test_a_whole_round_by_hand(given):
+    """Six steps of four rows; pairs are visited four at a time, round and round, in every q-th step."""
+    history = rounds(FedIN(mu=0.0, lambda_=1.5, **given), members := clients(MIXED), epochs=2)
+    every, steps = given.get("in_every", 1), 0
+    for i, client in enumerate(members):
+        message = history[1].down[i]
+        s_in, s_out = (message["features"][name].float() for name in ("s_in", "s_out"))
+        model, order = model_with(NETS[client.architecture], message["model"]), generator(0, "batches", "train", 2, i)
+        batches = [rows for _ in range(2) for rows in torch.randperm(12, generator=order).split(4)]
+        for step, rows in enumerate(batches):
+            local = grads(F.cross_entropy(model(client.data.train.x[rows]), client.data.train.y[rows]), model)
+            if step % every == 0:
+                start, held = 4 * (step // every), len(s_in)
+                chosen = [(start + k) % held for k in range(4)] if held > 4 else list(range(held))
+                inner = grads(((model.transform(s_in[chosen]) - s_out[chosen]) ** 2).mean(), model)
+                local = {n: g if inner[n] is None else inner[n] + 0.75 * g for n, g in local.items()}
+                steps += 1
+            with torch.no_grad():
+                for name, p in model.named_parameters():
+                    p -= 0.1 * torch.from_numpy(local[name]).float()
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(history[1].trained[i][name], value, atol=2e-6, rtol=0)
+    assert history[1].record["sums"]["in_steps"] == pytest.approx(steps / 24)
+
+
+def test_lambda_weighs_the_local_gradient():
+    """Linear in lambda, also over a sweep of rounds; 0 leaves the pairs alone to move the intermediate tensors."""
+    found = []
+    for lam in (0.0, 1.0, 4.0):
+        method = FedIN(lambda_=lam, mu=0.0)
+        at, context = at_step(method)
+        found.append(method.gradients(at.model, batch(at.data.train), context).grads)
+        alone = off().gradients(at.model, batch(at.data.train), {}).grads
+    for name in found[0]:
+        slope = alone[name] / 2 if name.startswith("intermediate") else torch.zeros_like(alone[name])
+        for lam, grads_ in zip((1.0, 4.0), found[1:], strict=True):
+            torch.testing.assert_close(grads_[name], found[0][name] + lam * slope, atol=1e-6, rtol=0)
+    ends = [shared(rounds(FedIN(lambda_=lam), clients(MIXED))[1].after) for lam in (0.0, 0.5, 1.0, 4.0)]
+    assert min(moved(a, b) for a, b in itertools.combinations(ends, 2)) > 1e-4
 
 
 # ---- the proximal term (8.3)  ----
@@ -535,6 +671,79 @@ def test_features_are_all_that_crosses_between_architectures_in_same_shape():
         method = FedIN(aggregation="same-shape", train_in=train_in)
         a, b = (rounds(method, group, rounds=3)[-1].after["model shallow"] for group in (members, others))
         assert same(a, b) != train_in
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+def test_with_one_architecture_both_aggregations_are_one(weighting):
+    """Homogeneous models (table 5a): eq. 19 is eq. 20 or 21."""
+    members = clients(["deep-bn"] * 4, [8, 12, 16, 9])
+    layered, shaped = (
+        rounds(FedIN(aggregation=a, weighting=weighting, noise=0.5), members, rounds=3, participation=0.75)
+        for a in ("layer-wise", "same-shape")
+    )
+    for a, b in zip(layered, shaped, strict=True):
+        assert same(shared(a.after), shared(b.after))
+        assert all(same(bits(a.up[i]), bits(b.up[i])) for i in a.up)
+
+
+# ---- BatchNorm's statistics (2.3)  ----
+
+
+STATISTICS = ("running_mean", "running_var")
+NORMED = ["bn", "deep-bn"] * 2
+
+
+@pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
+def test_statistics_are_averaged_like_weights(aggregation):
+    history = rounds(FedIN(aggregation=aggregation, weighting="uniform"), clients(NORMED), rounds=3)
+    for round in history:
+        for group, model in ((n, t) for n, t in round.after.items() if n.startswith("model")):
+            ends = [round.trained[i] for i in range(4) if group in ("model union", f"model {NORMED[i]}")]
+            names = [n for n in model if n.endswith(STATISTICS)]
+            assert len(names) >= 6
+            for name in names:
+                np.testing.assert_allclose(model[name].numpy(), numpy_mean(ends, [1] * len(ends), name), atol=1e-6)
+                assert float(model[name].min()) >= 0 or name.endswith("mean")
+
+
+@pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
+def test_local_statistics_never_leave_a_client(aggregation):
+    members = clients(NORMED, test=20)
+    method = FedIN(aggregation=aggregation, bn_buffers="local")
+    fed, watch = federation(method, members, rounds=3, participation=0.75)
+    result = fed.run().result
+    for round in watch.rounds:
+        for place in (*round.up.values(), *round.down.values(), round.before, round.after):
+            names = set(bits(place))
+            assert any(name.endswith("bn.weight") for name in names)
+            assert not any(name.endswith((*STATISTICS, "num_batches_tracked")) for name in names)
+    assert result["evaluation"]["stage"] == "personal", "there is no model with statistics that a client would receive"
+    assert method.scored == "personal" != FedIN().scored
+
+
+def test_local_statistics_go_on_from_the_clients_own():
+    """At rate 0 the parameters stay, so that the running statistics can be had by hand, round after round."""
+    members, kept = clients(NORMED), {}
+    history = rounds(FedIN(bn_buffers="local"), members, rounds=3, participation=0.75, lr=0.0)
+    for number, round in enumerate(history, 1):
+        for i, message in round.down.items():
+            model = model_with(NETS[NORMED[i]], {**message["model"], **kept.get(i, {})}).train()
+            for rows in torch.randperm(12, generator=generator(0, "batches", "train", number, i)).split(4):
+                model(members[i].data.train.x[rows])
+            kept[i] = dict(model.named_buffers())
+            for name, value in kept[i].items():
+                torch.testing.assert_close(round.trained[i][name], value)
+            assert all(bool((t >= 0).all()) for n, t in round.trained[i].items() if n.endswith("running_var"))
+    assert int(kept[0]["extractor.bn.num_batches_tracked"]) > 3
+    means = [round.trained[i]["extractor.bn.running_mean"] for i in list(history[-1].trained)[:2]]
+    assert float((means[0] - means[1]).abs().max()) > 1e-3
+
+
+def test_without_batchnorm_there_is_nothing_to_keep_local():
+    local, sent = (rounds(FedIN(bn_buffers=where), clients(MIXED)) for where in ("local", "aggregate"))
+    for a, b in zip(local, sent, strict=True):
+        assert same(shared(a.after), shared(b.after))
+        assert all(same(bits(a.up[i]), bits(b.up[i])) for i in range(4))
 
 
 def test_unequal_cuts_are_refused_before_round_1():

@@ -1,5 +1,6 @@
 """The numbers behind the curves by hand; the files by their series."""
 
+import json
 import re
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from polyfed import cli
 from polyfed.errors import RequestError
 from polyfed.report.figures import _draw, curves, series
 from polyfed.report.folders import find_runs
@@ -94,3 +96,61 @@ figures.curves(folders.find_runs({str(two_by_two)!r}), {str(tmp_path / "out")!r}
 assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules and "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def record_figures(root: Path) -> None:
+    """Every record gets a macro F1 of half its accuracy, and a lowest tenth 0.25 below."""
+    for path in root.glob("*/rounds.jsonl"):
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        for record in records:
+            record["metrics"] = {s: {"f1": {"mean": a["mean"] / 2}} for s, a in record["accuracy"].items()}
+            for found in record["accuracy"].values():
+                found["worst_tenth"] = found["mean"] - 0.25
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def test_other_figures_by_hand(two_by_two: Path, tmp_path: Path) -> None:
+    record_figures(two_by_two)
+    (group,), _ = group_runs(find_runs(two_by_two))
+    assert series(group, metric="f1")[1].mean == pytest.approx((0.2, 0.25, 0.325))
+    assert series(group, metric="worst_tenth")[1].mean == pytest.approx((0.15, 0.25, 0.4))
+    assert series(group, stage="received", metric="f1")[1].mean == pytest.approx((0.1, 0.15, 0.225))
+    axes = _draw(group, series(group, metric="f1"), "round", None, "f1").axes[0]
+    assert axes.get_ylabel() == "test macro F1 [%]"
+    assert axes.get_title(loc="left") == "Macro F1 against rounds"
+    png, _ = curves(find_runs(two_by_two), tmp_path / "figures", metric="f1")
+    assert png.name == "f1-by-round.png"
+
+
+def test_the_command_draws_and_prints_them(
+    two_by_two: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record_figures(two_by_two)
+    for path in two_by_two.glob("*/result.json"):
+        result = json.loads(path.read_text())
+        path.write_text(json.dumps(result | {"metrics": {"personal": {"f1": {"mean": 0.375}}}}))
+    words = ["report", str(two_by_two), "--out", str(tmp_path / "out"), "--metric", "f1"]
+    assert cli.status(words) == 0
+    assert "F1" not in capsys.readouterr().out
+    assert cli.status([*words, "--metrics"]) == 0
+    assert ["fedgh", "37.50"] in [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert (tmp_path / "out" / "f1-by-round.svg").exists()
+    assert "| 37.50 |" in (tmp_path / "out" / "comparison.md").read_text()
+
+
+def test_figures_that_are_unknown_or_were_not_recorded(two_by_two: Path, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="did you mean 'balanced_accuracy'"):
+        curves(find_runs(two_by_two), tmp_path, metric="balanced-accuracy")
+    with pytest.raises(RequestError, match="has recorded 'auc'"):
+        curves(find_runs(two_by_two), tmp_path, metric="auc")
+
+
+def test_a_closing_record_is_a_point_after_the_last_round(make: Any) -> None:
+    folder = make("a", "fedgh")
+    last = json.loads((folder / "rounds.jsonl").read_text().splitlines()[-1])
+    last |= {"round": 3, "closing": True, "accuracy": {"personal": {"mean": 0.9}}}
+    with (folder / "rounds.jsonl").open("a") as stream:
+        stream.write(json.dumps(last) + "\n")
+    (group,), _ = group_runs(find_runs(folder))
+    (line,) = series(group)
+    assert (line.x, line.mean) == ((1, 2, 3), (0.5, 0.6, 0.9))

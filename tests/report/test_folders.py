@@ -112,3 +112,11 @@ def test_nothing_there(tmp_path: Path) -> None:
         find_runs(tmp_path / "missing")
     with pytest.raises(RequestError, match="no path"):
         find_runs([])
+
+
+def test_a_run_stopped_in_its_first_round_is_found_beside_its_live_curves(make: Any) -> None:
+    stopped = make.root / "a"
+    (stopped / "tensorboard").mkdir(parents=True)
+    (stopped / "recipe.toml").write_text('[method]\nname = "fedin"\n')
+    (run,) = find_runs(make.root)
+    assert not run.finished

@@ -215,3 +215,78 @@ def test_write(two_by_two: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RequestError, match="cannot"):
         write(table, tmp_path / "file")
+
+
+# the figures beside the accuracy --------------------------------------------------------------------------------------
+
+
+def figures(f1: float, tenth: float, **architectures: float) -> dict[str, Any]:
+    """What a result says beside the accuracies; AUC was not recorded."""
+    return {
+        "accuracy_by_stage": {"personal": {"mean": 0.5, "std": 0.1, "min": 0.2, "max": 0.9, "worst_tenth": tenth}},
+        "metrics": {"personal": {"balanced_accuracy": {"mean": 0.4}, "f1": {"mean": f1}}},
+        "accuracy_per_architecture": {name: {"mean": mean} for name, mean in architectures.items()},
+    }
+
+
+def with_figures(make: Any) -> Any:
+    """Local and two seeds of FedGH, on two architectures; returns the table."""
+    make("local", **figures(0.30, 0.20, cnn1=0.5, cnn2=0.7))
+    make("fedgh-0", "fedgh", 0, **figures(0.40, 0.25, cnn1=0.6, cnn2=0.8))
+    make("fedgh-1", "fedgh", 1, **figures(0.50, 0.35, cnn1=0.7, cnn2=0.8))
+    return comparison(find_runs(make.root))
+
+
+def test_figures_are_means_over_seeds(make: Any) -> None:
+    local, fedgh = with_figures(make).sections[0].rows
+    assert local.metrics == {"balanced_accuracy": 0.4, "f1": 0.3}
+    assert fedgh.metrics == pytest.approx({"balanced_accuracy": 0.4, "f1": 0.45})
+    assert fedgh.accuracy_worst_tenth == pytest.approx(0.30)
+    assert fedgh.accuracy_per_architecture == pytest.approx({"cnn1": 0.65, "cnn2": 0.8})
+
+
+def test_figures_in_every_file_and_on_request_on_the_terminal(make: Any) -> None:
+    table = with_figures(make)
+    markdown = to_markdown(table)
+    (head,) = [line for line in markdown.splitlines() if line.startswith("| method | ") and "std clients" in line]
+    assert "| lowest tenth | balanced accuracy | macro F1 | bytes up |" in head
+    assert "AUC" not in markdown
+    (line,) = [line for line in markdown.splitlines() if line.startswith("| fedgh | ") and "KiB" in line]
+    assert "| 30.00 | 40.00 | 45.00 | 2.0 KiB |" in line
+    assert "Accuracy in % by architecture:\n\n| method | cnn1 | cnn2 |" in markdown
+    assert "| fedgh | 65.00 | 80.00 |" in markdown
+    assert "balanced accuracy & macro F1 &" in to_latex(table)
+    found = list(csv.DictReader(io.StringIO(to_csv(table))))[1]
+    assert float(found["f1"]) == pytest.approx(0.45)
+    assert float(found["accuracy_worst_tenth"]) == pytest.approx(0.30)
+    assert float(found["architecture_cnn1"]) == pytest.approx(0.65)
+    row = json.loads(to_json(table))["tables"][0]["rows"][1]
+    assert (row["metrics"]["f1"], row["accuracy_per_architecture"]["cnn2"]) == pytest.approx((0.45, 0.8))
+    plain, more = to_text(table), to_text(table, metrics=True)
+    assert "F1" not in plain
+    assert "cnn1" not in plain
+    assert ["fedgh", "30.00", "40.00", "45.00"] in [line.split() for line in more.splitlines()]
+    assert ["fedgh", "65.00", "80.00"] in [line.split() for line in more.splitlines()]
+    assert max(map(len, more.splitlines())) <= 100
+
+
+def test_many_architectures_wrap_on_the_terminal(make: Any) -> None:
+    make("local", **figures(0.3, 0.2, **{f"a-long-name-of-network-{i}": i / 10 for i in range(8)}))
+    text = to_text(comparison(find_runs(make.root)), metrics=True)
+    assert max(map(len, text.splitlines())) <= 100
+    assert sum(f"network-{i}" in text for i in range(8)) == 8
+
+
+def test_one_architecture_needs_no_table_of_its_own_and_old_runs_have_none(make: Any) -> None:
+    make("local", **figures(0.3, 0.2, cnn1=0.5))
+    assert "by architecture" not in to_markdown(comparison(find_runs(make.root)))
+    make("old", "fedgh")
+    local, old = comparison(find_runs(make.root)).sections[0].rows
+    assert (old.metrics, old.accuracy_per_architecture, old.accuracy_worst_tenth) == ({}, {}, None)
+    markdown = to_markdown(comparison(find_runs(make.root)))
+    assert "| - | - | - | 2.0 KiB |" in markdown
+    alone = to_text(comparison(find_runs(make.root / "old")), metrics=True)
+    assert "tenth" not in alone
+    received = comparison(find_runs(make.root / "old"), stage="received").sections[0].rows[0]
+    assert received.accuracy_per_architecture == {}
+    assert local.accuracy_per_architecture == {"cnn1": 0.5}

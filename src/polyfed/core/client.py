@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,10 +25,15 @@ def as_floats(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Public:
-    """Data that everybody may see: the hold-out rows of the recipe. ``samples.x`` is (N, ...) as stored."""
+    """Data that everybody may see. ``samples.x`` is (N, ...) as stored.
+
+    origin: "holdout", rows of the task's own data that no client has, or "other", inputs of another data set, whose
+    labels mean nothing here.
+    """
 
     samples: Samples
     prepare: Prepare = as_floats
+    origin: Literal["holdout", "other"] = "holdout"
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -91,6 +96,11 @@ class Client:
         if self.bound is None:
             raise RequestError(f"client {self.id} holds a model only while it works; its weights are in client.weights")
         return self.bound
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the client's present round, under the schedule of `training`."""
+        return self.training.lr_at(self.round)
 
     def generator(self, purpose: str) -> torch.Generator:
         """The client's stream for `purpose` in this exchange of this round."""

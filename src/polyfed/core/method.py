@@ -73,17 +73,10 @@ class Needs:
     one_architecture: bool = False
     nested: bool = False  # tensors of one name have one shape everywhere
     equal_cuts: bool = False  # what enters and leaves the intermediate part is equally shaped everywhere
-    public: int = 0  # rows of data that everybody may see (data.holdout)
+    public: int = 0  # rows of data that everybody may see (data.holdout, data.public)
+    public_origin: Literal["", "holdout", "other"] = ""  # of what kind; "" is any
+    validation: bool = False  # every client has validation rows
     instead: str = ""  # what to do when the models do not fit
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """One passage down and up within a round. The halves see its name in `server.exchange` and `client.exchange`."""
-
-    name: str = "train"
-    who: Literal["selected", "all"] = "selected"
-    trains: bool = True
 
 
 @dataclass(frozen=True)
@@ -92,7 +85,7 @@ class Phase:
 
     trains: which parameters move, by name (None: all). The others get no gradient, and layers of which nothing moves
         run in eval mode, so that their BatchNorm statistics stay too.
-    lr: None for the training setting's.
+    lr: None for the training setting's; the schedule applies to either.
     data: what is trained on, a part of the client's own data or what everybody may see.
     rows: name of a tensor in the context, (M,) int64: which rows of it; None: all.
     mask: name of a group in the context: parameter name -> 0/1 tensor; where it is 0, the entry stays bit for bit.
@@ -105,6 +98,19 @@ class Phase:
     rows: str | None = None
     mask: str | None = None
     name: str = ""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One passage down and up within a round. The halves see its name in `server.exchange` and `client.exchange`.
+
+    phases: how clients train in it, where it trains; None: as the method's `phases` say.
+    """
+
+    name: str = "train"
+    who: Literal["selected", "all"] = "selected"
+    trains: bool = True
+    phases: Sequence[Phase] | None = None
 
 
 class Method:
@@ -124,6 +130,11 @@ class Method:
         """The model that the paper scores."""
         return "personal"
 
+    @property
+    def accepts_late(self) -> bool:
+        """Whether an upload may be aggregated in a later round than the one in which it was made."""
+        return False
+
     # server half --------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
         """Before round 1: fill `server.state`."""
@@ -135,12 +146,22 @@ class Method:
         """The passages of a round; more than one only where the paper has more."""
         return (Exchange(),)
 
+    def closing(self) -> Sequence[Exchange]:
+        """The passages after the last round, if any: one closing round, in which all who are present count as selected.
+
+        `plan` is called before them, `server.round` being one more than in the last round, and all are scored after.
+        """
+        return ()
+
     def broadcast(self, server: Server, client_id: int) -> Message:
         """What goes down to one client. No side effects: it may be called again, for a retry or for scoring."""
         return {}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        """Take in what came up: any subset of those asked, also none; in order of client number."""
+        """Take in what came up: any subset of those asked, also none; in order of client number.
+
+        With `accepts_late`, also from clients that were asked in an earlier round.
+        """
 
     # which network a client trains ----------------------------------------------------------------------------
     def variant(self, server: Server, client_id: int) -> str:
@@ -179,7 +200,7 @@ class Method:
         return Gradients(dict(zip(names, grads, strict=True)), loss.detach(), {k: v.detach() for k, v in sums.items()})
 
     def phases(self, training: Training) -> Sequence[Phase]:
-        """The stretches of local training, in order."""
+        """The stretches of local training, in order, of exchanges that bring none of their own."""
         return (Phase(training.epochs),)
 
     def upload(self, client: Client, trained: Trained) -> Message:

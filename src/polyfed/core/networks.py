@@ -25,12 +25,14 @@ def split(module: nn.Module) -> SplitModel:
     return module
 
 
-def floats(module: nn.Module) -> dict[str, Tensor]:
+def floats(module: nn.Module, buffers: bool = True) -> dict[str, Tensor]:
     """What is averaged and sent of a network: parameters and float buffers by name, detached, not copied.
 
-    Integer buffers (BatchNorm's batch counter) stay with their owner.
+    Integer buffers (BatchNorm's batch counter) stay with their owner; without `buffers` so do all (its statistics).
     """
-    return {name: t.detach() for name, t in module.state_dict().items() if t.is_floating_point()}
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    sent = {name: t for name, t in module.state_dict().items() if buffers or name in parameters}
+    return {name: t.detach() for name, t in sent.items() if t.is_floating_point()}
 
 
 def load(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:

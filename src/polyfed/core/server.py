@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from polyfed.core.architectures import Architectures
-from polyfed.core.client import Public
+from polyfed.core.client import Prepare, Public, as_floats
 from polyfed.core.message import Group, State
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Training
@@ -28,8 +28,10 @@ class Server:
 
     Attributes:
         state: the method's own named tensors, replaced and never written into. round, rounds: 1-based number of the
-        present round, and how many there will be. exchange: name of the present passage. clients: by number.
-        public: data that everybody may see, or None. classes: number of classes of the task. training: settings.
+        present round, and how many are planned. exchange: name of the present passage. clients: who is present, by
+        number. public: data that everybody may see, or None. classes: number of classes of the task. training:
+        settings. prepare: turns stored inputs into what models take, alike for all (the first client's). example: no
+        rows (0, ...) of stored inputs, which tell their type and shape to a method whose server makes inputs.
         log: numbers that the method wants in the round's record; emptied after every round.
     """
 
@@ -44,6 +46,8 @@ class Server:
         training: Training | None = None,
         public: Public | None = None,
         initial: Mapping[int, nn.Module] | None = None,
+        prepare: Prepare = as_floats,
+        example: Tensor | None = None,
     ) -> None:
         self.state: State = {}
         self.round = 0
@@ -53,15 +57,22 @@ class Server:
         self.classes = classes
         self.training = training or Training(rounds=rounds)
         self.public = public
+        self.prepare = prepare
+        self.example = torch.empty(0) if example is None else example[:0]
         self.log: dict[str, float] = {}
+        self._members = dict(clients)
         self._architectures = architectures
         self._seed = seed
         self._given = dict(initial or {})
 
     @property
     def architectures(self) -> list[str]:
-        """The architectures present, in order of first use."""
-        return list(dict.fromkeys(member.architecture for member in self.clients.values()))
+        """All architectures, also of clients that join later, in order of first use."""
+        return list(dict.fromkeys(member.architecture for member in self._members.values()))
+
+    def admit(self, present: Iterable[int]) -> None:
+        """Let `clients` be those of the given numbers; the engine does so before every round."""
+        self.clients = {number: self._members[number] for number in present}
 
     def generator(self, purpose: str, *ids: int) -> torch.Generator:
         """The server's stream for `purpose` in this round."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import math
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Stage = Literal["received", "after_local", "personal"]
+Metric = Literal["balanced_accuracy", "f1", "auc", "confusion"]
 Positive = Annotated[int, Field(ge=1)]
 Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Settings(BaseModel):
@@ -16,11 +19,19 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
+    def in_effect(self) -> dict[str, Any]:
+        """What a run folder keeps: no None, and nothing that is switched off or that has no effect."""
+        return self.model_dump(exclude_none=True, exclude=self._idle())
+
+    def _idle(self) -> set[str]:
+        """The keys that have no effect as things are set."""
+        return set()
+
 
 class Training(Settings):
     """``[training]``: the federation's rounds and each client's local optimisation.
 
-    The optimiser is made afresh in every round, as the papers do.
+    The optimiser is made afresh in every round, as the papers do. Its learning rate is that of `lr_at`.
     """
 
     rounds: Positive = 10
@@ -29,6 +40,13 @@ class Training(Settings):
     batch_size: Positive = 32
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: Finite = 0.01
+    lr_schedule: Literal["constant", "exponential", "step", "cosine"] = Field("constant", description="by round")
+    lr_decay: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None, description="exponential, step: factor of every round, or of every lr_step rounds"
+    )
+    lr_step: Positive | None = Field(None, description="step: rounds between two steps")
+    lr_min: Finite = Field(0.0, description="cosine: where it goes to")
+    lr_warmup: Annotated[int, Field(ge=0, description="rounds of linear growth, from lr / lr_warmup to lr")] = 0
     momentum: Annotated[float, Field(ge=0, lt=1, description="SGD only; 0 is off")] = 0.0
     weight_decay: Finite = 0.0
     augment: str = Field("none", description="'none' or 'crop-flip' (pad 4, random crop, horizontal flip)")
@@ -37,11 +55,75 @@ class Training(Settings):
         """How many of so many clients take part in a round: max(1, floor(C N))."""
         return max(1, int(self.participation * clients + 1e-9))  # 0.29 * 100 is 28.999...
 
+    def lr_at(self, round: int, lr: float | None = None) -> float:
+        """The learning rate of a round; a closing round after the last one has the last one's.
+
+        With lr_warmup = w > 0, round t <= w has lr t / w. Then, for the p-th round after round max(w, 1),
+        constant lr; exponential lr decay^p; step lr decay^floor(p / step); cosine
+        lr_min + (lr - lr_min) (1 + cos(pi p / n)) / 2, n being the number of rounds from round max(w, 1) on.
+
+        Args:
+            round: counted from 1. lr: of a phase that has its own; None: the setting's.
+
+        >>> [Training(lr=0.8, lr_schedule="step", lr_decay=0.5, lr_step=2).lr_at(t) for t in range(1, 6)]
+        [0.8, 0.8, 0.4, 0.4, 0.2]
+        """
+        rate, t, peak = self.lr if lr is None else lr, max(1, min(round, self.rounds)), max(1, self.lr_warmup)
+        if t < peak:
+            return rate * t / peak
+        if self.lr_schedule == "exponential":
+            return rate * (self.lr_decay or 1.0) ** (t - peak)
+        if self.lr_schedule == "step":
+            return rate * (self.lr_decay or 1.0) ** ((t - peak) // (self.lr_step or 1))
+        if self.lr_schedule == "cosine":
+            low = min(self.lr_min, rate)
+            return low + (rate - low) * (1 + math.cos(math.pi * (t - peak) / (self.rounds - peak + 1))) / 2
+        return rate
+
+    def _idle(self) -> set[str]:
+        idle = {"lr_warmup": not self.lr_warmup, "lr_schedule": self.lr_schedule == "constant"}
+        return {key for key, off in {**idle, "lr_min": self.lr_schedule != "cosine"}.items() if off}
+
+    @model_validator(mode="after")
+    def _schedule_is_whole(self) -> Training:
+        takes = {"exponential": {"lr_decay"}, "step": {"lr_decay", "lr_step"}, "cosine": {"lr_min"}}
+        mine = takes.get(self.lr_schedule, set())
+        for key in ("lr_decay", "lr_step", "lr_min"):
+            if getattr(self, key) is None and key in mine:
+                raise ValueError(f"lr_schedule '{self.lr_schedule}' needs {key}, came none")
+            if getattr(self, key) and key not in mine:
+                whose = " or ".join(f"'{name}'" for name, keys in takes.items() if key in keys)
+                raise ValueError(f"{key} is for lr_schedule {whose}; with '{self.lr_schedule}' expected none")
+        if self.lr_min > self.lr:
+            raise ValueError(f"lr_min: expected at most lr = {self.lr:g}, came {self.lr_min:g}")
+        return self
+
     @model_validator(mode="after")
     def _momentum_is_sgd(self) -> Training:
         if self.momentum and self.optimizer != "sgd":
             raise ValueError(f"momentum is SGD's; with optimizer '{self.optimizer}' expected 0, came {self.momentum}")
         return self
+
+
+class Availability(Settings):
+    """``[availability]``: who is there, who drops out, what arrives late; all off by default.
+
+    Share of `participation` is drawn of those present. A closing round reaches all who are present, in time; what
+    would arrive after the last round is lost.
+    """
+
+    drop: Share = Field(0.0, description="probability that a client asked in a round drops out")
+    drop_when: Literal["before", "after"] = Field(
+        "before", description="before: nothing reaches it; after: it trains and keeps its work, its upload never leaves"
+    )
+    late: Share = Field(0.0, description="probability that what a client sends in a round arrives late")
+    late_by: Positive = Field(1, description="rounds that it is late by; for methods that accept late uploads")
+    joiners: Annotated[int, Field(ge=0)] = Field(0, description="clients, drawn by the seed, that are absent at first")
+    join_round: Annotated[int, Field(ge=2)] = Field(2, description="the first round of the joiners")
+
+    def _idle(self) -> set[str]:
+        knots = (("drop", "drop_when"), ("late", "late_by"), ("joiners", "join_round"))
+        return {key for keys in knots if not getattr(self, keys[0]) for key in keys}
 
 
 class Evaluation(Settings):
@@ -51,6 +133,14 @@ class Evaluation(Settings):
     mean: Literal["clients", "samples"] = "clients"
     every: Positive = 1
     extra_stages: list[Stage] = Field(default_factory=list)
+    metrics: list[Metric] = Field(["balanced_accuracy", "f1"], description="recorded beside the accuracy")
+    patience: Annotated[int, Field(ge=0)] = Field(
+        0, description="evaluations without a better validation accuracy of the main stage, then stop; 0: never"
+    )
+    min_delta: Finite = Field(0.0, description="patience: better means by more than this, accuracies being in [0, 1]")
+
+    def _idle(self) -> set[str]:
+        return set() if self.patience else {"patience", "min_delta"}
 
     def stages(self, scored: Stage) -> list[Stage]:
         """All stages to score, the main one first; `scored` is the method's own."""

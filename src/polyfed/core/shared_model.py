@@ -13,6 +13,7 @@ from typing import Literal
 from torch import Tensor
 
 from polyfed.core.message import Group, Message, group
+from polyfed.core.networks import floats
 from polyfed.core.server import Server
 from polyfed.functional.averaging import layer_wise_mean, weighted_mean
 
@@ -20,9 +21,12 @@ Aggregation = Literal["layer-wise", "same-shape"]
 _UNION = "union"
 
 
-def start(server: Server, aggregation: Aggregation) -> None:
-    """Seeded initial weights into the server's state; the union takes every tensor from the largest that has it."""
-    models = {a: _floats(server.initial(a)) for a in server.architectures}
+def start(server: Server, aggregation: Aggregation, buffers: bool = True) -> None:
+    """Seeded initial weights into the server's state; the union takes every tensor from the largest that has it.
+
+    Without `buffers`, of parameters alone: then clients send no others, and BatchNorm's statistics are their own.
+    """
+    models = {a: _shared(server, a, buffers) for a in server.architectures}
     if aggregation == "same-shape":
         for architecture, weights in models.items():
             server.state[_key("model", architecture)] = weights
@@ -75,5 +79,6 @@ def _key(what: str, architecture: str) -> str:
     return f"{what} {architecture.replace('/', ':')}"  # a name in the state holds no "/", a user's architecture may
 
 
-def _floats(weights: Group) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in weights.items() if tensor.is_floating_point()}
+def _shared(server: Server, architecture: str, buffers: bool) -> dict[str, Tensor]:
+    initial = server.initial(architecture)
+    return {name: initial[name] for name in floats(server.model(architecture, initial), buffers)}

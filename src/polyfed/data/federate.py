@@ -1,8 +1,9 @@
 """From a source to a federation's data: holdout, deal, split, caps.
 
 Order of things: rows for the server are set aside, the rest is dealt to the clients, each client's rows are split into
-train, validation and test, and caps are applied last. Every draw comes from a generator made for that purpose
-("holdout", "test", "partition", "split"), so that, say, a larger holdout does not change how splits are drawn.
+train, validation and test, caps are applied, and last the features are skewed. Every draw comes from a generator made
+for that purpose ("holdout", "test", "partition", "split", "skew"), so that, say, a larger holdout does not change how
+splits are drawn.
 
 Shapes: N samples, K clients, C classes.
 """
@@ -10,13 +11,15 @@ Shapes: N samples, K clients, C classes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from polyfed.data import partitioners
 from polyfed.data.partition import (
     Partition,
     Rows,
@@ -25,10 +28,14 @@ from polyfed.data.partition import (
     classes,
     deal_alike,
     dirichlet,
+    natural,
+    natural_alike,
     proportional_counts,
+    quantity,
     whole,
 )
 from polyfed.data.samples import ClientData, Samples
+from polyfed.data.skew import Skew
 from polyfed.data.sources import Source
 from polyfed.errors import RequestError
 from polyfed.registry import PARTITIONS, nearest
@@ -68,11 +75,23 @@ class _Split:
     parts: tuple[int, int, int]
 
 
+@dataclass(frozen=True)
+class _Knobs:
+    """What the partitions take, each its own; see `federate`."""
+
+    alpha: float
+    min_size: int
+    classes_per_client: int
+    deal: str
+    natural_column: str | None
+    partitioner: Mapping[str, Any]
+
+
 def federate(
     source: Source,
     *,
-    clients: int,
-    partition: str | Partition,
+    clients: int | None,
+    partition: str | Partition | Any,
     rng: Callable[[str], np.random.Generator],
     alpha: float = 0.5,
     min_size: int = 10,
@@ -83,25 +102,31 @@ def federate(
     holdout: int = 0,
     max_train: int | None = None,
     max_test: int | None = None,
+    natural_column: str | None = None,
+    partitioner: Mapping[str, Any] | None = None,
+    skew: str = "none",
+    skew_strength: float = 0.25,
 ) -> Federated:
     """Deal a source to clients.
 
     * ``split="a:b:c"``, ``test="client"``: both sides of the source are pooled and dealt; each client's rows are split
       train : validation : test, at random within each class, each class's parts within one row of the ratio.
-    * ``split="official"``, ``test="client"``: the training side is dealt, the test side alike (same class shares).
-      ``"official:9:1"`` also splits each client's training rows into train : validation.
+    * ``split="official"``, ``test="client"``: the training side is dealt, the test side alike (same class shares; with
+      "natural", each row to the client that holds its value, to nobody where none does). ``"official:9:1"`` also
+      splits each client's training rows into train : validation.
     * ``test="global"``: one test set for all. It is the official test side if there is one, and then the training side
       alone is dealt and split a : b; otherwise a class-stratified c part of the pool is set aside before dealing.
 
     Args:
         source: what to deal.
-        clients: K.
+        clients: K; None with "natural": one per value.
         partition: a name in `polyfed.registry.PARTITIONS` (one of your own is called with labels, clients and
-            generator), or a ready `Partition` of the rows to deal: training rows first, then, where they are pooled,
-            test rows. A ready one needs ``holdout=0``, and with ``test="global"`` an official test side.
+            generator); "flwr:" and the name of a partitioner of flwr-datasets; such a partitioner itself; or a ready
+            `Partition` of the rows to deal: training rows first, then, where they are pooled, test rows. A ready one
+            needs ``holdout=0``, and with ``test="global"`` an official test side.
         rng: purpose -> generator; all draws come from these.
-        alpha: of "dirichlet".
-        min_size: of "dirichlet": smallest number of dealt rows (before the split) per client.
+        alpha: of "dirichlet" and "quantity".
+        min_size: of "dirichlet" and "quantity": smallest number of dealt rows (before the split) per client.
         classes_per_client: of "classes".
         deal: of "classes".
         split: "a:b:c", "official" or "official:a:b".
@@ -111,6 +136,11 @@ def federate(
         max_train: at most this many training rows per client. The first rows of each class are kept, the classes in
             the proportion in which the client holds them, so that a cap does not change the label skew.
         max_test: likewise for each client's test rows, or for the common test set.
+        natural_column: of "natural": which of the source's columns to deal by.
+        partitioner: of "flwr:...": arguments of its constructor.
+        skew: "rotation", "noise" or "colour": every client's own rows, its test rows too, are changed as
+            `polyfed.data.skew` says; the hold-out and a common test set are not.
+        skew_strength: 0..1; 0 is off.
 
     Raises:
         RequestError: any setting out of its range, a source without the test side that was asked for, or a client that
@@ -119,7 +149,8 @@ def federate(
     plan = _parse_split(split)
     if test not in TESTS:
         raise RequestError(f"unknown test '{test}'{nearest(str(test), TESTS)}")
-    whole("clients", clients, 1)
+    if clients is not None or not _is(partition, natural):
+        whole("clients", clients, 1)
     whole("holdout", holdout, 0)
     for name, cap in (("max_train", max_train), ("max_test", max_test)):
         if cap is not None:
@@ -146,16 +177,20 @@ def federate(
     else:
         dealt = train_rows if plan.official else np.concatenate([train_rows, test_rows])
 
-    given = _deal(
-        partition, pool.y[dealt], clients, rng, source.classes, alpha, min_size, classes_per_client, deal, bool(holdout)
-    )
+    knobs = _Knobs(alpha, min_size, classes_per_client, deal, natural_column, partitioner or {})
+    given = _deal(partition, pool, dealt, clients, rng, knobs, bool(holdout))
+    view = Skew(skew, skew_strength, len(given.rows), rng)
     mine = [dealt[rows] for rows in given.rows]
     parts = (plan.parts[0], plan.parts[1], 0) if plan.official or test == "global" else plan.parts
     generator = rng("split") if sum(part > 0 for part in parts) > 1 else None
     trios = [_split_rows(rows, pool.y, parts, generator) for rows in mine]
     if test == "client" and plan.official:
-        alike = deal_alike(given, pool.y[test_rows]).rows
-        trios = [(t, v, test_rows[rows]) for (t, v, _), rows in zip(trios, alike, strict=True)]
+        if _is(partition, natural):
+            values, others = (pool.column(natural_column, side) for side in (dealt, test_rows))
+            alike = natural_alike(given, values, others)
+        else:
+            alike = deal_alike(given, pool.y[test_rows])
+        trios = [(t, v, test_rows[rows]) for (t, v, _), rows in zip(trios, alike.rows, strict=True)]
 
     trios = [(_cap(t, pool.y, max_train), v, _cap(own, pool.y, max_test)) for t, v, own in trios]
     common = None if common is None else _cap(common, pool.y, max_test)
@@ -164,8 +199,12 @@ def federate(
     used = len(held_out) + (0 if common is None else len(common)) + sum(len(rows) for trio in trios for rows in trio)
     return Federated(
         clients=tuple(
-            ClientData(pool.select(t), pool.select(v), pool.select(own) if shared is None else shared)
-            for t, v, own in trios
+            ClientData(
+                view(pool.select(t), client, "train"),
+                view(pool.select(v), client, "validation"),
+                view(pool.select(own), client, "test") if shared is None else shared,
+            )
+            for client, (t, v, own) in enumerate(trios)
         ),
         holdout=pool.select(held_out),
         test=shared,
@@ -180,9 +219,41 @@ class _Pool:
     """Both sides of a source under one numbering: training rows first, then test rows."""
 
     def __init__(self, source: Source) -> None:
+        self.source = source
         self._sides = [samples for _, samples in source.sides()]
         self.y: Rows = torch.cat([side.y for side in self._sides]).numpy()
         self.size = len(self.y)
+
+    def column(self, name: str | None, rows: Rows) -> NDArray[Any]:
+        """The further values of `rows` (training rows, test rows, or both) in a column.
+
+        Raises:
+            RequestError: no name, no such column, or one that a side lacks.
+        """
+        if name is None:
+            raise RequestError("partition 'natural' expects natural_column, the column to deal by, came none")
+        sides = (("training", self.source.train_columns), ("test", self.source.test_columns))
+        used = [np.any(rows < len(self._sides[0])), np.any(rows >= len(self._sides[0]))]
+        found = []
+        for (what, columns), needed, side in zip(sides, used, self._sides, strict=False):
+            if needed and name not in columns:
+                hint = nearest(name, columns) if columns else ""
+                more = "; with test = 'global' it needs none" if what == "test" else hint
+                raise RequestError(f"the {what} side of '{self.source.name}' has no column '{name}' to deal by{more}")
+            found.append(columns[name] if needed else np.empty(len(side), dtype=np.int64))
+        if all(used) and found[0].dtype.kind != found[1].dtype.kind:
+            raise RequestError(
+                f"expected '{name}' of both sides of '{self.source.name}' in one type, came numbers and text"
+            )
+        values: NDArray[Any] = np.concatenate([part for part, needed in zip(found, used, strict=False) if needed])
+        return values[rows if used[0] else rows - len(self._sides[0])]
+
+    def columns(self, rows: Rows) -> dict[str, NDArray[Any]]:
+        """All further columns that every side of `rows` has."""
+        held = set(self.source.train_columns)
+        if np.any(rows >= len(self._sides[0])):
+            held &= set(self.source.test_columns)
+        return {name: self.column(name, rows) for name in sorted(held)}
 
     def select(self, rows: Rows) -> Samples:
         """The samples at `rows` (sorted), copied."""
@@ -217,19 +288,26 @@ def _check_test_side(source: Source, plan: _Split, split: str, test: str) -> Non
         raise RequestError(f"expected a test part above 0 in split, came '{split}'; use for instance '8:1:1'")
 
 
+def _is(partition: object, function: Callable[..., Partition]) -> bool:
+    """Whether `partition` is the name under which `function` is registered."""
+    return isinstance(partition, str) and partition in PARTITIONS and PARTITIONS[partition] is function
+
+
 def _deal(
-    partition: str | Partition,
-    y: Rows,
-    clients: int,
+    partition: str | Partition | Any,
+    pool: _Pool,
+    dealt: Rows,
+    clients: int | None,
     rng: Callable[[str], np.random.Generator],
-    class_count: int,
-    alpha: float,
-    min_size: int,
-    classes_per_client: int,
-    deal: str,
+    knobs: _Knobs,
     holdout: bool,
 ) -> Partition:
-    """Deal rows with labels `y`; the result always has class shares."""
+    """Deal the rows `dealt` of the pool; the result counts among them and always has class shares."""
+    y, class_count = pool.y[dealt], pool.source.classes
+    if _is(partition, natural):
+        given = natural(pool.column(knobs.natural_column, dealt), clients, rng("partition"))
+        return Partition(given.rows, given.unused, class_shares(given.rows, y, class_count))
+    clients = whole("clients", clients, 1)
     if isinstance(partition, Partition):
         if len(partition.rows) != clients or holdout:
             raise RequestError(
@@ -237,12 +315,18 @@ def _deal(
                 f"clients={clients}{' and a holdout' if holdout else ''}"
             )
         given = partition
+    elif partitioners.is_partitioner(partition):
+        given = partitioners.deal(partition, y, clients, pool.columns(dealt), class_count)
+    elif str(partition).startswith(partitioners.PREFIX):
+        name, seed = str(partition).removeprefix(partitioners.PREFIX), int(rng("partition").integers(2**31))
+        maker = partitioners.make(name, knobs.partitioner, clients, seed)
+        given = partitioners.deal(maker, y, clients, pool.columns(dealt), class_count)
     else:
         function = PARTITIONS[partition]
-        if function is dirichlet:
-            given = dirichlet(y, clients, rng("partition"), alpha, min_size, class_count=class_count)
+        if function is dirichlet or function is quantity:
+            given = function(y, clients, rng("partition"), knobs.alpha, knobs.min_size, class_count=class_count)
         elif function is classes:
-            given = classes(y, clients, rng("partition"), classes_per_client, deal, class_count=class_count)
+            given = classes(y, clients, rng("partition"), knobs.classes_per_client, knobs.deal, class_count=class_count)
         else:
             given = function(y, clients, rng("partition"))
     if len(given.rows) != clients:

@@ -9,11 +9,12 @@ Shapes: N images, C channels (1 grey, 3 RGB), H x W pixels.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from polyfed.errors import RequestError
 from polyfed.registry import nearest
 
 _VERSION = "images-1"  # part of every cache key: raise it when decoding or label handling changes
-_SPLITS = {"train": ("train", "training"), "test": ("test", "testing"), "validation": ("validation", "valid", "val")}
+SPLITS = {"train": ("train", "training"), "test": ("test", "testing"), "validation": ("validation", "valid", "val")}
 _IMAGE_NAMES = ("img", "image", "images", "picture", "pixels")
 _LABEL_NAMES = ("label", "labels", "fine_label", "coarse_label", "target", "targets", "class", "y")
 _ROWS = 1000  # rows decoded at a time
@@ -35,15 +36,17 @@ _ROWS = 1000  # rows decoded at a time
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """What a folder held: both sides, and what the classes are called."""
+    """What was read: both sides, what the classes are called, and further columns (name -> (N,) values) by side."""
 
     train: Samples
     test: Samples | None
     class_names: tuple[str, ...]
+    train_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    test_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class _Columns:
+class Columns:
     """Which columns to read. `class_names` is None when the files do not name the classes."""
 
     image: str
@@ -56,7 +59,13 @@ def has_parquet(folder: Path) -> bool:
     return folder.is_dir() and bool(_parquet_files(folder))
 
 
-def read_folder(folder: Path, image_column: str | None = None, label_column: str | None = None) -> LabelledImages:
+def read_folder(
+    folder: Path,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    train_splits: Sequence[str] = ("train",),
+    columns: Sequence[str] = (),
+) -> LabelledImages:
     """Read and decode a folder of Parquet files, or take the decoded copy from the cache.
 
     Files whose name (or folder) says train are the training side, those that say test the test side. Without a test
@@ -71,22 +80,26 @@ def read_folder(folder: Path, image_column: str | None = None, label_column: str
         folder: holds ``*.parquet``, directly or one folder down.
         image_column: the column with encoded images; None to find it.
         label_column: the column with labels; None to find it.
+        train_splits: the words in files' names that say "training side", in the order in which their rows follow.
+        columns: further columns of whole numbers or strings; one that the test side lacks is left out there.
 
     Raises:
         RequestError: no training files, a file that is not whole Parquet, columns missing or ambiguous, an image that
             does not decode, images of several shapes, labels that are missing or out of range.
     """
-    files = _split_files(folder)
+    files = _split_files(folder, train_splits)
     every = [path for paths in files.values() for path in paths]
-    columns = _find_columns(every, image_column, label_column)
+    found = _find_columns(every, image_column, label_column)
     try:
         sums = cache.file_checksums(every)
     except OSError as error:
         raise RequestError(f"cannot read the files in {folder}: {first_line(error)}") from error
     sides = [side for side, paths in files.items() for _ in paths]
     parts = (f"{side} {checksum}" for side, checksum in zip(sides, sums, strict=True))
-    key = cache.digest([_VERSION, columns.image, columns.label, *parts])
-    return _from_cache(key) or _decoded(files, columns, key)
+    key = cache.digest([_VERSION, found.image, found.label, *parts])
+    read = _from_cache(key) or _decoded(files, found, key)
+    more = {side: _more_columns(paths, columns, needed=side == "train") for side, paths in files.items()}
+    return replace(read, train_columns=more["train"], test_columns=more.get("test", {}))
 
 
 def _from_cache(key: str) -> LabelledImages | None:
@@ -100,7 +113,7 @@ def _from_cache(key: str) -> LabelledImages | None:
     return LabelledImages(Samples(tensors["train_x"], tensors["train_y"]), test, names)
 
 
-def _decoded(files: dict[str, list[Path]], columns: _Columns, key: str) -> LabelledImages:
+def _decoded(files: dict[str, list[Path]], columns: Columns, key: str) -> LabelledImages:
     """Decode all files and leave a copy in the cache."""
     images: dict[str, torch.Tensor] = {}
     raw: dict[str, NDArray[Any]] = {}
@@ -109,7 +122,7 @@ def _decoded(files: dict[str, list[Path]], columns: _Columns, key: str) -> Label
         pixels, raw[side] = _read_side(paths, columns, shape)
         shape = pixels.shape[1:]
         images[side] = torch.from_numpy(pixels)
-    labels, names = _number_labels(raw, columns)
+    labels, names = number_labels(raw, columns)
     sides = {side: Samples(images[side], torch.from_numpy(labels[side])) for side in files}
     tensors = {f"{side}_{part}": getattr(sides[side], part) for side in sides for part in ("x", "y")}
     cache.store(key, tensors, {"class_names": json.dumps(names)})
@@ -128,18 +141,48 @@ def _parquet_files(folder: Path) -> list[Path]:
     return []
 
 
-def _split_of(path: Path, folder: Path) -> str | None:
-    """Which side a file belongs to, by a whole word in its own name, else in its folder's below `folder`."""
+def _words_of(name: str) -> set[str]:
+    return set(re.split(r"[^a-z]+", name.lower()))
+
+
+def _split_of(path: Path, folder: Path, asked: Sequence[str]) -> str | None:
+    """Which split a file is of, by a whole word in its own name, else in its folder's below `folder`.
+
+    Args:
+        path: the file.
+        folder: of the data set.
+        asked: words that say so, besides the usual ones.
+    """
+    spellings_of = {**{word: (word,) for word in asked}, **SPLITS}
     parts = [path.stem, *(() if path.parent == folder else (path.parent.name,))]
     for part in parts:
-        words = set(re.split(r"[^a-z]+", part.lower()))
-        for split, spellings in _SPLITS.items():
+        words = _words_of(part)
+        for split, spellings in spellings_of.items():
             if words & set(spellings):
                 return split
     return None
 
 
-def _split_files(folder: Path) -> dict[str, list[Path]]:
+def choose_sides(
+    splits: Collection[str], train_splits: Sequence[str], where: object, others: Collection[str] = ()
+) -> dict[str, list[str]]:
+    """Which splits are the training side and, if there is one, the test side; `others` are more names to suggest.
+
+    Raises:
+        RequestError: a split of `train_splits` that is not there, is named twice, or is the test split.
+    """
+    named = {spelling: split for split, spellings in SPLITS.items() for spelling in spellings}
+    train = [named.get(word, word) for word in train_splits]
+    if not train or len(set(train)) < len(train) or "test" in train:
+        raise RequestError(f"expected train_splits as different splits, none of them 'test', came {list(train_splits)}")
+    for split in train:
+        if split not in splits:
+            raise RequestError(f"expected a split '{split}' in {where}, came none{nearest(split, {*splits, *others})}")
+    test = next((split for split in ("test", "validation") if split in splits and split not in train), None)
+    return {"train": train, "test": [test]} if test else {"train": train}
+
+
+def _split_files(folder: Path, train_splits: Sequence[str] = ("train",)) -> dict[str, list[Path]]:
     """The files of the training side and, if there are any, of the test side.
 
     Raises:
@@ -150,19 +193,24 @@ def _split_files(folder: Path) -> dict[str, list[Path]]:
     found = _parquet_files(folder)
     if not found:
         raise RequestError(f"expected Parquet files (train*.parquet, test*.parquet) in {folder}, came none")
-    splits: dict[str | None, list[Path]] = {}
+    splits: dict[str, list[Path]] = {}  # "" for files whose names say nothing
     for path in found:
-        splits.setdefault(_split_of(path, folder), []).append(path)
-    train = splits.get("train", splits[None] if set(splits) == {None} else [])
-    if not train:
+        splits.setdefault(_split_of(path, folder, train_splits) or "", []).append(path)
+    if set(splits) == {""}:
+        splits = {"train": splits[""]}
+    if "train" in train_splits and "train" not in splits:
         raise RequestError(
             f"expected a training file (train*.parquet) in {folder}, came only {', '.join(p.name for p in found[:4])}"
         )
-    homes = sorted({path.parent.name for path in train})
-    if len(homes) > 1:
-        raise RequestError(f"expected one data set in {folder}, came several: {', '.join(homes)}; name one as the root")
-    test = splits.get("test") or splits.get("validation") or []
-    return {"train": train, "test": test} if test else {"train": train}
+    unread = {word for path in splits.pop("", []) for word in _words_of(path.stem) if len(word) > 2}
+    sides = choose_sides(splits, train_splits, folder, unread)
+    for split in sides["train"]:
+        homes = sorted({path.parent.name for path in splits[split]})
+        if len(homes) > 1:
+            raise RequestError(
+                f"expected one data set in {folder}, came several: {', '.join(homes)}; name one as the root"
+            )
+    return {side: [path for split in chosen for path in splits[split]] for side, chosen in sides.items()}
 
 
 def _open(path: Path) -> Any:
@@ -183,21 +231,16 @@ def _open(path: Path) -> Any:
 # columns -------------------------------------------------------------------------------------------------------------
 
 
-def _find_columns(paths: Sequence[Path], image_column: str | None, label_column: str | None) -> _Columns:
+def _find_columns(paths: Sequence[Path], image_column: str | None, label_column: str | None) -> Columns:
     """The image and the label column, the same in every file.
 
     Raises:
         RequestError: none, several, one that is named but absent, or files that differ.
     """
-    chosen: _Columns | None = None
+    chosen: Columns | None = None
     for path in paths:
         schema = _open(path).schema_arrow
-        features = _features(schema.metadata)
-        image = _pick("image", image_column, _image_columns(schema, features), schema.names, path)
-        label = _pick("label", label_column, _label_columns(schema, features), schema.names, path)
-        _check_types(schema, image, label, path)
-        names = features.get(label, {}).get("names") if features.get(label, {}).get("_type") == "ClassLabel" else None
-        came = _Columns(image, label, tuple(str(name) for name in names) if isinstance(names, list) else None)
+        came = pick_columns(schema, _features(schema.metadata), image_column, label_column, path)
         if chosen is not None and came != chosen:
             raise RequestError(
                 f"expected the columns '{chosen.image}' and '{chosen.label}' with the same classes in every file, "
@@ -206,6 +249,21 @@ def _find_columns(paths: Sequence[Path], image_column: str | None, label_column:
         chosen = came
     assert chosen is not None  # _split_files gave at least one path
     return chosen
+
+
+def pick_columns(
+    schema: Any, features: dict[str, dict[str, Any]], image_column: str | None, label_column: str | None, where: object
+) -> Columns:
+    """The image and the label column of one Arrow schema; `features` is what `datasets` knows about the columns.
+
+    Raises:
+        RequestError: none, several, one that is named but absent, or a type that cannot hold them.
+    """
+    image = _pick("image", image_column, _image_columns(schema, features), schema.names, where)
+    label = _pick("label", label_column, _label_columns(schema, features), schema.names, where)
+    _check_types(schema, image, label, where)
+    names = features.get(label, {}).get("names") if features.get(label, {}).get("_type") == "ClassLabel" else None
+    return Columns(image, label, tuple(str(name) for name in names) if isinstance(names, list) else None)
 
 
 def _features(metadata: dict[bytes, bytes] | None) -> dict[str, dict[str, Any]]:
@@ -245,39 +303,101 @@ def _holds_labels(kind: Any) -> bool:
     )
 
 
-def _pick(what: str, named: str | None, candidates: list[str], names: list[str], path: Path) -> str:
+def _pick(what: str, named: str | None, candidates: list[str], names: list[str], where: object) -> str:
     """The named column, else the only candidate."""
     if named is not None:
-        if named not in names:
-            raise RequestError(f"expected the {what} column '{named}' in {path}, came no such{nearest(named, names)}")
+        _check_name(what, named, names, where)
         return named
     if len(candidates) == 1:
         return candidates[0]
     came = f"several: {', '.join(candidates)}" if candidates else f"none among: {', '.join(names)}"
-    raise RequestError(f"expected one {what} column in {path}, came {came}; name it with {what}_column")
+    raise RequestError(f"expected one {what} column in {where}, came {came}; name it with {what}_column")
 
 
-def _check_types(schema: Any, image: str, label: str, path: Path) -> None:
+def _check_name(what: str, named: str, names: list[str], where: object) -> None:
+    if named not in names:
+        raise RequestError(f"expected the {what} column '{named}' in {where}, came no such{nearest(named, names)}")
+
+
+def _check_types(schema: Any, image: str, label: str, where: object) -> None:
     """Refuse columns that cannot hold what they should."""
     for name in (image, label):
         if schema.names.count(name) > 1:
-            raise RequestError(f"expected one column '{name}' in {path}, came {schema.names.count(name)}")
+            raise RequestError(f"expected one column '{name}' in {where}, came {schema.names.count(name)}")
     if not _holds_bytes(schema.field(image).type):
         raise RequestError(
-            f"expected encoded images (bytes) in column '{image}' of {path}, came type {schema.field(image).type}"
+            f"expected encoded images (bytes) in column '{image}' of {where}, came type {schema.field(image).type}"
         )
     if not _holds_labels(schema.field(label).type):
         raise RequestError(
-            f"expected whole numbers or strings in label column '{label}' of {path}, "
+            f"expected whole numbers or strings in label column '{label}' of {where}, "
             f"came type {schema.field(label).type}"
         )
+
+
+def _more_columns(paths: Sequence[Path], names: Sequence[str], needed: bool) -> dict[str, NDArray[Any]]:
+    """Further columns of one side, row by row in file order.
+
+    Args:
+        paths: the files of the side.
+        names: of the columns.
+        needed: whether each must be there; otherwise one that the first file lacks is left out.
+
+    Raises:
+        RequestError: a column that is needed and absent, or absent in some files only; values that are no whole numbers
+            or strings, or missing.
+    """
+    found: dict[str, NDArray[Any]] = {}
+    for name in dict.fromkeys(names):
+        if not needed and name not in _open(paths[0]).schema_arrow.names:
+            continue
+        parts = []
+        for path in paths:
+            _check_name("further", name, _open(path).schema_arrow.names, path)
+            for cells in _column_batches(path, name):
+                parts.append(column_values(cells.to_pylist(), f"column '{name}' of {path}"))
+        found[name] = column_values(np.concatenate(parts), f"column '{name}' of {paths[0].parent}")
+    return found
+
+
+def _column_batches(path: Path, name: str) -> Iterator[Any]:
+    """One column of a file, some rows at a time."""
+    import pyarrow as pa
+
+    try:
+        for batch in _open(path).iter_batches(batch_size=50 * _ROWS, columns=[name]):
+            yield batch.column(0)
+    except (pa.ArrowException, OSError) as error:
+        raise RequestError(f"expected a whole Parquet file, came {path}: {first_line(error)}") from error
+
+
+def column_values(values: Any, where: str) -> NDArray[Any]:
+    """Values of a further column as (N,) int64 or strings.
+
+    Args:
+        values: array-like of whole numbers, booleans or strings.
+        where: what they are, for the message.
+
+    Raises:
+        RequestError: other values, missing ones, or numbers and strings mixed.
+    """
+    given = values.tolist() if isinstance(values, np.ndarray | torch.Tensor) else list(values)
+    if all(isinstance(value, str) for value in given):
+        return np.array(given, dtype=np.str_)
+    if all(isinstance(value, int) for value in given):
+        with contextlib.suppress(OverflowError):
+            return np.array(given, dtype=np.int64)
+    wrong = next((v for v in given if not isinstance(v, type(given[0]))), given[0])
+    raise RequestError(
+        f"expected whole numbers or strings, all of one kind and none missing, in {where}, came {str(wrong)[:40]!r}"
+    )
 
 
 # rows ----------------------------------------------------------------------------------------------------------------
 
 
 def _read_side(
-    paths: Sequence[Path], columns: _Columns, shape: tuple[int, ...] | None
+    paths: Sequence[Path], columns: Columns, shape: tuple[int, ...] | None
 ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
     """Every image and raw label of some files, in file order.
 
@@ -304,11 +424,7 @@ def _read_side(
                 shape = shape or image.shape
                 if pixels is None:
                     pixels = np.empty((total, *shape), dtype=np.uint8)
-                if image.shape != shape:
-                    raise RequestError(
-                        f"expected every image to have {_words(shape)}, as the first one has, "
-                        f"came {_words(image.shape)} in row {row - start} of {path}"
-                    )
+                check_shape(image.shape, shape, row - start, path)
                 pixels[row] = image
                 row += 1
     if pixels is None or row != total:
@@ -316,7 +432,7 @@ def _read_side(
     return pixels, np.concatenate(labels)
 
 
-def _batches(path: Path, columns: _Columns) -> Iterator[tuple[list[bytes | None], NDArray[Any]]]:
+def _batches(path: Path, columns: Columns) -> Iterator[tuple[list[bytes | None], NDArray[Any]]]:
     """Encoded images and labels of one file, some rows at a time."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -343,19 +459,37 @@ def _decode(cell: bytes | None, path: Path, row: int) -> NDArray[np.uint8]:
         raise RequestError(
             f"expected an encoded image in row {row} of {path}, came none (paths alone are not followed)"
         )
+    return to_pixels(lambda: Image.open(io.BytesIO(cell)), row, path)
+
+
+def to_pixels(opened: Callable[[], Any], row: int, where: object) -> NDArray[np.uint8]:
+    """What `opened` gives, a Pillow image, as (C, H, W) uint8 (see `_decode`).
+
+    Raises:
+        RequestError: it does not decode, or is neither grey nor RGB.
+    """
     try:
-        with Image.open(io.BytesIO(cell)) as image:
+        with opened() as image:
             mode = {"1": "L", "P": "RGB"}.get(image.mode, image.mode)
             pixels = np.asarray(image if mode == image.mode else image.convert(mode))
     except Exception as error:  # Pillow's decoders raise nearly anything on foreign bytes
         raise RequestError(
-            f"expected an image in row {row} of {path}, came bytes that do not decode: {first_line(error)}"
+            f"expected an image in row {row} of {where}, came bytes that do not decode: {first_line(error)}"
         ) from error
     if mode == "L":
         return pixels[None]
     if mode == "RGB":
         return pixels.transpose(2, 0, 1)
-    raise RequestError(f"expected grey (L) or RGB images, came mode {mode} in row {row} of {path}")
+    raise RequestError(f"expected grey (L) or RGB images, came mode {mode} in row {row} of {where}")
+
+
+def check_shape(came: tuple[int, ...], shape: tuple[int, ...], row: int, where: object) -> None:
+    """Refuse an image (C, H, W) that is unlike the first one."""
+    if came != shape:
+        raise RequestError(
+            f"expected every image to have {_words(shape)}, as the first one has, "
+            f"came {_words(came)} in row {row} of {where}"
+        )
 
 
 def _words(shape: tuple[int, ...]) -> str:
@@ -366,8 +500,8 @@ def _words(shape: tuple[int, ...]) -> str:
 # labels --------------------------------------------------------------------------------------------------------------
 
 
-def _number_labels(
-    raw: dict[str, NDArray[Any]], columns: _Columns
+def number_labels(
+    raw: dict[str, NDArray[Any]], columns: Columns
 ) -> tuple[dict[str, NDArray[np.int64]], tuple[str, ...]]:
     """Labels as 0..C-1 and the classes' names (see `read_folder`)."""
     values = np.unique(np.concatenate(list(raw.values())))

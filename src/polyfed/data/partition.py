@@ -1,8 +1,9 @@
 """Who gets which rows: index partitions of a labelled data set, every row accounted for.
 
 ``iid`` and ``dirichlet`` (as FedIN deals), ``classes`` with three deals: "fedrep" (as FedRep and FedHeNN), "shamsian"
-(as FedGH, after Shamsian et al.) and "ring", which draws nothing. A partition also records which share of every class
-each client was dealt, so that a test side can be dealt alike.
+(as FedGH, after Shamsian et al.) and "ring", which draws nothing; ``quantity``, where only the clients' sizes differ;
+``natural``, by whom the rows come from. A partition also records which share of every class each client was dealt, so
+that a test side can be dealt alike. Partitioners of flwr-datasets: `polyfed.data.partitioners`.
 
 Shapes: N rows, K clients, C classes. Rows of a client are sorted, so that nothing depends on the order of a draw.
 """
@@ -105,15 +106,8 @@ def dirichlet(
         RequestError: alpha not above 0, a minimum that cannot be met, or one that `max_tries` draws did not meet.
     """
     labels, class_count = _checked(y, clients, class_count)
-    if not (isinstance(alpha, numbers.Real) and math.isfinite(alpha) and alpha > 0):
-        raise RequestError(f"expected a finite alpha > 0 for the dirichlet partition, came {alpha}")
-    whole("min_size", min_size, 1)
+    _check_draw("dirichlet", alpha, min_size, clients, len(labels))
     whole("max_tries", max_tries, 1)
-    if clients * min_size > len(labels):
-        raise RequestError(
-            f"expected at least {clients * min_size} rows for {clients} clients with min_size {min_size}, came "
-            f"{len(labels)}; use fewer clients or a min_size of at most {len(labels) // clients}"
-        )
     counts_C = np.bincount(labels, minlength=class_count)
     best = -1
     for _ in range(max_tries):
@@ -145,15 +139,91 @@ def _dirichlet_sizes(
         open_K = sizes_KC.sum(axis=1) * clients < total
         if not open_K.any():  # only when all rows are dealt: what follows are empty classes
             break
-        share_K = rng.dirichlet(np.full(clients, float(alpha))) * open_K
-        if not (np.isfinite(share_K).all() and share_K.sum() > 0):
-            # a tiny alpha put everything on a client that is full: draw among the others, in its limit one of them
-            share_K = np.zeros(clients)
-            share_K[rng.choice(np.flatnonzero(open_K))] = 1
+        share_K = _dirichlet_shares(open_K, rng, alpha)
         # _TINY: without it a sum that falls just short of 1 hands one row to a last client whose share is 0
-        cuts = (np.cumsum(share_K / share_K.sum())[:-1] * count + _TINY).astype(np.int64)
+        cuts = (np.cumsum(share_K)[:-1] * count + _TINY).astype(np.int64)
         sizes_KC[:, label] = np.diff(cuts, prepend=0, append=count)
     return sizes_KC
+
+
+def _dirichlet_shares(open_K: NDArray[np.bool_], rng: np.random.Generator, alpha: float) -> NDArray[np.float64]:
+    """(K,) proportions from Dirichlet(alpha 1_K), 0 for clients that are not open, renormalised."""
+    share_K = rng.dirichlet(np.full(len(open_K), float(alpha))) * open_K
+    if not (np.isfinite(share_K).all() and share_K.sum() > 0):
+        # a tiny alpha put everything on a client that is full: draw among the others, in its limit one of them
+        share_K = np.zeros(len(open_K))
+        share_K[rng.choice(np.flatnonzero(open_K))] = 1
+    shares: NDArray[np.float64] = share_K / share_K.sum()
+    return shares
+
+
+def quantity(
+    y: ArrayLike,
+    clients: int,
+    rng: np.random.Generator,
+    alpha: float = 0.5,
+    min_size: int = 10,
+    class_count: int | None = None,
+) -> Partition:
+    """Quantity skew: sizes that differ, labels as in the whole.
+
+    Every client gets `min_size` rows, and what is left goes by proportions drawn from Dirichlet(alpha 1_K), rounded by
+    largest remainder; which rows is a random permutation. So every row is used and one draw always does. (Li et al.,
+    ICDE 2022, draw until the smallest client is large enough, which at K = 100 and alpha = 0.5 hardly ever ends.)
+
+    Args:
+        y: (N,) labels 0..C-1.
+        clients: K.
+        rng: of all draws.
+        alpha: concentration; small means that few clients hold nearly everything, large means equal sizes.
+        min_size: smallest number of rows per client.
+        class_count: C; default: the largest label plus one.
+
+    Raises:
+        RequestError: alpha not above 0, or a minimum that cannot be met.
+    """
+    labels, class_count = _checked(y, clients, class_count)
+    _check_draw("quantity", alpha, min_size, clients, len(labels))
+    left = len(labels) - clients * min_size
+    share_K = _dirichlet_shares(np.ones(clients, dtype=bool), rng, alpha)
+    sizes_K = min_size + _largest_remainder(left * share_K, left, np.zeros(clients, dtype=np.int64))
+    return _partition(_cut(rng.permutation(len(labels)), sizes_K), labels, class_count)
+
+
+def natural(values: ArrayLike, clients: int | None, rng: np.random.Generator) -> Partition:
+    """Rows that share a value go to one client: tweets of a user, letters of a writer.
+
+    With as many clients as values, client k gets the kth value in sorted order, and nothing is drawn. With fewer,
+    whole groups are dealt: from the largest group to the smallest (equal ones in drawn order), each to the client with
+    the fewest rows so far. No client then has more than 4/3 of the rows that the largest client of the best possible
+    deal has (Graham 1969), and two clients differ by no more than the largest group. Clients are numbered at random.
+
+    Args:
+        values: (N,) whole numbers or strings, one per row.
+        clients: K; None for one per value.
+        rng: of the order of equal groups, and of the clients.
+
+    Raises:
+        RequestError: no row, or more clients than values.
+    """
+    names, group_N = np.unique(np.asarray(values), return_inverse=True)
+    groups = len(names)
+    clients = groups if clients is None else whole("clients", clients, 1)
+    if not 0 < clients <= groups:
+        raise RequestError(
+            f"expected at most as many clients as there are values to deal by ({groups}), came {clients} clients"
+        )
+    client_G = np.arange(groups)
+    if clients < groups:
+        size_G = np.bincount(group_N, minlength=groups)
+        drawn = rng.permutation(groups)
+        held_K = np.zeros(clients, dtype=np.int64)
+        for group in drawn[np.argsort(-size_G[drawn], kind="stable")]:
+            client_G[group] = held_K.argmin()
+            held_K[client_G[group]] += size_G[group]
+        client_G = rng.permutation(clients)[client_G]
+    client_N = client_G[group_N]
+    return Partition(tuple(np.flatnonzero(client_N == client) for client in range(clients)))
 
 
 def classes(
@@ -236,6 +306,26 @@ def deal_alike(partition: Partition, y: ArrayLike) -> Partition:
             held[client].append(part)
         sizes_K += take
     return _partition([np.concatenate(parts) for parts in held], labels, class_count, partition.shares)
+
+
+def natural_alike(partition: Partition, values: NDArray[Any], other: NDArray[Any]) -> Partition:
+    """Deal another side (test) by who was dealt which value of this one; draws nothing.
+
+    Rows whose value no client holds, as it occurs on the other side alone, stay unused.
+
+    Args:
+        partition: of the rows that `values` belong to, by `natural`.
+        values: (N,) what the rows were dealt by.
+        other: (M,) the same of the other side.
+    """
+    client_N = np.full(len(values), -1)
+    for client, mine in enumerate(partition.rows):
+        client_N[mine] = client
+    names, first = np.unique(values, return_index=True)
+    place_M = np.minimum(np.searchsorted(names, other), len(names) - 1)
+    client_M = np.where(names[place_M] == other, client_N[first[place_M]], -1)
+    rows = tuple(np.flatnonzero(client_M == client) for client in range(len(partition.rows)))
+    return Partition(rows, int((client_M < 0).sum()))
 
 
 def class_shares(rows: Sequence[Rows], y: ArrayLike, class_count: int) -> NDArray[np.float64]:
@@ -356,6 +446,18 @@ def whole(name: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise RequestError(f"expected {name} to be a whole number >= {least}, came {value!r}")
     return int(value)
+
+
+def _check_draw(partition: str, alpha: float, min_size: int, clients: int, rows: int) -> None:
+    """Refuse an alpha or a minimum that cannot be."""
+    if not (isinstance(alpha, numbers.Real) and math.isfinite(alpha) and alpha > 0):
+        raise RequestError(f"expected a finite alpha > 0 for the {partition} partition, came {alpha}")
+    whole("min_size", min_size, 1)
+    if clients * min_size > rows:
+        raise RequestError(
+            f"expected at least {clients * min_size} rows for {clients} clients with min_size {min_size}, came "
+            f"{rows}; use fewer clients or a min_size of at most {rows // clients}"
+        )
 
 
 def balanced_counts(available: NDArray[np.int64], total: int) -> NDArray[np.int64]:

@@ -1,7 +1,8 @@
-"""Where samples come from: bundled digits, Parquet folders in the Hugging Face layout, or your own arrays.
+"""Where samples come from: bundled digits, Parquet folders in the Hugging Face layout, its Hub, or your own arrays.
 
 Every source gives both sides as they are stored (uint8 images) and the channel means and deviations for `Prepare`.
-Files are found through `root`, else the environment variable POLYFED_DATA; nothing is downloaded.
+Files are found through `root`, else the environment variable POLYFED_DATA; nothing is downloaded, except for a name
+that begins with "hub:".
 
 Shapes: N samples, C channels (classes where so named), H x W pixels.
 """
@@ -9,23 +10,32 @@ Shapes: N samples, C channels (classes where so named), H x W pixels.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from polyfed.data import images
+from polyfed.data import hub, images
 from polyfed.data.samples import Samples
 from polyfed.errors import RequestError
 from polyfed.registry import DATASETS, nearest
 
-# per channel, of the training side in 0..1 (the values usually quoted for these sets)
-_CIFAR10 = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
-_FASHION_MNIST = ((0.2860,), (0.3530,))
+# mean and deviation per channel, of the training side in 0..1
+_CIFAR10 = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))  # the values usually quoted, also by FedIN's code
+_CIFAR100 = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))  # FedGH's code; FedHeNN's are these to 3 digits
+_CINIC10 = ((0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587))  # Darlow et al. 2018, also FedIN's code
+_FASHION_MNIST = ((0.2860,), (0.3530,))  # the values usually quoted
+_SVHN = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))  # no statistics: FedIN's code maps the pixels to -1..1, so we do
+
+_TRAIN = ("train",)
+_HUB = "hub:"
 
 
 @dataclass(frozen=True)
@@ -40,10 +50,12 @@ class Source:
         class_names: one name per class.
         mean: per channel in 0..1, for `Prepare`; empty for inputs without channels.
         std: likewise.
+        train_columns: further values of the training rows by column, each (N,) int64 or strings: a user, a writer.
+        test_columns: likewise of the test rows.
 
     Raises:
-        RequestError: an empty side, a label out of range, sides of different shapes or types, or numbers of names or
-            channels that do not fit.
+        RequestError: an empty side, a label out of range, sides of different shapes or types, or numbers of names,
+            channels or values that do not fit.
     """
 
     name: str
@@ -53,6 +65,8 @@ class Source:
     class_names: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    train_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    test_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.classes < 1 or len(self.class_names) != self.classes:
@@ -80,40 +94,106 @@ class Source:
                 f"expected a mean and a std for each of the {channels} channels of '{self.name}', came "
                 f"{len(self.mean)} and {len(self.std)}"
             )
+        for what, rows, columns in (
+            ("training", len(self.train), self.train_columns),
+            ("test", 0 if self.test is None else len(self.test), self.test_columns),
+        ):
+            for column, values in columns.items():
+                if values.shape != (rows,):
+                    raise RequestError(
+                        f"expected {rows} {what} values in column '{column}' of '{self.name}', came {values.shape}"
+                    )
 
     def sides(self) -> list[tuple[str, Samples]]:
         """The sides there are, with their names."""
         return [("training", self.train), *([("test", self.test)] if self.test is not None else [])]
 
+    def first(self, train: int | None, test: int | None) -> Source:
+        """The first so many rows of each side (all of them for None)."""
+        return replace(
+            self,
+            train=self.train.first(train),
+            test=None if self.test is None else self.test.first(test),
+            train_columns={name: values[:train] for name, values in self.train_columns.items()},
+            test_columns={name: values[:test] for name, values in self.test_columns.items()},
+        )
+
 
 def load(
-    name: str, root: str | Path | None = None, *, image_column: str | None = None, label_column: str | None = None
+    name: str,
+    root: str | Path | None = None,
+    *,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    train_splits: Sequence[str] = _TRAIN,
+    columns: Sequence[str] = (),
+    subset: str | None = None,
+    revision: str | None = None,
 ) -> Source:
     """Load a data set by name.
 
     Args:
-        name: an entry of `polyfed.registry.DATASETS`, or any folder name for which ``<root>/<name>`` holds Parquet
-            files (``cifar100``).
+        name: an entry of `polyfed.registry.DATASETS`; or any folder name for which ``<root>/<name>`` holds Parquet
+            files; or ``hub:owner/name`` for a data set of the Hugging Face Hub, which is downloaded.
         root: the folder that holds the data sets' folders (for ``parquet``: the folder itself); default: $POLYFED_DATA.
-        image_column: the Parquet column with images, when it cannot be told.
-        label_column: the Parquet column with labels, when it cannot be told (CIFAR-100 has fine and coarse ones).
+        image_column: the column with images, when it cannot be told.
+        label_column: the column with labels, when it cannot be told or is not the usual one.
+        train_splits: what is stored as which split makes the training side: ``("train", "validation")``.
+        columns: further columns of whole numbers or strings, for `Source.train_columns` and `test_columns`.
+        subset: which configuration, of a Hub data set with several.
+        revision: branch, tag or commit on the Hub; default: the newest.
 
     Raises:
-        RequestError: an unknown name (with the nearest), or files that are missing or wrong.
+        RequestError: an unknown name (with the nearest), files that are missing or wrong, or an option that the data
+            set does not take.
     """
+    name = str(name)
+    if name.startswith(_HUB):
+        repository = name.removeprefix(_HUB)
+        read = hub.read(repository, subset, revision, image_column, label_column, train_splits, columns)
+        return _from_images(name, read)
+    if subset is not None or revision is not None:
+        raise RequestError(f"expected subset and revision with a name 'hub:owner/name' only, came '{name}'")
     if name in DATASETS:
-        source: Source = DATASETS[name](root, image_column, label_column)
-        return source
+        return _registered(name, root, image_column, label_column, tuple(train_splits), tuple(columns))
     place = _place(root)
     if place is not None and _plain(name) and images.has_parquet(place / name):
-        return _from_folder(name, place / name, image_column, label_column)
+        read = images.read_folder(place / name, image_column, label_column, train_splits, columns)
+        return _from_images(name, read)
     looked = f"{place / name}" if place is not None and _plain(name) else "neither root nor POLYFED_DATA is set"
     kept: list[str] = []
     with contextlib.suppress(OSError):  # only to suggest a name
         kept = [folder.name for folder in place.iterdir() if images.has_parquet(folder)] if place is not None else []
-    raise RequestError(
-        f"unknown dataset '{name}'{nearest(str(name), {*DATASETS, *kept})} (and no Parquet files: {looked})"
-    )
+    raise RequestError(f"unknown dataset '{name}'{nearest(name, {*DATASETS, *kept})} (and no Parquet files: {looked})")
+
+
+def _registered(
+    name: str,
+    root: str | Path | None,
+    image_column: str | None,
+    label_column: str | None,
+    train_splits: tuple[str, ...],
+    columns: tuple[str, ...],
+) -> Source:
+    """An entry of the registry; a loader of your own needs to take `root`, `image_column` and `label_column` only."""
+    loader = DATASETS[name]
+    takes = inspect.signature(loader).parameters
+    more: dict[str, Any] = {}
+    if train_splits != _TRAIN:
+        if "train_splits" not in takes:
+            raise RequestError(f"dataset '{name}' has no splits to choose from, came train_splits {list(train_splits)}")
+        more["train_splits"] = train_splits
+    if columns and "columns" in takes:
+        more["columns"] = columns
+    source: Source = loader(root, image_column, label_column, **more)
+    for column in columns:
+        if column not in source.train_columns:
+            raise RequestError(f"dataset '{name}' has no column '{column}'{_hint(column, source)}")
+    return source
+
+
+def _hint(column: str, source: Source) -> str:
+    return nearest(column, source.train_columns) if source.train_columns else "; it has no further columns"
 
 
 def digits(root: str | Path | None = None, image_column: str | None = None, label_column: str | None = None) -> Source:
@@ -134,19 +214,111 @@ def digits(root: str | Path | None = None, image_column: str | None = None, labe
     return Source("digits", train, None, 10, tuple(str(c) for c in range(10)), *channel_statistics(x))
 
 
-def cifar10(root: str | Path | None = None, image_column: str | None = None, label_column: str | None = None) -> Source:
+def cifar10(
+    root: str | Path | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    train_splits: Sequence[str] = _TRAIN,
+    columns: Sequence[str] = (),
+) -> Source:
     """CIFAR-10 (Krizhevsky 2009) from ``<root>/cifar10/{train,test}*.parquet``: 50 000 + 10 000 of (3, 32, 32)."""
-    return _from_folder("cifar10", _folder_of("cifar10", root), image_column, label_column, _CIFAR10)
+    folder = _folder_of("cifar10", root)
+    return _from_images(
+        "cifar10", images.read_folder(folder, image_column, label_column, train_splits, columns), _CIFAR10
+    )
+
+
+def cifar100(
+    root: str | Path | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    train_splits: Sequence[str] = _TRAIN,
+    columns: Sequence[str] = (),
+) -> Source:
+    """CIFAR-100's 100 fine classes from ``<root>/cifar100/{train,test}*.parquet``: 50 000 + 10 000 of (3, 32, 32).
+
+    Its 20 coarse classes with label_column "coarse_label", or as `cifar100-coarse`.
+    """
+    folder, label = _folder_of("cifar100", root), label_column or "fine_label"
+    return _from_images("cifar100", images.read_folder(folder, image_column, label, train_splits, columns), _CIFAR100)
+
+
+def cifar100_coarse(
+    root: str | Path | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    train_splits: Sequence[str] = _TRAIN,
+    columns: Sequence[str] = (),
+) -> Source:
+    """CIFAR-100's 20 coarse classes from ``<root>/cifar100/{train,test}*.parquet``.
+
+    Raises:
+        RequestError: another label column is named.
+    """
+    if label_column not in (None, "coarse_label"):
+        raise RequestError(
+            f"expected label_column 'coarse_label' or none with dataset 'cifar100-coarse', came '{label_column}'; use "
+            f"dataset 'cifar100'"
+        )
+    read = images.read_folder(_folder_of("cifar100", root), image_column, "coarse_label", train_splits, columns)
+    return _from_images("cifar100-coarse", read, _CIFAR100)
+
+
+def cinic10(
+    root: str | Path | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    train_splits: Sequence[str] = _TRAIN,
+    columns: Sequence[str] = (),
+) -> Source:
+    """CINIC-10 (Darlow et al. 2018) from ``<root>/cinic10/{train,validation,test}*.parquet``: 90 000 (3, 32, 32) each.
+
+    Its validation split is not read unless train_splits is ["train", "validation"].
+    """
+    folder = _folder_of("cinic10", root)
+    return _from_images(
+        "cinic10", images.read_folder(folder, image_column, label_column, train_splits, columns), _CINIC10
+    )
 
 
 def fashion_mnist(
-    root: str | Path | None = None, image_column: str | None = None, label_column: str | None = None
+    root: str | Path | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    train_splits: Sequence[str] = _TRAIN,
+    columns: Sequence[str] = (),
 ) -> Source:
     """Fashion-MNIST (Zalando) from ``<root>/fashion_mnist/{train,test}*.parquet``: 60 000 + 10 000 of (1, 28, 28)."""
-    return _from_folder("fashion_mnist", _folder_of("fashion_mnist", root), image_column, label_column, _FASHION_MNIST)
+    folder = _folder_of("fashion_mnist", root)
+    read = images.read_folder(folder, image_column, label_column, train_splits, columns)
+    return _from_images("fashion_mnist", read, _FASHION_MNIST)
 
 
-def parquet(root: str | Path | None = None, image_column: str | None = None, label_column: str | None = None) -> Source:
+def svhn(
+    root: str | Path | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    train_splits: Sequence[str] = _TRAIN,
+    columns: Sequence[str] = (),
+) -> Source:
+    """SVHN (Netzer et al. 2011), cropped, from ``<root>/svhn/{train,test}*.parquet``: 73 257 + 26 032 of (3, 32, 32).
+
+    The folder may be a copy of the Hub's, of which `cropped_digits` is read. Its 531 131 rows in extra*.parquet are not
+    read unless train_splits is ["train", "extra"].
+    """
+    folder = _folder_of("svhn", root)
+    cropped = folder / "cropped_digits"
+    folder = cropped if images.has_parquet(cropped) else folder
+    return _from_images("svhn", images.read_folder(folder, image_column, label_column, train_splits, columns), _SVHN)
+
+
+def parquet(
+    root: str | Path | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    train_splits: Sequence[str] = _TRAIN,
+    columns: Sequence[str] = (),
+) -> Source:
     """Any image data set in Parquet files; `root` (else $POLYFED_DATA) is the folder that holds them.
 
     Which files are which side and how labels are numbered: `polyfed.data.images.read_folder`.
@@ -156,7 +328,8 @@ def parquet(root: str | Path | None = None, image_column: str | None = None, lab
         raise RequestError(
             "dataset 'parquet' needs root: the folder with train*.parquet; came neither it nor POLYFED_DATA"
         )
-    return _from_folder(place.resolve().name or "parquet", place, image_column, label_column)
+    read = images.read_folder(place, image_column, label_column, train_splits, columns)
+    return _from_images(place.resolve().name or "parquet", read)
 
 
 def from_tensors(
@@ -164,6 +337,8 @@ def from_tensors(
     test: tuple[Any, Any] | Samples | None = None,
     classes: int | None = None,
     name: str = "tensors",
+    train_columns: Mapping[str, Any] | None = None,
+    test_columns: Mapping[str, Any] | None = None,
 ) -> Source:
     """A source from your own arrays or tensors.
 
@@ -173,6 +348,9 @@ def from_tensors(
         test: likewise, or None.
         classes: how many; default: the largest label plus one.
         name: for messages and results.
+        train_columns: further values of the training rows, (N,) whole numbers or strings by column, that a partition
+            may deal by: ``{"user": [...]}``.
+        test_columns: likewise of the test rows.
 
     Raises:
         RequestError: shapes or types that do not fit, NaN, an empty side, a label out of range.
@@ -186,7 +364,11 @@ def from_tensors(
     else:
         mean, std = ((0.0,) * x.shape[1], (1.0,) * x.shape[1]) if x.dim() == 4 else ((), ())
     names = tuple(str(c) for c in range(classes))
-    return Source(name, sides[0], sides[1] if len(sides) > 1 else None, classes, names, mean, std)
+    further = [
+        {key: images.column_values(values, f"column '{key}' of '{name}'") for key, values in (given or {}).items()}
+        for given in (train_columns, test_columns)
+    ]
+    return Source(name, sides[0], sides[1] if len(sides) > 1 else None, classes, names, mean, std, *further)
 
 
 def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -235,17 +417,15 @@ def _folder_of(name: str, root: str | Path | None) -> Path:
     return place / name
 
 
-def _from_folder(
+def _from_images(
     name: str,
-    folder: Path,
-    image_column: str | None,
-    label_column: str | None,
+    read: images.LabelledImages,
     statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None,
 ) -> Source:
-    """A source from a Parquet folder; `statistics` are mean and std where they are published."""
-    read = images.read_folder(folder, image_column, label_column)
+    """A source from decoded images; `statistics` are mean and std where they are published."""
     mean, std = statistics or channel_statistics(read.train.x)
-    return Source(name, read.train, read.test, len(read.class_names), read.class_names, mean, std)
+    classes, names = len(read.class_names), read.class_names
+    return Source(name, read.train, read.test, classes, names, mean, std, read.train_columns, read.test_columns)
 
 
 def _samples(side: Any, what: str, name: str) -> Samples:

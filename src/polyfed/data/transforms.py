@@ -24,24 +24,46 @@ Augmentation = Callable[[Tensor, torch.Generator], Tensor]
 _PADDING = 4  # pixels; He et al. 2016, and the authors' code of FedHeNN, FedGH and FedIN
 
 
-def resized(samples: Samples, size: int | None) -> Samples:
-    """Square images of `size` pixels a side: bilinear, smoothed where they shrink, of the same type.
+def resized(samples: Samples, size: int | tuple[int, int] | None) -> Samples:
+    """Images of another size: bilinear, smoothed where they shrink, of the same type.
 
     Args:
         samples: x (N, C, H, W).
-        size: None, or the size that they have, leaves them as they are.
+        size: pixels a side, or (height, width); None, or the size that they have, leaves them as they are.
 
     Raises:
         RequestError: the inputs are no images.
     """
     x = samples.x
-    if size is None or x.shape[2:] == (size, size):
+    size = (size, size) if isinstance(size, int) else size
+    if size is None or x.shape[2:] == size:
         return samples
     if x.dim() != 4:
         raise RequestError(f"data.image_size: expected images (N, C, H, W) to resize, came inputs {tuple(x.shape)}")
-    parts = [functional.interpolate(p.float(), (size, size), mode="bilinear", antialias=True) for p in x.split(1000)]
+    parts = [functional.interpolate(p.float(), size, mode="bilinear", antialias=True) for p in x.split(1000)]
     whole = torch.cat([(part.round().clamp(0, 255) if x.dtype == torch.uint8 else part).to(x.dtype) for part in parts])
     return Samples(whole, samples.y)
+
+
+def recoloured(x: Tensor, channels: int) -> Tensor:
+    """Grey images as RGB (three equal channels), or RGB as grey (luma of ITU-R BT.601, as Pillow and JPEG have it).
+
+    Args:
+        x: (N, C, H, W) uint8, C 1 or 3.
+        channels: 1 or 3.
+
+    Raises:
+        RequestError: other channels.
+    """
+    if x.shape[1] == channels:
+        return x
+    if {x.shape[1], channels} != {1, 3}:
+        raise RequestError(f"expected grey (1) or RGB (3) images, came {x.shape[1]} channels to make {channels} of")
+    if channels == 3:
+        return x.repeat(1, 3, 1, 1)
+    red, green, blue = x.to(torch.int32).unbind(1)
+    grey: Tensor = (19595 * red + 38470 * green + 7471 * blue + 32768) >> 16  # .299, .587, .114 times 65536
+    return grey.to(torch.uint8).unsqueeze(1)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Checkpoints: the whole state of a federation after a round, verified by checksum when it is read.
 
-`checkpoint/round-000010/` holds `server.safetensors`, `clients.safetensors` and `index.json`. It appears by one rename.
-The last two are kept: if the newest is damaged, the one before it is used, and said so.
+`checkpoint/round-000010/` holds `server.safetensors`, `clients.safetensors`, `late.safetensors` if uploads are under
+way, and `index.json`. It appears by one rename. The last two are kept: if the newest is damaged, the one before it is
+used, and said so.
 """
 
 from __future__ import annotations
@@ -11,29 +12,33 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from polyfed.core.message import State, flatten, from_bytes, to_bytes, unflatten
+from polyfed.core.message import State, flatten, from_bytes, group, read_only, tensor, to_bytes, unflatten
+from polyfed.engine.attendance import LateUpload
 from polyfed.engine.folder import sync_folder
-from polyfed.errors import RequestError
+from polyfed.errors import PolyfedError, RequestError
 
 KEPT = 2
 _CLIENT = "client"
+_ALWAYS, _LATE = ("server.safetensors", "clients.safetensors"), "late.safetensors"
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A federation between two rounds. weights: None for a client that has none of its own yet."""
+    """A federation between two rounds. weights: None for a client that has none of its own yet. late: under way."""
 
     round: int
     server: State
     weights: Mapping[int, dict[str, Tensor] | None]
     states: Mapping[int, State]
+    late: Sequence[LateUpload] = ()
 
 
 def write(folder: Path, snapshot: Snapshot) -> None:
@@ -50,7 +55,9 @@ def write(folder: Path, snapshot: Snapshot) -> None:
             clients[f"{_CLIENT} {number} weights"] = weights
         if snapshot.states[number]:
             clients[f"{_CLIENT} {number} state"] = dict(flatten(snapshot.states[number]))
-    files = {"server.safetensors": to_bytes(snapshot.server), "clients.safetensors": to_bytes(clients)}
+    files = dict(zip(_ALWAYS, (to_bytes(snapshot.server), to_bytes(clients)), strict=True))
+    if snapshot.late:
+        files[_LATE] = to_bytes(_packed(snapshot.late))
     index = {
         "round": snapshot.round,
         "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
@@ -82,7 +89,7 @@ def latest(folder: Path, clients: int) -> Snapshot | None:
     for path in reversed(found):
         try:
             return _read(path, clients)
-        except (OSError, ValueError, KeyError, TypeError, RequestError) as error:
+        except (OSError, ValueError, KeyError, TypeError, PolyfedError) as error:
             warnings.warn(f"the checkpoint {path} is damaged ({error}); trying the one before it", stacklevel=2)
     if found:
         raise RequestError(
@@ -106,7 +113,9 @@ def _is_whole(path: Path) -> bool:
 def _verified(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The index and the files' contents; ValueError where a checksum does not fit."""
     index = json.loads((path / "index.json").read_bytes())
-    files = {name: (path / name).read_bytes() for name in ("server.safetensors", "clients.safetensors")}
+    files = {
+        name: (path / name).read_bytes() for name in (*_ALWAYS, _LATE) if name in _ALWAYS or name in index["sha256"]
+    }
     for name, data in files.items():
         if hashlib.sha256(data).hexdigest() != index["sha256"][name]:
             raise ValueError(f"{name} does not match its checksum")
@@ -124,4 +133,18 @@ def _read(path: Path, clients: int) -> Snapshot:
         weights[number] = None if own is None or isinstance(own, Tensor) else own
         state = stored.get(f"{_CLIENT} {number} state", {})
         states[number] = {} if isinstance(state, Tensor) else unflatten(state)
-    return Snapshot(int(index["round"]), contents["server.safetensors"], weights, states)
+    late = _unpacked(contents[_LATE]) if _LATE in contents else []
+    return Snapshot(int(index["round"]), contents["server.safetensors"], weights, states, late)
+
+
+def _packed(late: Sequence[LateUpload]) -> State:
+    """Uploads as tensors: who sent them when in which exchange, as JSON in bytes; and a group for each message."""
+    facts = json.dumps([[u.client_id, u.round, u.exchange] for u in late])
+    messages: State = {str(place): dict(flatten(u.message)) for place, u in enumerate(late)}
+    return {"facts": torch.tensor(list(facts.encode()), dtype=torch.uint8), **messages}
+
+
+def _unpacked(stored: State) -> list[LateUpload]:
+    facts = json.loads(bytes(tensor(stored, "facts").tolist()))
+    messages = [unflatten(group(stored, str(place)) if str(place) in stored else {}) for place in range(len(facts))]
+    return [LateUpload(i, sent, name, read_only(m)) for (i, sent, name), m in zip(facts, messages, strict=True)]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,52 +15,146 @@ from torch import Tensor
 from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten
 from polyfed.core.method import Method
+from polyfed.core.settings import Evaluation, Stage
 from polyfed.data.samples import Samples
+from polyfed.functional import metrics
 from polyfed.functional.modes import evaluating
 
 CHUNK = 512  # rows per forward pass
 
 
-class Score(NamedTuple):
-    """Counts, from which every accuracy is made."""
+@dataclass(frozen=True, eq=False)
+class Score:
+    """A client's counts, from which every figure is made.
 
-    correct: int
-    total: int
+    confusion: (C, C) int64; rows the true class, columns the predicted one. auc: NaN where it was not asked for, or is
+    not defined.
+    """
+
+    confusion: Tensor
+    auc: float = math.nan
+
+    @functools.cached_property
+    def total(self) -> int:
+        """Samples scored."""
+        return int(self.confusion.sum())
+
+    @functools.cached_property
+    def accuracy(self) -> float:
+        """In [0, 1]; NaN without samples, as are the other figures."""
+        return metrics.accuracy(self.confusion)
+
+    @functools.cached_property
+    def balanced_accuracy(self) -> float:
+        """The mean recall of the classes that the client has test samples of."""
+        return metrics.balanced_accuracy(self.confusion)
+
+    @functools.cached_property
+    def f1(self) -> float:
+        """Macro F1 over the classes that the client has test samples of."""
+        return metrics.f1(self.confusion)
 
 
-def score_model(client: Client, method: Method, samples: Samples) -> Score:
-    """Score the model that a working client holds; its BatchNorm statistics and modes stay as they are."""
-    model = method.personal(client.model)
-    device = next(iter(model.parameters())).device
-    correct = 0
-    with torch.inference_mode(), evaluating(model):
-        for x, y in zip(samples.x.split(CHUNK), samples.y.split(CHUNK), strict=True):
-            scores = method.predict(model, client.prepare(x.to(device)), client.state)
-            correct += int((scores.argmax(dim=1).cpu() == y).sum())
-    return Score(correct, len(samples))
-
-
-def summary(scores: Iterable[Score], mean: str) -> dict[str, float]:
-    """Mean, standard deviation over clients (population), minimum and maximum of the accuracies; n clients.
+def score_model(client: Client, method: Method, samples: Samples, auc: bool = False) -> Score:
+    """Score the model that a working client holds; its BatchNorm statistics and modes stay as they are.
 
     Args:
-        scores: one per client that has test data.
-        mean: "clients" (each counts once) or "samples" (each test sample counts once).
+        client: at work. method: whose `predict` gives the scores. samples: what to score on.
+        auc: also the area under the ROC curve, for which the scores of all samples are kept.
     """
-    counted = [s for s in scores if s.total]
-    if not counted:
+    model = method.personal(client.model)
+    device = next(iter(model.parameters())).device
+    predicted, kept = [], []
+    with torch.inference_mode(), evaluating(model):
+        for x in samples.x.split(CHUNK):
+            scores = method.predict(model, client.prepare(x.to(device)), client.state)
+            predicted.append(scores.argmax(dim=1).cpu())
+            if auc:
+                kept.append(scores.cpu())
+    counts = metrics.confusion(samples.y, torch.cat(predicted), client.classes)
+    return Score(counts, metrics.auc(torch.cat(kept), samples.y) if auc else math.nan)
+
+
+def summary(scores: Iterable[Score], mean: str, figure: str = "accuracy") -> dict[str, float]:
+    """Mean, standard deviation over clients (population), minimum and maximum of a figure; n clients.
+
+    Of the accuracy also `worst_tenth`, the mean of the lowest tenth of the clients, rounded up.
+
+    Args:
+        scores: one per client that has test data. Those for which the figure is not defined are left out.
+        mean: "clients" (each counts once) or "samples" (each as often as it has samples; for the accuracy that is the
+            accuracy over all samples, for the others the mean of the clients' own figures).
+        figure: "accuracy", "balanced_accuracy", "f1" or "auc".
+    """
+    pairs = [(float(getattr(score, figure)), score.total) for score in scores]
+    pairs = [(value, total) for value, total in pairs if math.isfinite(value)]
+    if not pairs:
         return {}
-    values = [s.correct / s.total for s in counted]
+    values = sorted(value for value, _ in pairs)
     plain = math.fsum(values) / len(values)
-    weighted = sum(s.correct for s in counted) / sum(s.total for s in counted)
+    weighted = math.fsum(value * total for value, total in pairs) / sum(total for _, total in pairs)
     spread = math.sqrt(math.fsum((v - plain) ** 2 for v in values) / len(values))
+    found = {"mean": weighted if mean == "samples" else plain, "std": spread, "min": values[0], "max": values[-1]}
+    if figure == "accuracy":
+        lowest = values[: -(-len(values) // 10)]
+        found["worst_tenth"] = math.fsum(lowest) / len(lowest)
+    return {**found, "n": len(values)}
+
+
+def figures(
+    stages: Mapping[Stage, Mapping[int, Score]], architectures: Sequence[str], evaluation: Evaluation
+) -> dict[str, Any]:
+    """A record's part about test data.
+
+    Args:
+        stages: stage -> client number -> score, the main stage first. Clients that were not scored are not in it.
+        architectures: of all clients, in order. evaluation: what is asked for.
+    """
+    main = next(iter(stages.values()))
+    by_architecture: dict[str, list[Score]] = {}
+    for number, score in sorted(main.items()):
+        by_architecture.setdefault(architectures[number], []).append(score)
+    scored = {stage: list(scores.values()) for stage, scores in stages.items()}
+    asked = [name for name in evaluation.metrics if name != "confusion"]
+    clients = [main[number].accuracy if number in main else math.nan for number in range(len(architectures))]
     return {
-        "mean": weighted if mean == "samples" else plain,
-        "std": spread,
-        "min": min(values),
-        "max": max(values),
-        "n": len(values),
+        "accuracy": _known({stage: summary(scores, evaluation.mean) for stage, scores in scored.items()}),
+        "accuracy_per_client": [None if math.isnan(value) else value for value in clients],
+        "accuracy_per_architecture": _known(
+            {name: summary(scores, evaluation.mean) for name, scores in by_architecture.items()}
+        ),
+        "metrics": _known(
+            {
+                stage: _known({name: summary(scores, evaluation.mean, name) for name in asked})
+                for stage, scores in scored.items()
+            }
+        ),
+        "confusion": _summed(main.values()).tolist() if "confusion" in evaluation.metrics and main else None,
     }
+
+
+NOT_EVALUATED: Mapping[str, Any] = {
+    "accuracy": {},
+    "accuracy_per_client": [],
+    "accuracy_per_architecture": {},
+    "metrics": {},
+    "confusion": None,
+    "validation": None,
+}
+
+
+def _known(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    return {name: entry for name, entry in entries.items() if entry}
+
+
+def _summed(scores: Iterable[Score]) -> Tensor:
+    """The clients' counts together, as large as the largest."""
+    counts = [score.confusion for score in scores]
+    size = max(len(each) for each in counts)
+    whole = torch.zeros((size, size), dtype=torch.int64)
+    for each in counts:
+        whole[: len(each), : len(each)] += each
+    return whole
 
 
 def fingerprint(message: Message) -> bytes:
@@ -80,7 +176,8 @@ class Memory:
     Where all clients share one test set, models that are equal bit for bit are scored once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, auc: bool = False) -> None:
+        self.auc = auc  # taken with every score
         self._by_client: dict[tuple[int, bool, str], tuple[object, Score]] = {}
         self._by_content: dict[object, Score] = {}
         self.scored = 0  # forward passes over a test set that were really made
@@ -98,12 +195,12 @@ class Memory:
         """Score a working client; with `shared` samples, equal models once."""
         if not shared:
             self.scored += 1
-            return score_model(client, method, samples)
+            return score_model(client, method, samples, self.auc)
         model = method.personal(client.model)
         content = (client.architecture, id(samples), fingerprint(_content(model.state_dict(), client.state)))
         if content not in self._by_content:
             self.scored += 1
-            self._by_content[content] = score_model(client, method, samples)
+            self._by_content[content] = score_model(client, method, samples, self.auc)
         return self._by_content[content]
 
     def forget_content(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from polyfed.core.architectures import Architectures
@@ -30,6 +31,7 @@ class Job:
     exchange: Exchange
     round: int
     scores: bool = False  # score it right after local training, too
+    auc: bool = False  # with the area under the ROC curve
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Outcome:
 
     client_id: int
     message: Message
-    weights: dict[str, Tensor]
+    weights: dict[str, Tensor] | None  # None: it had none of its own, and was only asked or told something
     state: State
     trained: Trained
     bytes_up: int = 0
@@ -85,12 +87,12 @@ def carry_out(job: Job, method: Method, architectures: Architectures) -> Outcome
             context = client.context = method.receive(client, read_only(job.message))
             if job.exchange.trains:
                 stage = "training"
-                trained = train(client, method, context)
+                trained = train(client, method, context, phases=job.exchange.phases)
             score, message = None, read_only({})
             bad = _untrained(job, trained, client.model)
             if bad is None and job.scores and len(client.data.test):
                 stage = "scoring"
-                score = score_model(client, method, client.data.test)
+                score = score_model(client, method, client.data.test, job.auc)
             if bad is None:  # a model of NaN sends nothing: who knows what the method's upload makes of it
                 stage = "uploading"
                 message = read_only(copied(method.upload(client, trained)))
@@ -103,10 +105,11 @@ def carry_out(job: Job, method: Method, architectures: Architectures) -> Outcome
             f"client {client.id} ({client.architecture}), round {job.round}, {stage}: {type(error).__name__}: {error}"
         ) from error
     weights = {name: tensor.detach().cpu().clone() for name, tensor in client.model.state_dict().items()}
+    passed_by = not job.exchange.trains and _still_initial(client, weights, job.variant, architectures)
     return Outcome(
         client.id,
         message,
-        weights,
+        None if passed_by else weights,
         client.state,
         trained,
         nbytes(message),
@@ -139,6 +142,14 @@ def own_weights(client: Client, variant: str, architectures: Architectures) -> d
     if client.weights is not None and has_own(client, variant, architectures):
         return {name: client.weights[name] for name in template}
     return architectures.initial(client.architecture, variant, client.id, client.given)
+
+
+def _still_initial(client: Client, weights: dict[str, Tensor], variant: str, architectures: Architectures) -> bool:
+    """Whether a client without weights of its own has them as it would start from them."""
+    if client.weights is not None:
+        return False
+    initial = own_weights(client, variant, architectures)
+    return all(torch.equal(tensor, initial[name].cpu()) for name, tensor in weights.items())
 
 
 def _untrained(job: Job, trained: Trained, model: nn.Module) -> str | None:

@@ -7,29 +7,32 @@ import copy
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from polyfed.core.architectures import Architectures, Builder
 from polyfed.core.client import Client, Public
+from polyfed.core.device import named_device
 from polyfed.core.message import Message, flatten, nbytes, read_only, shallow
 from polyfed.core.method import Exchange, Method
 from polyfed.core.randomness import generator
 from polyfed.core.server import Member, Server
-from polyfed.core.settings import Evaluation, Training
+from polyfed.core.settings import Availability, Evaluation, Training
 from polyfed.data.samples import ClientData, Samples
+from polyfed.data.transforms import Prepare
 from polyfed.engine import checkpoint
+from polyfed.engine.attendance import Attendance, LateUpload, Post, Roll
 from polyfed.engine.checkpoint import Snapshot
-from polyfed.engine.evaluation import Memory, Score, summary
+from polyfed.engine.evaluation import NOT_EVALUATED, Memory, Score, figures, summary
 from polyfed.engine.executors import Executor, Job, Outcome, Serial, at_work, has_own
 from polyfed.engine.fit import check_fit
 from polyfed.engine.folder import RunFolder
-from polyfed.engine.history import result_of
+from polyfed.engine.history import result_of, stopped_after
 from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError
 from polyfed.models.split import SplitModel
 
@@ -70,9 +73,10 @@ class Federation:
         clients: in order; their numbers are their places.
         method: e.g. ``polyfed.methods.FedGH()``.
         training, evaluation: settings; see there.
+        availability: who is there, who drops out, what arrives late; default: everybody, always.
         seed: every random draw of the run is derived from it.
         public: hold-out data that everybody may see. test: one test set shared by all clients, in place of their own.
-        classes: of the task; default: the largest label anywhere plus one.
+        classes: of the task; default: the largest label anywhere plus one. class_names: what they are called.
         builders: architecture name -> function that makes the network, for clients given by architecture name.
         device: where networks compute ("cpu", "cuda", "cuda:1").
         out: run folder; None writes nothing. checkpoint_every: rounds between checkpoints.
@@ -80,7 +84,7 @@ class Federation:
         trackers: who watches.
 
     Raises:
-        RequestError: models or data do not fit the method, a device is not there, there are no clients.
+        RequestError: models or data do not fit the method or the settings, a device is not there, there are no clients.
     """
 
     def __init__(
@@ -90,10 +94,12 @@ class Federation:
         training: Training | None = None,
         evaluation: Evaluation | None = None,
         *,
+        availability: Availability | None = None,
         seed: int = 0,
         public: Public | None = None,
         test: Samples | None = None,
         classes: int | None = None,
+        class_names: Sequence[str] | None = None,
         builders: Mapping[str, Builder] | None = None,
         device: str = "cpu",
         out: Path | str | None = None,
@@ -109,16 +115,22 @@ class Federation:
         self.method = method
         self.training = training or Training()
         self.evaluation = evaluation or Evaluation()
+        self.availability = availability or Availability()
+        _check_settings(self.clients, self.training, self.evaluation, self.availability)
+        self.attendance = Attendance(self.availability, len(self.clients), seed)
         self.seed = seed
         self.shared_test = test
         self.stages = self.evaluation.stages(method.scored)
         self.classes = classes or 1 + max(_largest_label(client.data, test) for client in self.clients)
+        self.class_names = [*(map(str, range(self.classes)) if class_names is None else class_names)]
+        if len(self.class_names) != self.classes:
+            raise RequestError(f"expected {self.classes} class names, came {len(self.class_names)}")
         for number, client in enumerate(self.clients):
             data = client.data if test is None else ClientData(client.data.train, client.data.validation, test)
             client.id, client.classes, client.seed, client.data = number, self.classes, seed, data
             client.training, client.public = self.training, public
         named = _name_architectures(self.clients, dict(builders or {}))
-        self.architectures = Architectures(named, method.build, seed, _device(device))
+        self.architectures = Architectures(named, method.build, seed, named_device(device))
         check_fit(method, self.clients, self.architectures, public)
         self.server = Server(
             {client.id: Member(client.architecture, client.n) for client in self.clients},
@@ -129,6 +141,8 @@ class Federation:
             training=self.training,
             public=public,
             initial={client.id: client.given for client in self.clients if client.given is not None},
+            prepare=self.clients[0].prepare,
+            example=self.clients[0].data.train.x[:0],
         )
         self.executor: Executor = Serial(method, self.architectures)
         self.folder = None if out is None else RunFolder(out)
@@ -148,11 +162,16 @@ class Federation:
                 "test": "client" if test is None else "global",
                 "every": self.evaluation.every,
                 "stages": self.stages,
+                "patience": self.evaluation.patience,
+                "min_delta": self.evaluation.min_delta,
             },
         }
+        if limits := self.availability.in_effect():
+            self.facts["availability"] = limits
         self.settings = settings if settings is not None else self._settings()
         self.history: list[dict[str, Any]] = []
-        self._memory = Memory()
+        self._waiting: Sequence[LateUpload] = ()
+        self._memory = Memory(auc="auc" in self.evaluation.metrics)
 
     # running ------------------------------------------------------------------------------------------------
 
@@ -178,17 +197,20 @@ class Federation:
         with _one_thread():
             first = self._restore() + 1
             if first == 1:
+                self.server.admit(self.attendance.present(1))
                 with _at("start", 0):
                     self.method.start(self.server)
             info = {**self.facts, "start_round": first, "out": None if self.folder is None else str(self.folder.path)}
             info |= {way: sum(r[way] for r in self.history) for way in ("bytes_up", "bytes_down")}
             self._tell("start", info)
             try:
-                for number in range(first, self.training.rounds + 1):
+                while not self._is_over():
+                    number = len(self.history) + 1
                     self._round_or_undo(number)
-                    if number % self.checkpoint_every == 0 or number == self.training.rounds:
+                    if number % self.checkpoint_every == 0 or self._is_over():
                         self._checkpoint(number)
-                result = result_of(self.history, self.facts)
+                self._close()
+                result = result_of(self.history, self.facts, self._members())
                 if self.folder is not None:
                     self._write_models(self.folder)
                     self.folder.write_result(result)
@@ -203,12 +225,32 @@ class Federation:
         self._tell("end", result)
         return self._finished(result)
 
-    def _round_or_undo(self, number: int) -> None:
+    def _is_over(self) -> bool:
+        """Whether the last regular round is behind us; told from the records, so that a resumed run stops alike."""
+        done = len(self.history)
+        return done >= self.training.rounds or self._is_closed() or self._has_stopped()
+
+    def _has_stopped(self) -> bool:
+        return stopped_after(self.history, self.evaluation.patience, self.evaluation.min_delta) is not None
+
+    def _is_closed(self) -> bool:
+        return bool(self.history) and bool(self.history[-1]["closing"])
+
+    def _close(self) -> None:
+        """The method's closing round, if it has one."""
+        done = len(self.history)
+        if done < self.training.rounds and self._has_stopped() and not self._is_closed():
+            self._tell("message", f"round {done}: stopped, as the validation accuracy has not become better")
+        if not self._is_closed() and (closing := self.method.closing()):
+            self._round_or_undo(done + 1, closing)
+            self._checkpoint(done + 1)
+
+    def _round_or_undo(self, number: int, closing: Sequence[Exchange] = ()) -> None:
         """A whole round or nothing: what is interrupted or fails leaves the federation as it was before."""
         before = self._snapshot(number - 1)
         began = time.perf_counter()
         try:
-            record = self._round(number)
+            record = self._round(number, closing)
             record["seconds"] = time.perf_counter() - began
             if self.folder is not None:
                 self.folder.append(record)
@@ -222,75 +264,81 @@ class Federation:
             self._take_back(before)
             raise
         pace = sum(r["seconds"] for r in self.history) / len(self.history)
-        self._tell("round", record, pace * (self.training.rounds - number))
+        self._tell("round", record, pace * max(0, self.training.rounds - number))
 
-    def _round(self, number: int) -> dict[str, Any]:
+    def _round(self, number: int, closing: Sequence[Exchange] = ()) -> dict[str, Any]:
         method, server = self.method, self.server
+        roll = Roll(self.attendance.present(number)) if closing else self.attendance.roll(number)
         server.round = number
-        selected = self._select(number)
+        server.admit(roll.present)
+        drawn = roll.present if closing else self._select(number, roll.present)
+        selected, asked = roll.reached(drawn), set(drawn)
+        post = Post(number, () if closing else self._waiting, self.availability.late_by, method.accepts_late)
+        due = bool(closing) or number % self.evaluation.every == 0 or number == self.training.rounds
         tally = _Tally()
         with _at("planning", number):
             method.plan(server, selected)
-        for exchange in method.exchanges(number):
+        for exchange in closing or method.exchanges(number):
             server.exchange = exchange.name
-            ids = selected if exchange.who == "selected" else sorted(server.clients)
-            with _at("broadcast", number):
-                jobs = [self._job(client_id, exchange, number) for client_id in ids]
-            outcomes = self.executor.run(jobs, functools.partial(self._client_done, len(jobs)))
-            for job, outcome in zip(jobs, outcomes, strict=True):
-                tally.add(job, outcome, method)
-                if outcome.refused is None:
-                    client = self.clients[outcome.client_id]
-                    client.weights, client.state = outcome.weights, outcome.state
-                    client.version += 1
-                else:
-                    text = f"round {number}: client {outcome.client_id} refused: {outcome.refused}"
-                    self._tell("message", text)
+            ids = drawn if exchange.who == "selected" else roll.present
+            asked.update(ids)
+            sent = self._pass(exchange, roll.reached(ids), roll.unheard, tally, due)
             with _at("aggregation", number):
-                method.aggregate(server, {o.client_id: o.message for o in outcomes if o.refused is None})
+                method.aggregate(server, post.deliver(exchange.name, sent, roll.late))
         server.exchange = "train"
-        record = {"round": number, "seconds": 0.0, "clients": selected, **tally.record(), "server": dict(server.log)}
+        self._waiting = post.waiting
+        record = {"round": number, "seconds": 0.0, "closing": bool(closing), "clients": selected}
+        record |= {"lr": self.training.lr_at(number), "dropped": roll.dropped(asked), **post.record()}
+        record |= {**tally.record(), "server": dict(server.log)}
         server.log.clear()
-        due = number % self.evaluation.every == 0 or number == self.training.rounds
-        return {**record, "evaluated": due, **(self._evaluate(tally.scores) if due else _NOT_EVALUATED)}
+        return {**record, "evaluated": due, **(self._evaluate(tally.scores) if due else NOT_EVALUATED)}
 
-    def _select(self, number: int) -> list[int]:
-        """The clients of a round, drawn without replacement, in order of number."""
-        count = self.training.drawn(len(self.clients))
-        order = torch.randperm(len(self.clients), generator=generator(self.seed, "selection", number))
-        return sorted(order[:count].tolist())
+    def _pass(
+        self, exchange: Exchange, ids: Sequence[int], unheard: Collection[int], tally: _Tally, due: bool
+    ) -> dict[int, Message]:
+        """One passage down and up among the clients `ids`; what was sent by those that count and are heard."""
+        number, scores = self.server.round, due and exchange.trains and "after_local" in self.stages
+        with _at("broadcast", number):
+            jobs = [self._job(client_id, exchange, number, scores) for client_id in ids]
+        outcomes = self.executor.run(jobs, functools.partial(self._client_done, len(jobs)))
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            tally.add(job, outcome, self.method, outcome.client_id not in unheard)
+            if outcome.refused is None:
+                client = self.clients[outcome.client_id]
+                client.weights, client.state = outcome.weights, outcome.state
+                client.version += 1
+        return {o.client_id: o.message for o in outcomes if o.refused is None and o.client_id not in unheard}
 
-    def _job(self, client_id: int, exchange: Exchange, number: int) -> Job:
+    def _select(self, number: int, present: Sequence[int]) -> list[int]:
+        """The clients of a round, drawn from those present without replacement, in order of number."""
+        order = torch.randperm(len(present), generator=generator(self.seed, "selection", number))
+        return sorted(present[place] for place in order[: self.training.drawn(len(present))].tolist())
+
+    def _job(self, client_id: int, exchange: Exchange, number: int, scores: bool) -> Job:
         message = read_only(self.method.broadcast(self.server, client_id))
         variant = self.method.variant(self.server, client_id)
-        due = number % self.evaluation.every == 0 or number == self.training.rounds
-        scores = due and exchange.trains and "after_local" in self.stages
-        return Job(self.clients[client_id], message, variant, exchange, number, scores)
+        return Job(self.clients[client_id], message, variant, exchange, number, scores, self._memory.auc)
 
     # scoring --------------------------------------------------------------------------------------------------
 
     def _evaluate(self, after_local: Mapping[int, Score]) -> dict[str, Any]:
-        """Accuracies of all stages, and the validation accuracy of the main one."""
-        accuracy, per_client, validation = {}, [], None
-        for place, stage in enumerate(self.stages):
-            scores = after_local
-            if stage != "after_local":
-                scores = {client.id: self._score(client, stage, "test") for client in self.clients}
-            if figures := summary(scores.values(), self.evaluation.mean):
-                accuracy[stage] = figures
-            if place == 0:
-                found = (scores.get(client.id) for client in self.clients)
-                per_client = [s.correct / s.total if s is not None and s.total else None for s in found]
-                validated = stage if stage != "after_local" else "personal"
-                held = [self._score(c, validated, "validation") for c in self.clients if len(c.data.validation)]
-                validation = summary(held, self.evaluation.mean).get("mean")
+        """The figures of all stages, and the validation accuracy of the main one."""
+        tested = [client for client in self._present() if len(client.data.test)]
+        scores = {
+            stage: after_local if stage == "after_local" else {c.id: self._score(c, stage, "test") for c in tested}
+            for stage in self.stages
+        }
+        validated = self.stages[0] if self.stages[0] != "after_local" else "personal"
+        held = [self._score(c, validated, "validation") for c in self._present() if len(c.data.validation)]
         self._memory.forget_content()
-        return {"accuracy": accuracy, "accuracy_per_client": per_client, "validation": validation}
+        found = figures(scores, [client.architecture for client in self.clients], self.evaluation)
+        return {**found, "validation": summary(held, self.evaluation.mean).get("mean")}
+
+    def _present(self) -> list[Client]:
+        return [client for client in self.clients if client.id in self.server.clients]
 
     def _score(self, client: Client, stage: str, part: str) -> Score:
         samples: Samples = getattr(client.data, part)
-        if not len(samples):
-            return Score(0, 0)
         variant = self.method.variant(self.server, client.id)
         asks = stage == "received" or not has_own(client, variant, self.architectures)  # who never took part, say
         message = self.method.broadcast(self.server, client.id) if asks else {}
@@ -312,12 +360,22 @@ class Federation:
         return worker
 
     def export(self, client_id: int) -> nn.Module:
-        """A copy of the client's personal model; where it has none of this kind yet, what it would receive now."""
+        """A copy of the client's personal model; where it has none of this kind yet, what it would receive now.
+
+        Raises:
+            RequestError: there is no such client, or it has not joined yet.
+        """
+        if client_id not in self.server.clients:
+            here = ", ".join(map(str, self.server.clients))
+            raise RequestError(f"expected a client that is present ({here}), came {client_id}")
+        return copy.deepcopy(self.method.personal(self._keeper(client_id).model)).eval()
+
+    def _keeper(self, client_id: int) -> Client:
+        """The client at work with what it keeps; see `export`."""
         client = self.clients[client_id]
         variant = self.method.variant(self.server, client_id)
         own = has_own(client, variant, self.architectures)
-        message = None if own else self.method.broadcast(self.server, client_id)
-        return copy.deepcopy(self.method.personal(self._worker(client, variant, message).model)).eval()
+        return self._worker(client, variant, None if own else self.method.broadcast(self.server, client_id))
 
     # keeping --------------------------------------------------------------------------------------------------
 
@@ -325,11 +383,13 @@ class Federation:
         """The present state; its tensors are never written into, so that references are enough."""
         weights = {client.id: client.weights for client in self.clients}
         states = {client.id: shallow(client.state) for client in self.clients}
-        return Snapshot(number, shallow(self.server.state), weights, states)
+        return Snapshot(number, shallow(self.server.state), weights, states, self._waiting)
 
     def _take_back(self, snapshot: Snapshot) -> None:
         self.server.state, self.server.round, self.server.exchange = shallow(snapshot.server), snapshot.round, "train"
+        self.server.admit(self.attendance.present(max(1, snapshot.round)))
         self.server.log.clear()
+        self._waiting = snapshot.late
         del self.history[snapshot.round :]
         for client in self.clients:
             client.weights, client.state = snapshot.weights[client.id], shallow(snapshot.states[client.id])
@@ -352,30 +412,53 @@ class Federation:
         self.history = self.folder.rounds(snapshot.round)
         return snapshot.round
 
+    def _members(self) -> list[dict[str, Any]]:
+        """Who the clients are, for the result."""
+        return [{"id": c.id, "architecture": c.architecture, "samples": c.n} for c in self.clients]
+
     def _write_models(self, folder: RunFolder) -> None:
-        models: dict[int, dict[str, Tensor]] = {}
-        index: dict[int, dict[str, Any]] = {}
-        for client in self.clients:
-            module = self.export(client.id)
-            exported = module.export() if isinstance(module, SplitModel) else module.state_dict()
-            models[client.id] = {name: tensor.detach().cpu() for name, tensor in exported.items()}
-            index[client.id] = {"architecture": client.architecture, "classes": self.classes, "samples": client.n}
-        folder.write_models(models, index)
+        with folder.models() as write:
+            for client in self._present():
+                keeper = self._keeper(client.id)
+                module = self.method.personal(keeper.model)
+                weights = module.export() if isinstance(module, SplitModel) else module.state_dict()
+                scores_alone = type(self.method).predict is Method.predict  # else what it keeps may have a say
+                write(client.id, weights, {} if scores_alone else keeper.state, self._about(client))
+
+    def _about(self, client: Client) -> dict[str, Any]:
+        """What somebody who has neither the data nor the recipe must know to use the client's model."""
+        models, x, prepare = self.settings.get("models"), client.data.train.x, client.prepare
+        normalised = {"mean": list(prepare.mean), "std": list(prepare.std)} if isinstance(prepare, Prepare) else None
+        return {
+            "architecture": client.architecture,
+            "classes": self.classes,
+            "class_names": self.class_names,
+            "samples": client.n,
+            "zoo": models is not None,
+            "feature_dim": None if models is None else models.get("feature_dim"),
+            "input": {"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")},
+            "image_size": self.settings.get("data", {}).get("image_size"),
+            "prepare": normalised,
+            "method": self.facts["method"],
+            "knobs": self.facts["knobs"],
+            "variant": self.method.variant(self.server, client.id),
+        }
 
     def _finished(self, result: Mapping[str, Any]) -> Run:
         path = None if self.folder is None else self.folder.path
-        return Run(result, self.history, _Models(self.export, len(self.clients)), path)
+        return Run(result, self.history, _Models(self.export, list(self.server.clients)), path)
 
     def _read(self, result: Mapping[str, Any]) -> Run:
         """A finished run, from its folder, which stays as it is; its models need the last checkpoint."""
         assert self.folder is not None
         snapshot = checkpoint.latest(self.folder.checkpoints, len(self.clients))
-        if snapshot is not None and snapshot.round == self.training.rounds:
+        last = (result.get("stopped_after") or self.training.rounds) + bool(self.method.closing())
+        self.history = self.folder.rounds(last)
+        if snapshot is not None and snapshot.round == last:
             self._take_back(snapshot)
-            self.history = self.folder.rounds(snapshot.round)
             return self._finished(result)
-        self.history = self.folder.rounds(self.training.rounds)
-        return Run(result, self.history, _Models(self._gone, len(self.clients)), self.folder.path)
+        present = self.attendance.present(last)
+        return Run(result, self.history, _Models(self._gone, present), self.folder.path)
 
     def _gone(self, client_id: int) -> nn.Module:
         raise RequestError(f"the run's last checkpoint is gone; client {client_id}'s weights are in its models/ folder")
@@ -392,8 +475,9 @@ class Federation:
         knobs = {k: v for k, v in self.facts["knobs"].items() if v is not None}
         return {
             "method": {"name": self.facts["method"], **knobs},
-            "training": self.training.model_dump(exclude_none=True),
-            "evaluation": self.evaluation.model_dump(exclude_none=True),
+            "training": self.training.in_effect(),
+            "evaluation": self.evaluation.in_effect(),
+            **({"availability": self.facts["availability"]} if "availability" in self.facts else {}),
             "run": {"seed": self.seed},
             "federation": {
                 "dataset": self.facts["dataset"],
@@ -401,9 +485,6 @@ class Federation:
                 "samples": [client.n for client in self.clients],
             },
         }
-
-
-_NOT_EVALUATED: Mapping[str, Any] = {"accuracy": {}, "accuracy_per_client": [], "validation": None}
 
 
 class _Tally:
@@ -418,13 +499,13 @@ class _Tally:
         self.sums: dict[str, float] = {}
         self.scores: dict[int, Score] = {}
 
-    def add(self, job: Job, outcome: Outcome, method: Method) -> None:
-        """Count one outcome. Bytes count when sent, also those of a refused upload."""
+    def add(self, job: Job, outcome: Outcome, method: Method, heard: bool) -> None:
+        """Count one outcome. Bytes count when sent, also those of a refused upload, unless nothing left the client."""
         number = outcome.client_id
         self.down[number] = self.down.get(number, 0) + nbytes(job.message)
-        self.up[number] = self.up.get(number, 0) + outcome.bytes_up
+        self.up[number] = self.up.get(number, 0) + (outcome.bytes_up if heard else 0)
         self.paper[0] += method.paper_nbytes(job.message)
-        self.paper[1] += method.paper_nbytes(outcome.message)
+        self.paper[1] += method.paper_nbytes(outcome.message) if heard else 0
         if outcome.refused is not None:
             self.refused.append({"client": number, "reason": outcome.refused})
             return
@@ -472,19 +553,19 @@ class _Key:
 class _Models(Mapping[int, nn.Module]):
     """Personal models by client number, made when asked for."""
 
-    def __init__(self, export: Callable[[int], nn.Module], count: int) -> None:
-        self._export, self._count = export, count
+    def __init__(self, export: Callable[[int], nn.Module], present: Sequence[int]) -> None:
+        self._export, self._present = export, present
 
     def __getitem__(self, client_id: int) -> nn.Module:
-        if not 0 <= client_id < self._count:
+        if client_id not in self._present:
             raise KeyError(client_id)
         return self._export(client_id)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(range(self._count))
+        return iter(self._present)
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._present)
 
 
 @contextlib.contextmanager
@@ -509,14 +590,26 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        why = str(error).splitlines()[0]
-        raise RequestError(f"expected a device that is here ('cpu', 'cuda', ...), came '{name}': {why}") from None
-    return device
+def _check_settings(
+    clients: Sequence[Client], training: Training, evaluation: Evaluation, availability: Availability
+) -> None:
+    """What the settings ask of each other and of the clients."""
+    joiners = availability.joiners
+    if joiners >= len(clients):
+        raise RequestError(
+            f"availability.joiners: expected fewer than the {len(clients)} clients, as one at least is there from "
+            f"round 1, came {joiners}"
+        )
+    if joiners and availability.join_round > training.rounds:
+        raise RequestError(
+            f"availability.join_round: expected at most training.rounds = {training.rounds}, came "
+            f"{availability.join_round}"
+        )
+    if evaluation.patience and not any(len(client.data.validation) for client in clients):
+        raise RequestError(
+            "evaluation.patience: expected validation data, by which a run stops early, came none; give data.split a "
+            "validation part ('8:1:1', 'official:9:1')"
+        )
 
 
 def _largest_label(data: ClientData, test: Samples | None) -> int:

@@ -29,6 +29,7 @@ def check_fit(method: Method, clients: Sequence[Client], architectures: Architec
         _check_forward(first[architecture], module)
     needs, name = method.needs, method.name or type(method).__name__
     _check_public(name, needs, public)
+    _check_validation(name, needs, clients)
     if needs.split_model or needs.one_feature_dim or needs.one_head or needs.linear_head or needs.equal_cuts:
         for architecture, module in templates.items():
             if not isinstance(module, SplitModel):
@@ -75,11 +76,25 @@ def _check_forward(client: Client, module: nn.Module) -> None:
 
 
 def _check_public(name: str, needs: Needs, public: Public | None) -> None:
-    held = 0 if public is None else len(public)
+    fits = public is not None and needs.public_origin in ("", public.origin)
+    held = len(public) if public is not None and fits else 0
     if held < needs.public:
+        other = needs.public_origin == "other"
+        rows = "inputs of another data set" if other else "rows that everybody may see"
+        kind = "" if public is None or fits else f" (and {len(public)} of the kind '{public.origin}')"
+        place = "name one as data.public, with" if other else "set data.holdout to"
         raise RequestError(
-            f"{name} needs {needs.public} rows that everybody may see, came {held}; set data.holdout to at least "
-            f"{needs.public} (for every method that is compared alike), or ask the method for fewer"
+            f"{name} needs {needs.public} {rows}, came {held}{kind}; {place} at least {needs.public} (for every method "
+            f"that is compared alike), or ask the method for fewer"
+        )
+
+
+def _check_validation(name: str, needs: Needs, clients: Sequence[Client]) -> None:
+    without = [client.id for client in clients if not len(client.data.validation)]
+    if needs.validation and without:
+        raise RequestError(
+            f"{name} needs validation rows at every client, client {without[0]} has none; give data.split a validation "
+            f"part ('8:1:1', 'official:9:1')"
         )
 
 

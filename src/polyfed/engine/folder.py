@@ -2,7 +2,8 @@
 
     recipe.toml      the resolved settings                     rounds.jsonl   one object per round
     result.json      written when the run is done              checkpoint/    the last two whole states
-    models/          client-007.safetensors, and index.json with each client's architecture
+    models/          client-007.safetensors, and index.json, which says what each is
+    tensorboard/     live curves, if they were asked for
 
 Every file is written under a temporary name, flushed to disk and renamed, so that a process killed at any moment leaves
 a folder that resumes.
@@ -11,11 +12,12 @@ a folder that resumes.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,10 @@ import safetensors.torch
 import tomli_w
 from torch import Tensor
 
+from polyfed.core.message import Message, to_bytes
 from polyfed.errors import RequestError
 
-_OURS = ("recipe.toml", "rounds.jsonl", "result.json", "checkpoint", "models")
+_OURS = ("result.json", "checkpoint", "rounds.jsonl", "models", "tensorboard", "recipe.toml")  # in order of removal
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -110,7 +113,7 @@ class RunFolder:
         with _held(self.path):
             self.check(settings, resume, force)  # it may have changed hands meanwhile
             if force:
-                for name in ("result.json", "checkpoint", "rounds.jsonl", "models", "recipe.toml"):
+                for name in _OURS:
                     _remove(self.path / name)
             for place in (self.path, self.checkpoints, self.path / "models"):
                 for left in place.glob(".*.tmp"):
@@ -156,15 +159,29 @@ class RunFolder:
             raise RequestError(f"expected JSON in {path}, came something else: {error}") from None
         return dict(result)
 
-    def write_models(self, models: Mapping[int, Mapping[str, Tensor]], index: Mapping[int, Mapping[str, Any]]) -> None:
-        """One safetensors file per client, then `index.json` that says what each is."""
-        folder = self.path / "models"
+    @contextlib.contextmanager
+    def models(self) -> Iterator[Callable[[int, Mapping[str, Tensor], Message, Mapping[str, Any]], None]]:
+        """Within the block, a function that writes one client's model: (number, weights, state, what it is).
+
+        Weights go to ``client-007.safetensors``, a state that is not empty to ``client-007.state.safetensors``; at the
+        end `index.json` says what each is, with checksums.
+        """
+        folder, index = self.path / "models", {}
         folder.mkdir(exist_ok=True)
-        for number, tensors in models.items():
-            data = safetensors.torch.save({name: t.contiguous() for name, t in tensors.items()})
-            write_atomically(folder / f"client-{number:03d}.safetensors", data)
-        entries = {f"client-{n:03d}.safetensors": dict(entry) for n, entry in index.items()}
-        write_atomically(folder / "index.json", (json.dumps(entries, indent=2) + "\n").encode())
+
+        def write(number: int, weights: Mapping[str, Tensor], state: Message, about: Mapping[str, Any]) -> None:
+            name = f"client-{number:03d}.safetensors"
+            plain = {key: tensor.detach().cpu().contiguous() for key, tensor in weights.items()}
+            files = {name: safetensors.torch.save(plain)}
+            if state:
+                files[f"client-{number:03d}.state.safetensors"] = to_bytes(state)
+            for file, data in files.items():
+                write_atomically(folder / file, data)
+            sums = {file: hashlib.sha256(data).hexdigest() for file, data in files.items()}
+            index[name] = {**about, "sha256": sums}
+
+        yield write
+        write_atomically(folder / "index.json", (json.dumps(index, indent=2) + "\n").encode())
 
 
 def _remove(entry: Path) -> None:
@@ -194,7 +211,7 @@ def _first_difference(stored: Mapping[str, Any], asked: Mapping[str, Any], place
     """Where two resolved settings differ; where and how often things are written may differ."""
     for key in [*stored, *(k for k in asked if k not in stored)]:
         here = f"{place}{key}"
-        if here in ("run.out", "run.checkpoint_every", "run.workers", "run.label"):
+        if here in ("run.out", "run.checkpoint_every", "run.workers", "run.label", "run.track"):
             continue
         old, new = stored.get(key), asked.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,35 +22,84 @@ def best_by_validation(records: Sequence[Mapping[str, Any]], stage: str) -> floa
     return float(best["accuracy"][stage]["mean"])
 
 
-def result_of(records: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> dict[str, Any]:
+def stopped_after(records: Sequence[Mapping[str, Any]], patience: int, min_delta: float) -> int | None:
+    """The round after which a run stops early; None where it goes on.
+
+    Args:
+        records: one per round, in order.
+        patience: so many evaluations in a row that do not raise the best validation accuracy by more than `min_delta`
+            end the run; 0: never. min_delta: in [0, 1], as the accuracies are.
+    """
+    best, waited = -math.inf, 0
+    for record in records:
+        value = record["validation"]
+        if record.get("closing") or value is None:
+            continue
+        best, waited = (value, 0) if value > best + min_delta else (best, waited + 1)
+        if patience and waited >= patience:
+            return int(record["round"])
+    return None
+
+
+def result_of(
+    records: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
     """`result.json`: the run's facts, and what its records add up to. A resumed run gives the same.
 
     Args:
         records: one per round, in order.
         facts: method, knobs, dataset, clients, rounds, seed, evaluation, label.
+        clients: one per client, in order: id, architecture, samples.
     """
     last = next((r for r in reversed(records) if r["evaluated"]), None)
     stage = facts["evaluation"]["stage"]
     main = {} if last is None else last["accuracy"].get(stage, {})
+    before = next((r for r in reversed(records) if r["evaluated"] and not r.get("closing")), None)
+    closed = bool(records) and bool(records[-1].get("closing"))
+    stopped = stopped_after(records, facts["evaluation"].get("patience", 0), facts["evaluation"].get("min_delta", 0.0))
     seconds = sum(r["seconds"] for r in records)
     samples = sum(r["samples"] for r in records)
     return {
         **facts,
         "accuracy": main.get("mean"),
         "accuracy_std": main.get("std"),
+        "accuracy_worst_tenth": main.get("worst_tenth"),
+        "accuracy_before_closing": before["accuracy"].get(stage, {}).get("mean") if before and closed else None,
         "accuracy_best_by_validation": best_by_validation(records, stage),
         "accuracy_by_stage": {} if last is None else last["accuracy"],
         "accuracy_per_client": [] if last is None else last["accuracy_per_client"],
+        "accuracy_per_architecture": {} if last is None else last["accuracy_per_architecture"],
+        "metrics": {} if last is None else last["metrics"],
+        "confusion": None if last is None else last["confusion"],
+        "validation": None if last is None else last["validation"],
+        "clients_table": _clients_table(records, clients, [] if last is None else last["accuracy_per_client"]),
         "bytes_up": sum(r["bytes_up"] for r in records),
         "bytes_down": sum(r["bytes_down"] for r in records),
         "bytes_up_as_in_paper": sum(r["bytes_up_as_in_paper"] for r in records),
         "bytes_down_as_in_paper": sum(r["bytes_down_as_in_paper"] for r in records),
+        "stopped_after": stopped if stopped != facts["rounds"] else None,
         "refused": sum(len(r["refused"]) for r in records),
         "samples": samples,
         "seconds": seconds,
         "samples_per_second": samples / seconds if seconds else None,
         "versions": versions(),
     }
+
+
+def _clients_table(
+    records: Sequence[Mapping[str, Any]], clients: Sequence[Mapping[str, Any]], accuracies: Sequence[float | None]
+) -> list[dict[str, Any]]:
+    """One row per client: who it is, its last accuracy in the main stage, and what it sent and was sent in all."""
+    spent = {str(client["id"]): {"up": 0, "down": 0} for client in clients}
+    for record in records:
+        for number, ways in record["bytes_by_client"].items():
+            for way in ("up", "down"):
+                spent[number][way] += ways[way]
+    known = accuracies or [None] * len(clients)
+    return [
+        {**client, "accuracy": accuracy, **{f"bytes_{way}": spent[str(client["id"])][way] for way in ("up", "down")}}
+        for client, accuracy in zip(clients, known, strict=True)
+    ]
 
 
 def versions() -> dict[str, str]:

@@ -20,12 +20,19 @@ from polyfed.errors import RunError
 from polyfed.functional.modes import has_batchnorm
 
 
-def train(client: Client, method: Method, context: Context, most: int | None = None) -> Trained:
-    """Train `client.model` in place, as `client.training` and the method's phases say.
+def train(
+    client: Client,
+    method: Method,
+    context: Context,
+    most: int | None = None,
+    phases: Sequence[Phase] | None = None,
+) -> Trained:
+    """Train `client.model` in place, as `client.training` and the phases say.
 
     Args:
-        client: at work. method: whose phases and gradients. context: what `receive` returned.
+        client: at work. method: whose gradients. context: what `receive` returned.
         most: so many batches of each phase at most, for a trial; None: all.
+        phases: those of the exchange; None: the method's own.
 
     Returns:
         Steps, samples, mean loss and the method's sums. The loss may be NaN: the caller judges.
@@ -37,7 +44,7 @@ def train(client: Client, method: Method, context: Context, most: int | None = N
     steps = samples = 0
     total = torch.zeros((), dtype=torch.float64)
     sums: dict[str, Tensor] = {}
-    for phase in method.phases(client.training):
+    for phase in method.phases(client.training) if phases is None else phases:
         client.phase = phase.name
         rows = None if phase.rows is None else tensor(context, phase.rows)
         mask = None if phase.mask is None else group(context, phase.mask)
@@ -45,7 +52,7 @@ def train(client: Client, method: Method, context: Context, most: int | None = N
             names, parameters = trainable(model)
             if not parameters:
                 continue
-            optimizer = _optimizer(parameters, client.training, phase.lr)
+            optimizer = _optimizer(parameters, client.training, client.training.lr_at(client.round, phase.lr))
             for batch in itertools.islice(_batches(client, phase, rows, order, noise), most):
                 with_inputs = {**context, **method.inputs(client, steps, draws)}
                 grads, loss, extra = method.gradients(model, batch, with_inputs)
@@ -95,8 +102,7 @@ def _batches(
                 yield Batch(x, samples.y[chosen].to(device), torch.ones(len(chosen), device=device), chosen.to(device))
 
 
-def _optimizer(parameters: Sequence[nn.Parameter], training: Training, lr: float | None) -> torch.optim.Optimizer:
-    rate = training.lr if lr is None else lr
+def _optimizer(parameters: Sequence[nn.Parameter], training: Training, rate: float) -> torch.optim.Optimizer:
     if training.optimizer == "sgd":
         return torch.optim.SGD(parameters, rate, training.momentum, weight_decay=training.weight_decay, fused=True)
     kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW

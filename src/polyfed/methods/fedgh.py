@@ -4,9 +4,12 @@ Client k:  theta_k <- theta;  E local epochs of SGD on CE(H(theta_k; F_k(x)), y)
            Rbar_k^s = mean of F_k(x) over its samples of class s, in eval mode, after training (a LAR).
 Server:    theta <- theta - eta_theta * grad CE(H(theta; Rbar_k^s), s), pair by pair, in order (eq. 4).
 Sent per round, D features, C classes, S classes at the client: down 4 (D C + C) bytes; up 4 (S + S D).
+With counts 4 S bytes more, in float16 2 S D less.
 Deviations from the paper: (1) eq. 4 leaves open what one step is: `header_batch` says; by default one pair, clients in
 order of number, classes ascending. (2) Classes with fewer than `min_class_count` samples can be held back. (3) The
-gradient is clipped at norm 50, as in the authors' code.
+gradient is clipped at norm 50, as in the authors' code. (4) `normalize = "l2"`: whatever enters the header has unit
+length. F_k(x) is divided by its norm within the network (training, scoring, export); a LAR is the mean of such vectors
+and is sent as it is, at most 1 long; the server divides it by its norm. (5) LARs can be sent as float16 (`lar_dtype`).
 From the authors' code: its server never trains the header (`header_lr = 0` does the same); it averages the means of
 minibatches, which is not the mean. The paper counts the header without its bias: `paper_nbytes`.
 Shapes: M pairs received, D feature width, C classes.
@@ -19,7 +22,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group, nbytes, tensor
@@ -28,7 +31,7 @@ from polyfed.core.networks import load, split
 from polyfed.core.passes import represent
 from polyfed.core.server import Server
 from polyfed.functional.losses import cross_entropy
-from polyfed.functional.prototypes import class_means, header_step
+from polyfed.functional.prototypes import class_means, header_step, to_float16, unit_length
 
 
 @knobs
@@ -45,12 +48,18 @@ class FedGH(Method):
     weight: Literal["equal", "count"] = "equal"  # "count": steps in proportion to class counts (4 S bytes more)
     min_class_count: Annotated[int, Field(ge=1)] = 1  # rarer classes are not sent (one sample is its own mean)
     clip: Annotated[float, Field(ge=0)] = 50.0  # largest gradient norm of a header step; 0 is off
+    normalize: Literal["none", "l2"] = "none"  # "l2": unit length for whatever enters the header
+    lar_dtype: Literal["float32", "float16"] = "float32"  # what LARs are sent as
     share: bool = True  # False exchanges nothing at all: Local
 
     @property
     def needs(self) -> Needs:
         instead = "set models.feature_dim to add a projection, or use fedhenn, which compares kernels"
         return Needs(split_model=True, one_feature_dim=True, one_head=True, linear_head=True, instead=instead)
+
+    @property
+    def accepts_late(self) -> bool:
+        return True  # a LAR of an earlier round is a pair like any other
 
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
@@ -66,7 +75,9 @@ class FedGH(Method):
         pairs = [p for p in pairs if len(p[1])]  # none where all classes are rarer than `min_class_count`
         if not pairs:
             return
-        lars_MD, labels_M = torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs]).long()
+        lars_MD, labels_M = torch.cat([p[0] for p in pairs]).float(), torch.cat([p[1] for p in pairs]).long()
+        if self.normalize == "l2":
+            lars_MD = unit_length(lars_MD)
         weights_M = torch.ones(len(labels_M))
         if self.weight == "count":
             counts_M = torch.cat([tensor(p[2], "counts") for p in pairs]).float()
@@ -92,6 +103,12 @@ class FedGH(Method):
                 yield from torch.randperm(count, generator=generator).split(self.header_batch)
 
     # client ------------------------------------------------------------------------------------------------
+    def build(self, model: Any, variant: str) -> nn.Module:
+        if self.normalize == "l2":
+            model.unit_length = True  # forward and represent then scale; all names stay
+        module: nn.Module = model
+        return module
+
     def receive(self, client: Client, message: Message) -> Context:
         if self.share:
             load(split(client.model).head, group(message, "header"))
@@ -106,7 +123,7 @@ class FedGH(Method):
         train = client.data.train
         means = represent(client.model, train.x, client.prepare).cpu()
         labels, lars, counts = class_means(means, train.y, client.classes, self.min_class_count)
-        message = {"labels": labels, "lars": lars}
+        message = {"labels": labels, "lars": to_float16(lars) if self.lar_dtype == "float16" else lars}
         return message if self.weight == "equal" else {**message, "counts": counts.int()}
 
     # accounting --------------------------------------------------------------------------------------------

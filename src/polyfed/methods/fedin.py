@@ -1,18 +1,19 @@
 """FedIN: training on each other's intermediate features (Chan et al., arXiv:2304.00759).
 
 Every network is extractor, intermediate layers, classifier; what enters (s_in) and leaves (s_out) the intermediate
-part is shaped alike everywhere. Beside weights, clients exchange batches of such pairs.
+part is shaped alike everywhere. Beside weights, clients exchange a few such pairs (n_S; the paper: one batch, B).
 Client k:  w <- received;  per step  l_local = CE + (mu/2) ||w - w^{t-1}||^2 (eq. 3)
-           and  l_IN = mean (f(s_in; w_in) - s_out)^2 on others' pairs (eq. 7);
+           and  l_IN = mean (f(s_in; w_in) - s_out)^2 on B of others' pairs (eq. 7);
            the intermediate tensors move along combine(G_local, G_IN), the others along G_local.
 Server:    averages weights layer-wise (eq. 19) or within an architecture (eq. 21); keeps this round's pairs.
-Sent per round, P floats of weights and buffers, B pairs of q floats: up 4 (P + B q); down the same, from round 2 on.
+Sent per round, P floats of weights and buffers, n_S pairs of q floats: up 4 (P + n_S q); down alike, from round 2 on.
 Noise (eq. 5, 6): s + level * std(s) * z at both cuts, z standard normal.
 Deviations from the paper: (1) eq. 12 alone would never train the intermediate layers on private data where the
 gradients agree; "project" adds G_local to it, "literal" is the paper's; "adaptive" takes lambda = max(1, -2b/a) in
 eq. 13. (2) Both gradients are taken at the same point, in one step. (3) Which batch is sent and which pairs come back
 is not said: both are random, the latter from all others' (`pool = "one"`: one other's). (4) BatchNorm takes the pairs'
 own statistics and keeps its running ones. (5) level * std(s) is the noise's standard deviation, not its variance.
+(6) More than B pairs (figure 6d) are walked through B at a time, round and round, in the random order they came in.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core import passes, shared_model
+from polyfed.core import feature_pool, passes, shared_model
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group
 from polyfed.core.method import Batch, Context, Gradients, Method, Needs, Trained, knobs
@@ -53,7 +54,11 @@ class FedIN(Method):
     train_in: bool = True  # False: no pairs are exchanged, FedProx (with mu = 0 FedAvg)
     noise: Annotated[float, Field(ge=0)] = 0.0  # level; 0 draws nothing; the paper's FedIN+Noise is 0.8
     noise_where: Literal["both", "message", "forward"] = "both"  # in the training pass, in the pairs sent, or both
-    pool: Literal["mix", "one"] = "mix"  # pairs from all other clients, or from one of them
+    pool: feature_pool.Mixing = "mix"  # pairs from all other clients, or from "one" of them
+    pairs: Annotated[int, Field(ge=1)] | None = None  # n_S, each way; None: the batch size
+    in_every: Annotated[int, Field(ge=1)] = 1  # steps from one pass over pairs to the next; 1: one in each step
+    feature_dtype: Literal["float32", "float16"] = "float32"  # of the pairs on their way
+    bn_buffers: Literal["aggregate", "local"] = "aggregate"  # "local": BatchNorm's statistics never leave a client
 
     @property
     def needs(self) -> Needs:
@@ -62,36 +67,26 @@ class FedIN(Method):
 
     @property
     def scored(self) -> Stage:
-        return "received"
+        return "received" if self.bn_buffers == "aggregate" else "personal"
 
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
-        shared_model.start(server, self.aggregation)
+        shared_model.start(server, self.aggregation, self.bn_buffers == "aggregate")
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         message = {"model": shared_model.read(server, self.aggregation, server.clients[client_id].architecture)}
-        pairs = group(server.state, "pool") if "pool" in server.state else {}
-        others = (pairs["sender"] != client_id).nonzero().flatten() if pairs else torch.empty(0)
-        if not len(others):
-            return message
-        draws = server.generator("pool", client_id)
-        if self.pool == "one":
-            senders = pairs["sender"][others].unique()
-            one = senders[torch.randint(len(senders), (), generator=draws)]
-            others = others[pairs["sender"][others] == one]
-        rows = others[torch.randperm(len(others), generator=draws)[: server.training.batch_size]]
-        return {**message, "features": {name: pairs[name][rows] for name in ("s_in", "s_out")}}
+        pool = group(server.state, "pool") if "pool" in server.state else {}
+        count, draws = self.pairs or server.training.batch_size, server.generator("pool", client_id)
+        features = feature_pool.draw(pool, client_id, count, self.pool, draws)
+        return {**message, "features": features} if features else message
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         uniform = self.weighting == "uniform" or (self.weighting == "paper" and self.aggregation == "layer-wise")
         weights = {i: 1.0 if uniform else float(server.clients[i].n) for i in uploads}
         shared_model.average(server, self.aggregation, shared_model.uploaded(uploads), weights)
         server.state.pop("pool", None)
-        pairs = {i: group(message, "features") for i, message in uploads.items() if "features" in message}
-        if pairs:
-            senders = [torch.full((len(features["s_in"]),), i) for i, features in pairs.items()]
-            stacked = {name: torch.cat([features[name] for features in pairs.values()]) for name in ("s_in", "s_out")}
-            server.state["pool"] = {**stacked, "sender": torch.cat(senders)}
+        if pool := feature_pool.gather(uploads):
+            server.state["pool"] = pool
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
@@ -100,16 +95,19 @@ class FedIN(Method):
         context["reference"] = {name: p.detach().clone() for name, p in model.named_parameters() if self.mu}
         features = group(message, "features") if "features" in message else {}
         if features and len(features["s_in"]) > has_batchnorm(model):  # BatchNorm takes no single row
-            context |= {name: t.to(next(model.parameters()).device, copy=True) for name, t in features.items()}
+            like = next(model.parameters())
+            context["pairs"] = {name: t.to(like, copy=True) for name, t in features.items()}
         if self.noise and self.noise_where != "message":
             one = client.data.train.x[:1]
             context["cuts"] = [passes.apply(f, model, one, client.prepare) for f in (model.extract, model.represent)]
         return context
 
     def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
-        size, cuts = client.training.batch_size, client.context.get("cuts", ())
+        size, cuts, pairs = client.training.batch_size, client.context.get("cuts", ()), client.context.get("pairs")
         noise = [torch.randn((size, *cut.shape[1:]), generator=generator).to(cut.device) for cut in cuts]
-        return dict(zip(("z_in", "z_out"), noise, strict=True)) if noise else {}
+        given = dict(zip(("z_in", "z_out"), noise, strict=True)) if noise else {}
+        visit, rest = divmod(step, self.in_every)
+        return given if pairs is None or rest else {**given, **feature_pool.minibatch(pairs, visit, size)}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         z, rows = model.extract(batch.x), len(batch.x)
@@ -137,14 +135,16 @@ class FedIN(Method):
         return Gradients({**local.grads, **mixed}, local.loss, sums)
 
     def upload(self, client: Client, trained: Trained) -> Message:
-        if not self.train_in:
-            return {"model": floats(client.model)}
         model, draws = split(client.model), client.generator("features")
-        x = client.data.train.x[torch.randperm(client.n, generator=draws)[: client.training.batch_size]]
-        s_in = self._sent(passes.apply(model.extract, model, x, client.prepare).cpu(), draws)
-        s_out = self._sent(passes.apply(model.transform, model, s_in, lambda rows: rows).cpu(), draws)
-        return {"model": floats(model), "features": {"s_in": s_in, "s_out": s_out}}
+        weights = floats(model, buffers=self.bn_buffers == "aggregate")
+        if not self.train_in:
+            return {"model": weights}
+        x = client.data.train.x[torch.randperm(client.n, generator=draws)[: self.pairs or client.training.batch_size]]
+        s_in = self._noisy(passes.apply(model.extract, model, x, client.prepare).cpu(), draws)
+        s_out = self._noisy(passes.apply(model.transform, model, s_in, lambda rows: rows).cpu(), draws)
+        dtype = getattr(torch, self.feature_dtype)
+        return {"model": weights, "features": {"s_in": s_in.to(dtype), "s_out": s_out.to(dtype)}}
 
-    def _sent(self, s: Tensor, draws: torch.Generator) -> Tensor:
+    def _noisy(self, s: Tensor, draws: torch.Generator) -> Tensor:
         send = self.noise and self.noise_where != "forward"
         return add_noise(s, self.noise, torch.randn(s.shape, generator=draws)) if send else s

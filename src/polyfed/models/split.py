@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from polyfed.errors import RequestError
 from polyfed.functional.modes import evaluating
+from polyfed.functional.prototypes import unit_length
 
 Part = Literal["extractor", "intermediate", "head"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -32,10 +33,13 @@ class SplitModel(nn.Module):
     Attributes:
         architecture: the registered name, set by whoever builds the model.
         feature_dim: D, the width of z, what the head takes in.
+        unit_length: whether z is scaled to unit length: ``represent(x)`` is then transform(extract(x)) / its norm, and
+            ``forward(x) == head(represent(x))``. Names and exported weights are those of the model without it.
     """
 
     architecture: str
     feature_dim: int
+    unit_length: bool = False
 
     if TYPE_CHECKING:  # at run time an ordinary submodule, or a property of the subclass
 
@@ -58,7 +62,8 @@ class SplitModel(nn.Module):
 
     def represent(self, x: Tensor) -> Tensor:
         """The input to the representation z (N x D), which is what enters the head."""
-        return self.transform(self.extract(x))
+        z = self.transform(self.extract(x))
+        return unit_length(z) if self.unit_length else z
 
     def forward(self, x: Tensor) -> Tensor:
         """The input to logits (N x C); nothing is applied to them."""

@@ -74,7 +74,7 @@ class RunRecord:
         """What may tell two runs of one method apart: its knobs, how clients trained, their networks. Not the seed."""
         recipe_knobs = {key: value for key, value in self.recipe.get("method", {}).items() if key != "name"}
         found = dict(self.result.get("knobs") or recipe_knobs)
-        for section in ("training", "models"):
+        for section in ("training", "models", "availability"):
             for key, value in self.recipe.get(section, {}).items():
                 if key != "rounds":  # a different number of rounds makes a different table
                     found.setdefault(key, value)
@@ -122,7 +122,8 @@ def _run_folders(path: Path) -> Iterator[Path]:
             yield Path(folder)
             continue
         inner[:] = sorted((name for name in inner if not name.startswith(".")), key=_natural)
-        if "recipe.toml" in files and ("checkpoint" in inner or not inner):  # stopped before its first round ended
+        begun = not inner or {"checkpoint", "tensorboard"} & set(inner)
+        if "recipe.toml" in files and begun:  # stopped before its first round ended
             inner.clear()
             yield Path(folder)
 

@@ -114,13 +114,13 @@ def _group(runs: list[RunRecord], differing: Iterable[str]) -> Group:
                 both = f"{one.path} and {two.path}"
                 raise RequestError(f"two runs are '{name}' with seed {one.seed}: {both}; leave one out or label them")
     seeds = tuple(sorted({run.seed for run in runs}))
-    return Group(rows, _about(runs[0], differing), seeds, runs[0].result["evaluation"], tuple(_unlike(rows)))
+    return Group(rows, _about(runs[0], differing), seeds, runs[0].result["evaluation"], (*_unlike(rows), *_ended(rows)))
 
 
 def _unlike(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
     """Tells where methods were trained or built differently, so that nobody takes the rows for alike in all else."""
-    for section in ("training", "models"):
-        settings = {name: runs[0].recipe[section] for name, runs in rows.items() if section in runs[0].recipe}
+    for section in ("training", "models", "availability"):
+        settings = {name: runs[0].recipe.get(section, {}) for name, runs in rows.items() if runs[0].recipe}
         for key in dict.fromkeys(key for found in settings.values() for key in found if key != "rounds"):
             values: dict[str, list[str]] = {}
             for name, found in settings.items():
@@ -128,6 +128,16 @@ def _unlike(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
             if len(values) > 1:
                 told = "; ".join(f"{value} for {', '.join(names)}" for value, names in values.items())
                 yield f"{section}.{key} differs: {told}"
+
+
+def _ended(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
+    """Tells which runs ended otherwise than with their last planned round."""
+    for name, runs in rows.items():
+        stops = [str(run.result["stopped_after"]) for run in runs if run.result.get("stopped_after")]
+        if stops:
+            yield f"{name}: stopped early, after round {', '.join(stops)} ({len(stops)} of {len(runs)} runs)"
+        if any(run.rounds and run.rounds[-1].get("closing") for run in runs):
+            yield f"{name}: figures after a closing round"
 
 
 def _about(run: RunRecord, differing: Iterable[str]) -> str:

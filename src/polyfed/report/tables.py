@@ -3,6 +3,8 @@
 Runs of one name are averaged over their seeds. "±" is the sample standard deviation over seeds (n - 1) and is left
 blank with one seed: a spread over one run is unknown, not zero. The best round is the one best on validation data,
 never on test data. CSV and JSON hold accuracies in [0, 1] and exact bytes; the other formats show percent and KiB/MiB.
+The other figures that the runs recorded (lowest tenth of the clients, balanced accuracy, F1, AUC) and the accuracies by
+architecture are in all files; plain text shows them on request, since they would not fit a terminal beside the rest.
 """
 
 from __future__ import annotations
@@ -10,9 +12,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
-import statistics
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,18 @@ from typing import Any
 
 from polyfed.errors import RequestError
 from polyfed.registry import nearest
+from polyfed.report.columns import (
+    Column,
+    finite,
+    markdown_table,
+    mean_of,
+    narrowest,
+    percent,
+    std_of,
+    text_block,
+    with_spread,
+    wrapped,
+)
 from polyfed.report.folders import RunRecord
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.writing import make_folder, write_whole
@@ -52,8 +63,12 @@ class Row:
         accuracy_std_seeds: sample standard deviation over seeds; None with one seed.
         accuracy_std_clients: standard deviation over clients.
         accuracy_min_client: the lowest client.
+        accuracy_worst_tenth: mean of the lowest tenth of the clients.
         accuracy_best_by_validation: test accuracy in the round that was best on validation data.
         accuracy_by_stage: every stage scored in all of the row's runs.
+        accuracy_per_architecture: mean over its clients, for every architecture in all of the row's runs; empty where
+            another stage than the runs' own is shown.
+        metrics: "balanced_accuracy", "f1", "auc": means over clients, as far as all of the row's runs recorded them.
         bytes_up: clients to server, one whole run; an int when all seeds agree.
         bytes_down: server to clients, likewise.
         seconds: one whole run.
@@ -72,8 +87,11 @@ class Row:
     accuracy_std_seeds: float | None
     accuracy_std_clients: float | None
     accuracy_min_client: float | None
+    accuracy_worst_tenth: float | None
     accuracy_best_by_validation: float | None
     accuracy_by_stage: Mapping[str, float]
+    accuracy_per_architecture: Mapping[str, float]
+    metrics: Mapping[str, float]
     bytes_up: float | None
     bytes_down: float | None
     seconds: float | None
@@ -164,7 +182,8 @@ def _row(name: str, runs: Sequence[RunRecord], stage: str, local: Sequence[RunRe
     scores = [_score(run, stage) for run in runs]
     accuracies = [score["mean"] for score in scores]
     stages = [run.result.get("accuracy_by_stage") or {} for run in runs]
-    shared = [key for key in stages[0] if all(key in other for other in stages)]
+    architectures = [(run.result.get("accuracy_per_architecture") or {}) if run.stage == stage else {} for run in runs]
+    metrics = [(run.result.get("metrics") or {}).get(stage) or {} for run in runs]
     difference, seeds = _differences(runs, stage, local, notes, name)
     best = [run.result.get("accuracy_best_by_validation") if run.stage == stage else None for run in runs]
     return Row(
@@ -172,27 +191,28 @@ def _row(name: str, runs: Sequence[RunRecord], stage: str, local: Sequence[RunRe
         method=runs[0].method,
         stage=stage,
         seeds=tuple(run.seed for run in runs),
-        accuracy=_mean(accuracies),
-        accuracy_std_seeds=_std(accuracies),
-        accuracy_std_clients=_mean([score["std"] for score in scores]),
-        accuracy_min_client=_mean([score["min"] for score in scores]),
-        accuracy_best_by_validation=_mean(best),
-        accuracy_by_stage={
-            key: mean for key in shared if (mean := _mean([by_stage[key]["mean"] for by_stage in stages])) is not None
-        },
-        bytes_up=_mean([run.result.get("bytes_up") for run in runs]),
-        bytes_down=_mean([run.result.get("bytes_down") for run in runs]),
-        seconds=_mean([run.result.get("seconds") for run in runs]),
+        accuracy=mean_of(accuracies),
+        accuracy_std_seeds=std_of(accuracies),
+        accuracy_std_clients=mean_of([score["std"] for score in scores]),
+        accuracy_min_client=mean_of([score["min"] for score in scores]),
+        accuracy_best_by_validation=mean_of(best),
+        accuracy_worst_tenth=mean_of([score["worst_tenth"] for score in scores]),
+        accuracy_by_stage=_means(stages),
+        accuracy_per_architecture=_means(architectures),
+        metrics=_means(metrics),
+        bytes_up=mean_of([run.result.get("bytes_up") for run in runs]),
+        bytes_down=mean_of([run.result.get("bytes_down") for run in runs]),
+        seconds=mean_of([run.result.get("seconds") for run in runs]),
         refused=sum(int(run.result.get("refused") or 0) for run in runs),
-        difference=_mean(difference),
-        difference_std=_std(difference),
+        difference=mean_of(difference),
+        difference_std=std_of(difference),
         difference_seeds=seeds,
         runs=tuple(
             {
                 "seed": run.seed,
                 "path": str(run.path),
                 "accuracy": score["mean"],
-                **{key: _number(run.result.get(key)) for key in ("bytes_up", "bytes_down", "seconds", "refused")},
+                **{key: finite(run.result.get(key)) for key in ("bytes_up", "bytes_down", "seconds", "refused")},
                 "knobs": run.result.get("knobs"),
             }
             for run, score in zip(runs, scores, strict=True)
@@ -203,11 +223,11 @@ def _row(name: str, runs: Sequence[RunRecord], stage: str, local: Sequence[RunRe
 def _score(run: RunRecord, stage: str) -> dict[str, float | None]:
     """Mean, std and min over clients of the run's last evaluation in a stage; None for what it does not tell."""
     found: Mapping[str, Any] = (run.result.get("accuracy_by_stage") or {}).get(stage) or {}
-    score: dict[str, float | None] = {key: _number(found.get(key)) for key in ("mean", "std", "min")}
+    score: dict[str, float | None] = {key: finite(found.get(key)) for key in ("mean", "std", "min", "worst_tenth")}
     if stage == run.stage:
-        clients = [value for value in map(_number, run.result.get("accuracy_per_client") or []) if value is not None]
-        score["mean"] = _number(run.result["accuracy"])
-        score["std"] = _number(run.result.get("accuracy_std")) if score["std"] is None else score["std"]
+        clients = [value for value in map(finite, run.result.get("accuracy_per_client") or []) if value is not None]
+        score["mean"] = finite(run.result["accuracy"])
+        score["std"] = finite(run.result.get("accuracy_std")) if score["std"] is None else score["std"]
         score["min"] = min(clients, default=None) if score["min"] is None else score["min"]
     return score
 
@@ -231,40 +251,30 @@ def _differences(
     return found, tuple(run.seed for run, _ in pairs)
 
 
-def _number(value: Any) -> float | None:
-    """The value if it is a finite number, else None: a table shows "-", never "nan"."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return value
-
-
-def _mean(values: Sequence[Any]) -> float | None:
-    """The mean, exact when all are equal (bytes stay whole numbers); None unless every value is known."""
-    known = [number for value in values if (number := _number(value)) is not None]
-    if not known or len(known) < len(values):
-        return None
-    return known[0] if all(value == known[0] for value in known) else statistics.fmean(known)
-
-
-def _std(values: Sequence[Any]) -> float | None:
-    known = [number for value in values if (number := _number(value)) is not None]
-    return statistics.stdev(known) if len(known) == len(values) and len(known) > 1 else None
+def _means(summaries: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, float]:
+    """The means of every entry that all runs have, over the runs."""
+    shared = [key for key in summaries[0] if all(key in other for other in summaries)]
+    found = {key: mean_of([summary[key].get("mean") for summary in summaries]) for key in shared}
+    return {key: mean for key, mean in found.items() if mean is not None}
 
 
 # for machines ---------------------------------------------------------------------------------------------------
 def to_csv(table: Table) -> str:
     """All sections in one sheet: a line per row, with the evaluation in columns of its own; None is empty."""
     rows = [row for section in table.sections for row in section.rows]
-    stages = list(dict.fromkeys(stage for row in rows for stage in row.accuracy_by_stage))
+    groups = {"accuracy_by_stage": "accuracy", "accuracy_per_architecture": "architecture", "metrics": ""}
+    keys = {group: dict.fromkeys(key for row in rows for key in getattr(row, group)) for group in groups}
     lines: list[dict[str, Any]] = []
     for number, section in enumerate(table.sections, start=1):
         for row in section.rows:
             line = {"table": number, **section.facts, "name": row.name, **_plain(row)}
             line["seeds"] = " ".join(map(str, row.seeds))
             line["difference_seeds"] = " ".join(map(str, row.difference_seeds))
-            by_stage = line.pop("accuracy_by_stage")
             del line["runs"]
-            lines.append(line | {f"accuracy_{stage}": by_stage.get(stage) for stage in stages})
+            for group, prefix in groups.items():
+                found = line.pop(group)
+                line |= {f"{prefix}_{key}" if prefix else key: found.get(key) for key in keys[group]}
+            lines.append(line)
     stream = io.StringIO()
     writer = csv.DictWriter(stream, fieldnames=list(lines[0]) if lines else ["table"], lineterminator="\n")
     writer.writeheader()
@@ -282,93 +292,77 @@ def to_json(table: Table) -> str:
 
 
 def _plain(row: Row) -> dict[str, Any]:
-    return vars(row) | {"accuracy_by_stage": dict(row.accuracy_by_stage), "runs": [dict(run) for run in row.runs]}
+    groups = {key: dict(value) for key, value in vars(row).items() if isinstance(value, Mapping)}
+    return vars(row) | groups | {"runs": [dict(run) for run in row.runs]}
 
 
 # for people -----------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class _Column:
-    """A column to show: its heading (lines), its cells; words are aligned left, numbers right."""
-
-    heading: str
-    cells: list[str]
-    words: bool = False
-
-    @property
-    def width(self) -> int:
-        return max(len(part) for text in [self.heading, *self.cells] for part in text.split("\n"))
-
-
-_NAME = 16  # narrowest column of names in plain text
+_BY_ARCHITECTURE = "Accuracy in % by architecture"
 _REFUSED = "refused"
 _COSTS = ("bytes\nup", "bytes\ndown", "time", _REFUSED)
+_METRICS = {"balanced_accuracy": "balanced\naccuracy", "f1": "macro\nF1", "auc": "macro\nAUC"}
 
 
-def _columns(section: Section) -> list[_Column]:
-    """What people see. Columns in which nothing is known are left out."""
+def _columns(section: Section, metrics: bool = False) -> list[Column]:
+    """What people see, with the other figures on request. Columns in which nothing is known are left out."""
     rows = section.rows
-    columns = [_Column("method", [row.name for row in rows], words=True)]
+    columns = [_names_of(section)]
     if len({row.stage for row in rows}) > 1:
-        columns.append(_Column("stage", [row.stage for row in rows], words=True))
+        columns.append(Column("stage", [row.stage for row in rows], words=True))
     if len({row.seeds for row in rows}) > 1:
-        columns.append(_Column("seeds", [" ".join(map(str, row.seeds)) for row in rows], words=True))
+        columns.append(Column("seeds", [" ".join(map(str, row.seeds)) for row in rows], words=True))
     numbers = [
-        ("accuracy", _with_spread([(row.accuracy, row.accuracy_std_seeds) for row in rows])),
-        ("std\nclients", [_percent(row.accuracy_std_clients) for row in rows]),
-        ("min\nclient", [_percent(row.accuracy_min_client) for row in rows]),
-        ("best by\nvalid.", [_percent(row.accuracy_best_by_validation) for row in rows]),
-        *((stage, [_percent(row.accuracy_by_stage.get(stage)) for row in rows]) for stage in section.extra_stages),
-        ("vs Local", _with_spread([(row.difference, row.difference_std) for row in rows], sign="+")),
+        ("accuracy", with_spread([(row.accuracy, row.accuracy_std_seeds) for row in rows])),
+        ("std\nclients", [percent(row.accuracy_std_clients) for row in rows]),
+        ("min\nclient", [percent(row.accuracy_min_client) for row in rows]),
+        ("best by\nvalid.", [percent(row.accuracy_best_by_validation) for row in rows]),
+        *((stage, [percent(row.accuracy_by_stage.get(stage)) for row in rows]) for stage in section.extra_stages),
+        ("vs Local", with_spread([(row.difference, row.difference_std) for row in rows], sign="+")),
+        *(_metrics_of(section) if metrics else ()),
         (_COSTS[0], ["-" if row.bytes_up is None else human_bytes(row.bytes_up) for row in rows]),
         (_COSTS[1], ["-" if row.bytes_down is None else human_bytes(row.bytes_down) for row in rows]),
         (_COSTS[2], ["-" if row.seconds is None else human_seconds(row.seconds) for row in rows]),
         (_REFUSED, [str(row.refused or "-") for row in rows]),
     ]
     known = [(head, cells) for head, cells in numbers if head == "accuracy" or set(cells) != {"-"}]
-    return columns + [_Column(head, cells) for head, cells in known]
+    return columns + [Column(head, cells) for head, cells in known]
 
 
-def _percent(value: float | None, sign: str = "") -> str:
-    return "-" if value is None else f"{100 * value:{sign}.2f}"
+def _names_of(section: Section) -> Column:
+    return Column("method", [row.name for row in section.rows], words=True)
 
 
-def _with_spread(pairs: list[tuple[float | None, float | None]], sign: str = "") -> list[str]:
-    """``"75.12 ± 0.40"``; a spread that is not known stays away, and keeps its place where other rows have one."""
-    spreads = [_percent(std) for _, std in pairs]
-    width = max(map(len, spreads))
-    shown = any(std is not None for _, std in pairs)
-    return [
-        _percent(mean, sign) + (f" ± {spread:>{width}}" if shown and mean is not None else "")
-        for (mean, _), spread in zip(pairs, spreads, strict=True)
-    ]
+def _metrics_of(section: Section) -> list[tuple[str, list[str]]]:
+    """Heading and cells of the figures beside the accuracy."""
+    lowest = [("lowest\ntenth", [percent(row.accuracy_worst_tenth) for row in section.rows])]
+    return lowest + [(h, [percent(row.metrics.get(key)) for row in section.rows]) for key, h in _METRICS.items()]
+
+
+def _by_architecture(section: Section) -> list[Column]:
+    """The accuracies by architecture; nothing where all clients have the same."""
+    names = list(dict.fromkeys(name for row in section.rows for name in row.accuracy_per_architecture))
+    cells = {name: [percent(row.accuracy_per_architecture.get(name)) for row in section.rows] for name in names}
+    return [_names_of(section), *(Column(name, cells[name]) for name in names)] if len(names) > 1 else []
 
 
 def to_markdown(table: Table) -> str:
     """GitHub's tables, each under its caption."""
     blocks = []
     for section in table.sections:
-        columns = _columns(section)
-        lines = [
-            _markdown_line(column.heading.replace("\n", " ") for column in columns),
-            _markdown_line(":--" if column.words else "--:" for column in columns),
-            *(_markdown_line(cells) for cells in zip(*(column.cells for column in columns), strict=True)),
-        ]
+        columns, by_architecture = _columns(section, metrics=True), _by_architecture(section)
         notes = "\n".join(f"- {note}" for note in section.notes)
-        blocks.append(f"**{section.caption}**\n\n" + "\n".join(lines) + f"\n\n{notes}\n")
+        more = f"\n{_BY_ARCHITECTURE}:\n\n{markdown_table(by_architecture)}\n" if by_architecture else ""
+        blocks.append(f"**{section.caption}**\n\n{markdown_table(columns)}\n\n{notes}\n{more}")
     if table.notes:
         blocks.append("\n".join(f"- {note}" for note in table.notes) + "\n")
     return "\n".join(blocks)
-
-
-def _markdown_line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
 
 
 def to_latex(table: Table) -> str:
     """One ``table`` with ``booktabs`` rules for each section."""
     blocks = []
     for section in table.sections:
-        columns = _columns(section)
+        columns = _columns(section, metrics=True)
         rows = [" & ".join(map(_latex, cells)) for cells in zip(*(column.cells for column in columns), strict=True)]
         heading = " & ".join(_latex(column.heading.replace("\n", " ")) for column in columns)
         blocks.append(
@@ -396,68 +390,47 @@ def _latex(text: str) -> str:
     return "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
 
 
-def to_text(table: Table, width: int = 100, ascii_only: bool = False) -> str:
+def to_text(table: Table, width: int = 100, ascii_only: bool = False, metrics: bool = False) -> str:
     """Aligned plain text; long names wrap so that it fits ``width`` columns where the numbers leave room.
 
     Args:
         table: what to show.
         width: columns to aim for.
         ascii_only: write "+/-" for "±", for terminals that are not UTF-8.
+        metrics: also the figures beside the accuracy, and the accuracies by architecture, in blocks of their own.
     """
-    blocks = [_text_section(section, width) for section in table.sections]
+    blocks = [_text_section(section, width, metrics) for section in table.sections]
     if table.notes:
-        blocks.append("\n".join(_wrap(f"note: {note}", width) for note in table.notes) + "\n")
+        blocks.append("\n".join(wrapped(f"note: {note}", width) for note in table.notes) + "\n")
     text = "\n".join(blocks)
     return text.replace("±", "+/-").encode("ascii", "replace").decode("ascii") if ascii_only else text
 
 
-def _wrap(text: str, width: int) -> str:
-    return textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False)
-
-
-def _text_section(section: Section, width: int) -> str:
+def _text_section(section: Section, width: int, metrics: bool) -> str:
     columns = _columns(section)
     blocks = [columns]
-    if _narrowest(columns) > width:  # costs move into a block of their own below
+    if narrowest(columns) > width:  # costs move into a block of their own below
         costs = [column for column in columns if column.heading in _COSTS]
         blocks = [[column for column in columns if column not in costs], [columns[0], *costs]]
-    notes = "\n".join(_wrap(note, width) for note in section.notes)
-    return "\n\n".join([_wrap(section.caption, width), *(_text_block(block, width) for block in blocks), notes]) + "\n"
+    if metrics:
+        known = [Column(heading, cells) for heading, cells in _metrics_of(section) if set(cells) != {"-"}]
+        blocks += [[columns[0], *known]] if known else []
+    texts = [text_block(block, width) for block in blocks]
+    if metrics and (by_architecture := _by_architecture(section)):
+        found = [text_block(block, width) for block in _in_width(by_architecture, width)]
+        texts.append(f"{_BY_ARCHITECTURE}:\n\n" + "\n\n".join(found))
+    notes = "\n".join(wrapped(note, width) for note in section.notes)
+    return "\n\n".join([wrapped(section.caption, width), *texts, notes]) + "\n"
 
 
-def _narrowest(columns: Sequence[_Column]) -> int:
-    """The width with the names wrapped as tightly as is still readable, and two blanks between columns."""
-    return min(columns[0].width, _NAME) + sum(column.width + 2 for column in columns[1:])
-
-
-def _text_block(columns: Sequence[_Column], width: int) -> str:
-    widths = [column.width for column in columns]
-    widths[0] = min(widths[0], max(_NAME, width - sum(other + 2 for other in widths[1:])))
-    lines = [*_physical_lines([column.heading for column in columns], columns, widths, bottom=True)]
-    lines.append("  ".join("-" * each for each in widths))
-    for cells in zip(*(column.cells for column in columns), strict=True):
-        lines += _physical_lines(cells, columns, widths)
-    return "\n".join(lines)
-
-
-def _physical_lines(
-    cells: Sequence[str], columns: Sequence[_Column], widths: Sequence[int], bottom: bool = False
-) -> list[str]:
-    """One row as it is printed: the name wrapped over lines, the numbers on the first (headings: on the last)."""
-    split = [
-        textwrap.wrap(cell, width, subsequent_indent=" ") if column.words and not bottom else cell.split("\n")
-        for cell, column, width in zip(cells, columns, widths, strict=True)
-    ]
-    height = max(map(len, split))
-    lines = []
-    for index in range(height):
-        parts = []
-        for texts, column, width in zip(split, columns, widths, strict=True):
-            at = index - (height - len(texts)) if bottom else index
-            text = texts[at] if 0 <= at < len(texts) else ""
-            parts.append(f"{text:<{width}}" if column.words else f"{text:>{width}}")
-        lines.append("  ".join(parts).rstrip())
-    return lines
+def _in_width(columns: Sequence[Column], width: int) -> list[list[Column]]:
+    """A table cut into blocks that fit, each with the names in front."""
+    blocks: list[list[Column]] = []
+    for column in columns[1:]:
+        if not blocks or narrowest([*blocks[-1], column]) > width:
+            blocks.append([columns[0]])
+        blocks[-1].append(column)
+    return blocks
 
 
 # files ----------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 
 HOOKS = (
-    "start", "plan", "exchanges", "broadcast", "aggregate", "variant", "build", "personal",
+    "start", "plan", "exchanges", "closing", "broadcast", "aggregate", "variant", "build", "personal",
     "receive", "inputs", "loss", "gradients", "phases", "upload", "predict", "paper_nbytes",
 )  # fmt: skip
 
@@ -56,6 +56,12 @@ class Spy(Method):
         """That of the method."""
         inner: Method = vars(self)["inner"]
         return inner.scored
+
+    @property
+    def accepts_late(self) -> bool:
+        """That of the method."""
+        inner: Method = vars(self)["inner"]
+        return inner.accepts_late
 
 
 def _through(function: Around, *first: Any) -> Callable[..., Any]:

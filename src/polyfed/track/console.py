@@ -55,6 +55,7 @@ class Console:
         self._method = str(info.get("method", "?"))
         self._rounds = int(info.get("rounds") or 0)
         self._done = max(0, int(info.get("start_round") or 1) - 1)
+        self._closing = False
         self._clients: tuple[int, int] = (0, 0)
         self._accuracy = ""
         self._up, self._down = float(info.get("bytes_up") or 0), float(info.get("bytes_down") or 0)
@@ -106,6 +107,7 @@ class Console:
         if self._quiet:
             return
         self._done = int(record.get("round") or self._done + 1)
+        self._closing = bool(record.get("closing"))
         self._clients = (0, 0)
         self._up += record.get("bytes_up") or 0
         self._down += record.get("bytes_down") or 0
@@ -157,7 +159,7 @@ class Console:
         """What the line says, the most important first."""
         loss = (record or {}).get("train_loss")
         return [
-            f"round {self._done}/{self._rounds}",
+            "closing round" if self._closing else f"round {self._done}/{self._rounds}",
             self._accuracy,
             f"{human_seconds(self._remaining)} left" if math.isfinite(self._remaining) else "",
             f"up {human_bytes(self._up)}  down {human_bytes(self._down)}",

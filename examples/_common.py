@@ -1,0 +1,34 @@
+"""What the examples about representations share: a run folder's networks, and what they make of its test images."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from torch import Tensor
+
+from polyfed.core.passes import represent
+from polyfed.prediction import ClientModel, load_model
+from polyfed.recipe import Recipe
+from polyfed.session import Prepared
+
+
+def finished_run(text: str) -> Path:
+    """For argparse: the folder of a finished run."""
+    if not (Path(text) / "models" / "index.json").exists():
+        raise argparse.ArgumentTypeError(f"expected the folder of a finished run, came {text}")
+    return Path(text)
+
+
+def personal_models(run: Path) -> list[ClientModel]:
+    """Every client's personal model, in order of number."""
+    index = json.loads((run / "models" / "index.json").read_text())
+    return [load_model(run, int(Path(file).stem.removeprefix("client-"))) for file in index]
+
+
+def representations(run: Path, rows: slice) -> list[Tensor]:
+    """Every client's (L, D) for these rows of the official test side, or of the training side where there is none."""
+    source = Prepared().source(Recipe.load(run / "recipe.toml"))
+    images = (source.test or source.train).x[rows]
+    return [represent(model.network, images, model.prepare) for model in personal_models(run)]

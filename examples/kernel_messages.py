@@ -1,0 +1,114 @@
+"""How small may FedHeNN's kernel message be? The mean kernel's factor at several ranks and precisions.
+
+    python examples/kernel_messages.py runs/reference/local/seed-0 --images 1000
+
+Reads a run folder only: `recipe.toml` and `models/`, each client's personal weights. The first rows of the official
+test side, 1000 by default, stand for the common inputs. For each factor F of the clients' mean kernel K_bar:
+
+    bytes      of the message that carries F; K_bar itself is 4 L^2
+    tau        the part of K_bar's norm that F leaves out
+    bound      sqrt(2 - 2 sqrt(1 - tau^2)): no client's CKA can be off by more, before rounding
+    error      max over the clients of |CKA(K_i, F F^T) - CKA(K_i, K_bar)|, F as it arrives
+    rounding   the same between F as it arrives and F in float32
+
+CKA(K_i, K_bar) is computed from whole L x L kernels in float64 (at L = 5000 they take 1 GB and some minutes).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from _common import finished_run, representations
+from torch import Tensor
+
+from polyfed.functional.centring import centre
+from polyfed.functional.kernels import Factor, cka_to_factor, kernel_factor
+from polyfed.functional.precision import PRECISIONS, pack, packed_nbytes, unpack
+from polyfed.functional.rbf import cka_of_kernels
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table; see the top of this file."""
+
+    rank: int
+    exact: bool
+    precision: str
+    bytes: int
+    tau: float
+    bound: float
+    error: float
+    rounding: float
+
+
+def exact_ckas(views: list[Tensor], norm: str) -> Tensor:
+    """CKA(K_i, K_bar) from the definition: (N,), float64."""
+
+    def kernel(a_LD: Tensor) -> Tensor:
+        wide = centre(a_LD.double())
+        return wide @ wide.mT
+
+    k_bar_LL = torch.zeros(len(views[0]), len(views[0]), dtype=torch.float64)
+    for view in views:
+        k_LL = kernel(view)
+        k_bar_LL += k_LL / (k_LL.norm() if norm == "fro" else 1)
+    return torch.stack([cka_of_kernels(kernel(view), k_bar_LL) for view in views])
+
+
+def table(views: list[Tensor], ranks: list[int], norm: str) -> list[Row]:
+    """A row for every rank and precision; of an exact factor, whatever the rank asked for, only once."""
+    expected_N = exact_ckas(views, norm)
+    factors: dict[int, Factor] = {}
+    for rank in ranks:
+        factor = kernel_factor(views, [1.0] * len(views), rank=rank, norm=norm)
+        factors[factor.rank] = factor
+    rows = []
+    for factor in factors.values():
+        bound = math.sqrt(2 - 2 * math.sqrt(1 - factor.tail**2))
+        sent_N = {precision: ckas(views, unpack(pack(factor.matrix, precision))) for precision in PRECISIONS}
+        for precision, ckas_N in sent_N.items():
+            size = packed_nbytes(len(factor.matrix), factor.rank, precision)
+            error, rounding = (float((ckas_N - other_N).abs().max()) for other_N in (expected_N, sent_N["float32"]))
+            rows.append(Row(factor.rank, factor.tail == 0, precision, size, factor.tail, bound, error, rounding))
+    return rows
+
+
+def ckas(views: list[Tensor], factor_Lr: Tensor) -> Tensor:
+    """CKA(K_i, F F^T) as the clients compute it: (N,), float64."""
+    return torch.stack([cka_to_factor(view, factor_Lr).double() for view in views])
+
+
+def main() -> None:
+    """Print the table, or its rows as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=finished_run)
+    parser.add_argument("--images", type=int, default=1000, help="L, at least 2")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[32, 128, 256])
+    parser.add_argument("--norm", choices=("none", "fro"), default="none", help="as FedHeNN's kernel_norm")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.images < 2 or min(arguments.ranks) < 1:
+        parser.error("expected at least 2 images and ranks of at least 1")
+    run: Path = arguments.run
+    views = representations(run, slice(arguments.images))
+    rows = table(views, arguments.ranks, arguments.norm)
+    if arguments.json:
+        print(json.dumps([asdict(row) for row in rows], indent=2))
+        return
+    print(f"{run}: L = {len(views[0])}, {len(views)} clients, {sum(view.shape[1] for view in views)} columns in all")
+    print(
+        f"{'rank':>10s}  {'precision':9s}  {'bytes':>10s}  {'tau':>7s}  {'bound':>7s}  {'error':>7s}  {'rounding':>8s}"
+    )
+    for row in rows:
+        shown = f"{row.rank} exact" if row.exact else f"{row.rank}"
+        figures = f"{row.tau:7.1e}  {row.bound:7.1e}  {row.error:7.1e}  {row.rounding:8.1e}"
+        print(f"{shown:>10s}  {row.precision:9s}  {row.bytes:10d}  {figures}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""Aligning representations of common inputs during local training: FedHeNN's term, from the draw to the gradient.
+
+What it is aligned to is the mean kernel of all clients (`kernels`), or the kernel of the weights that came (None).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyfed.core import passes
+from polyfed.core.client import Client
+from polyfed.core.mean_kernel import MeanKernel
+from polyfed.core.message import Message, group, tensor
+from polyfed.core.method import Context, Exchange, Gradients
+from polyfed.core.rad import EXCHANGE, Rad
+from polyfed.core.server import Server
+from polyfed.functional.modes import evaluating
+from polyfed.functional.precision import unpack
+from polyfed.functional.similarity import Similarity, distance
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """The term eta(t) d(K_k, target) on a RAD.
+
+    Attributes:
+        rad: the inputs. kernels: the mean kernel, or None. similarity, width: see `functional.similarity`.
+        eta: weight by round, counted from 1. batch: rows per step. every: the term enters so many steps apart, as much
+            heavier. chunk: rows whose graph is kept at a time.
+    """
+
+    rad: Rad
+    kernels: MeanKernel | None
+    similarity: Similarity
+    width: float
+    eta: Callable[[int], float]
+    batch: int
+    every: int
+    chunk: int
+
+    @classmethod
+    def of(cls, knobs: Any, mean: bool) -> Alignment:
+        """From a method's knobs of the same names. mean: whether the target is the mean kernel."""
+        if knobs.uploads == "kernels" and not mean:
+            raise ValueError("uploads 'kernels': expected setting 'heterogeneous', as the other one averages weights")
+        kernels = MeanKernel(**{field.name: getattr(knobs, field.name) for field in fields(MeanKernel)})
+        source = Rad(knobs.rad_size, knobs.rad_source, knobs.rad_transport, knobs.rad_refresh)
+        steps = knobs.rad_batch, knobs.rad_every, knobs.rad_chunk
+        return cls(source, kernels if mean else None, knobs.similarity, knobs.width, knobs.eta, *steps)
+
+    @property
+    def problem(self) -> str | None:
+        """Which knobs cannot go together, or None."""
+        if self.similarity == "procrustes" and self.kernels is not None:
+            return "procrustes: expected the representation of one model to turn to, came the mean of kernels"
+        if self.kernels is not None and self.kernels.uploads == "kernels" and self.rad.refresh:
+            return f"uploads 'kernels': expected rad_refresh 0, a fixed RAD, came {self.rad.refresh}"
+        return self.rad.problem
+
+    @property
+    def needs(self) -> dict[str, Any]:
+        """What must be there, as entries of `Needs`."""
+        validation = self.kernels is not None and self.kernels.kernel_weights == "validation"
+        drawn = self.rad.origin in ("holdout", "other") and any(map(self.uses_rad, (1, 2)))
+        public = {"public": self.rad.size, "public_origin": self.rad.origin} if drawn else {}
+        return {**public, "validation": validation}
+
+    def uses_rad(self, round: int) -> bool:
+        """Whether the RAD is seen in a round: where it has weight, and always where its kernels are uploaded."""
+        uploads = self.kernels is not None and self.kernels.uploads == "kernels"
+        return self.eta(round) > 0 or (uploads and any(self.eta(t) > 0 for t in (1, 2)))
+
+    # server ------------------------------------------------------------------------------------------------
+
+    def exchanges(self, round: int) -> list[Exchange]:
+        """The passage before the training, where the RAD comes from the clients."""
+        asks = self.rad.origin == "train" and self.uses_rad(round)
+        return [Exchange(EXCHANGE, who="all", trains=False)] if asks else []
+
+    def plan(self, server: Server, selected: Sequence[int]) -> None:
+        """Once per round: the RAD, and the mean kernel on it."""
+        if not self.uses_rad(server.round):
+            return
+        server.state["selected"] = torch.tensor(selected)
+        if self.rad.plan(server):
+            self._average(server)
+
+    def _average(self, server: Server) -> None:
+        if self.kernels is not None and self.eta(server.round) > 0 and "rad" in server.state:
+            self.kernels.plan(server, tensor(server.state, "selected").tolist())
+
+    def collect(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        """After the passage `EXCHANGE`: what the clients handed over is the RAD."""
+        self.rad.collect(server, uploads)
+        self._average(server)
+
+    def message(self, server: Server, client_id: int) -> dict[str, Any]:
+        """Down: how many inputs to hand over; or the RAD, and the factor of the mean kernel."""
+        if server.exchange == EXCHANGE:
+            return dict(self.rad.request(server, client_id))
+        factor = {} if self.kernels is None else self.kernels.message(server, client_id)
+        return {**self.rad.message(server, client_id), **factor}
+
+    def settle(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        """After a round: what belonged to it alone is dropped."""
+        self.rad.settle(server, uploads)
+        if self.kernels is not None:
+            self.kernels.forget(server)
+        server.state.pop("selected", None)
+
+    # client ------------------------------------------------------------------------------------------------
+
+    def receive(self, client: Client, message: Message) -> dict[str, Any]:
+        """The RAD and its target, after the weights have been loaded; empty where the round has no alignment."""
+        if client.exchange == EXCHANGE:
+            return {name: value.clone() for name, value in message.items() if isinstance(value, Tensor)}
+        inputs = self.rad.received(client, message)
+        context = {} if inputs is None else {"rad": inputs}
+        if inputs is not None and self.kernels is None:
+            context["target"] = passes.represent(client.model, inputs, client.prepare).cpu()
+        elif inputs is not None and "factor" in message:
+            context["target"] = unpack(group(message, "factor")).clone()
+        return context
+
+    def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+        """The rows of one step."""
+        if "target" not in client.context or step % self.every:
+            return {}
+        rad, target, device = client.context["rad"], client.context["target"], next(client.model.parameters()).device
+        if self.batch < len(rad):
+            rows = torch.randperm(len(rad), generator=generator)[: self.batch]
+            rad, target = rad[rows], target[rows]
+        eta = torch.tensor(self.eta(client.round) * self.every, device=device)
+        return {"rad_x": client.prepare(rad.to(device)), "rad_target": target.to(device), "eta": eta}
+
+    def distance(self, z_LD: Tensor, context: Context) -> Tensor:
+        """The distance of a representation of the step's rows."""
+        target, factor = context["rad_target"], self.kernels is not None
+        return distance(self.similarity, z_LD, target, factor=factor, width=self.width)
+
+    def added(self, task: Tensor, model: Any, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
+        """The task's loss and the term."""
+        if "rad_x" not in context:
+            return task
+        with evaluating(model):
+            apart = self.distance(model.represent(context["rad_x"]), context)
+        return task + context["eta"] * apart, {"d_cka": apart, "d_cka_steps": torch.ones_like(apart)}
+
+    def gradients(self, plain: Callable[[Context], Gradients], model: Any, context: Context) -> Gradients:
+        """The gradient of `added`. `plain(context)` takes it in one pass; of many rows it is given the task alone."""
+        if "rad_x" not in context or len(context["rad_x"]) <= self.chunk:
+            return plain(context)
+        task = plain({name: value for name, value in context.items() if name != "rad_x"})
+        apart, term = passes.represent_gradients(
+            model, context["rad_x"], lambda z: self.distance(z, context), self.chunk
+        )
+        grads = dict(task.grads)
+        for name, grad in term.items():
+            own = grads.get(name)
+            grads[name] = own if grad is None else context["eta"] * grad + (0 if own is None else own)
+        sums = {"d_cka": apart, "d_cka_steps": torch.ones_like(apart)}
+        return Gradients(grads, task.loss + context["eta"] * apart, {**task.sums, **sums})
+
+    def upload(self, client: Client) -> dict[str, Any]:
+        """Up: the inputs that were asked for; or what the mean kernel wants besides, or instead of, weights."""
+        if client.exchange == EXCHANGE:
+            return dict(self.rad.hand_over(client))
+        kernels = {} if self.kernels is None else self.kernels.upload(client, client.context.get("rad"))
+        return {**self.rad.used(client), **kernels}

@@ -1,0 +1,144 @@
+"""The mean kernel K_bar at FedHeNN's server: whose kernels, how much each counts, and the factor F that is sent.
+
+In the server's state: "kernel 7" (a representation of the RAD that client 7 uploaded) or, by `Server.keep`, its
+weights; "strengths", what clients said of themselves; "last", who uploaded last; "factor all" or "factor 7", what is
+sent in this round. Nothing here asks for a model where clients upload representations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from polyfed.core import passes
+from polyfed.core.client import Client
+from polyfed.core.message import Group, Message, group, tensor
+from polyfed.core.server import Server
+from polyfed.errors import RunError
+from polyfed.functional.kernels import kernel_factor
+from polyfed.functional.precision import Precision, pack, unpack
+from polyfed.functional.similarity import Similarity, features
+
+Pool = Literal["all", "selected", "seen"]
+Strength = Literal["uniform", "samples", "capacity", "validation"]
+
+
+@dataclass(frozen=True)
+class MeanKernel:
+    """K_bar = sum_j w_j K_j over `kernel_pool`, as a factor; the attributes are FedHeNN's knobs of the same names."""
+
+    uploads: Literal["weights", "kernels"]
+    kernel_pool: Pool
+    kernel_weights: Strength
+    kernel_norm: Literal["none", "fro"]
+    exclude_self: bool
+    rank: int
+    exact_rank: int
+    precision: Precision
+    similarity: Similarity
+    width: float
+    landmarks: int
+
+    # server ------------------------------------------------------------------------------------------------
+
+    def plan(self, server: Server, selected: Sequence[int]) -> None:
+        """The factor for everybody, or one for each selected client where its own kernel is left out."""
+        self.forget(server)
+        members = self._members(server)
+        kernels = {j: self._features(server, j) for j in members}
+        shares = self._shares(server, members)
+        for owner in [str(i) for i in selected] if self.exclude_self else ["all"]:
+            others = [j for j in members if str(j) != owner]
+            if not others:
+                continue
+            made = kernel_factor(
+                [kernels[j] for j in others],
+                [shares[j] for j in others],
+                self.rank,
+                self.exact_rank,
+                self.kernel_norm,
+                server.generator("factor"),
+            )
+            server.state[f"factor {owner}"] = pack(made.matrix, self.precision)
+            server.log["factor_tail"] = max(made.tail, server.log.get("factor_tail", 0.0))  # part of K_bar left out
+
+    def message(self, server: Server, client_id: int) -> Message:
+        """Down: the client's factor, packed; nothing where there is none."""
+        name = f"factor {client_id if self.exclude_self else 'all'}"
+        return {"factor": group(server.state, name)} if name in server.state else {}
+
+    def forget(self, server: Server) -> None:
+        """Drop the present factors."""
+        server.state = {name: kept for name, kept in server.state.items() if not name.startswith("factor ")}
+
+    def collect(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        """Keep what came: weights or representations, and what the clients say of themselves."""
+        if uploads:
+            server.state["last"] = torch.tensor(sorted(uploads))
+        for client_id, message in uploads.items():
+            if "model" in message:
+                server.keep(client_id, group(message, "model"))
+            elif "kernel" in message:
+                server.state[f"kernel {client_id}"] = dict(self._checked(server, client_id, group(message, "kernel")))
+        said = {str(i): tensor(message, "strength") for i, message in uploads.items() if "strength" in message}
+        if said:
+            known = group(server.state, "strengths") if "strengths" in server.state else {}
+            server.state["strengths"] = {**known, **said}
+
+    def _members(self, server: Server) -> list[int]:
+        """Whose kernels are averaged."""
+        known = [j for j in server.clients if f"kernel {j}" in server.state or server.has_kept(j)]
+        last = tensor(server.state, "last").tolist() if "last" in server.state else []
+        everybody = (
+            self.kernel_pool == "all" and self.uploads == "weights"
+        )  # of weights the server knows the seeded ones
+        chosen = server.clients if everybody else known if self.kernel_pool != "selected" else {*known} & {*last}
+        return sorted(chosen)
+
+    def _features(self, server: Server, client_id: int) -> Tensor:
+        """A_j, or another matrix with the kernel of client j."""
+        if self.uploads == "kernels":
+            a_LD = unpack(group(server.state, f"kernel {client_id}"))
+        else:
+            model = server.model(server.clients[client_id].architecture, server.weights(client_id))
+            a_LD = passes.represent(model, tensor(server.state, "rad"), server.prepare).cpu()
+        draws = server.generator("landmarks", client_id)
+        return features(self.similarity, a_LD, width=self.width, landmarks=self.landmarks, generator=draws)
+
+    def _shares(self, server: Server, members: Sequence[int]) -> dict[int, float]:
+        """w_j before normalisation; who has not yet said its strength counts as the mean of those who have."""
+        said = group(server.state, "strengths") if "strengths" in server.state else {}
+        strengths = {j: float(said[str(j)]) for j in members if str(j) in said}
+        usual = sum(strengths.values()) / len(strengths) if strengths else 1.0
+        shares = {j: strengths.get(j, usual) for j in members}
+        return shares if any(shares.values()) else dict.fromkeys(members, 1.0)
+
+    def _checked(self, server: Server, client_id: int, packed: Group) -> Group:
+        rows, expected = len(unpack(packed)), len(tensor(server.state, "rad"))
+        if rows != expected:
+            raise RunError(f"expected {expected} rows in the kernel of client {client_id}, came {rows}")
+        return packed
+
+    # client ------------------------------------------------------------------------------------------------
+
+    def upload(self, client: Client, rad: Tensor | None) -> Message:
+        """Up: the representation of `rad` where kernels are uploaded, and the client's strength where it counts."""
+        message: dict[str, Tensor | Group] = {}
+        if self.uploads == "kernels" and rad is not None:
+            message["kernel"] = pack(passes.represent(client.model, rad, client.prepare).cpu(), self.precision)
+        if self.kernel_weights != "uniform":
+            message["strength"] = torch.tensor(float(self._strength(client)))
+        return message
+
+    def _strength(self, client: Client) -> float:
+        if self.kernel_weights == "samples":
+            return client.n
+        if self.kernel_weights == "capacity":
+            return sum(p.numel() for p in client.model.parameters())
+        held = client.data.validation
+        scores = passes.apply(client.model, client.model, held.x, client.prepare).cpu()
+        return float((scores.argmax(dim=1) == held.y).float().mean())

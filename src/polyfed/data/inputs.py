@@ -1,0 +1,244 @@
+"""New inputs for a model that has been trained, brought into the form in which the run stored its own.
+
+What is read: Parquet files with encoded images, PNG and JPEG files, one array in a .npy file. Conversions are those of
+loading (`data.image_size`), and from grey to RGB and back where nothing is guessed; anything else is refused.
+
+Shapes: N inputs, C channels, H x W pixels.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyfed.data import images
+from polyfed.data.samples import Samples
+from polyfed.data.transforms import resized
+from polyfed.errors import RequestError
+
+_PICTURES = (".png", ".jpg", ".jpeg")
+_KINDS = "a folder of Parquet or image files (.png, .jpg), one such file, or a .npy file"
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a run stored its inputs.
+
+    Args:
+        shape: of one input; (C, H, W) for images.
+        dtype: uint8 for images.
+        image_size: pixels a side to which images are resized; None: they come in their size.
+        class_names: one per class, in order; for reading labels.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    image_size: int | None
+    class_names: tuple[str, ...]
+
+    @property
+    def images(self) -> bool:
+        """Whether an input is a stored image."""
+        return self.dtype == torch.uint8 and len(self.shape) == 3
+
+    def __str__(self) -> str:
+        return f"{' x '.join(map(str, self.shape))} of type {str(self.dtype).removeprefix('torch.')}"
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """names: each input's row or file; x: (N, ...) as the run stored them; y: (N,) int64 or None."""
+
+    names: tuple[str, ...]
+    x: Tensor
+    y: Tensor | None = None
+
+
+def read(path: Path, form: Form, image_column: str | None = None, label_column: str | None = None) -> Inputs:
+    """Read inputs from files.
+
+    Args:
+        path: Parquet files (one, or all of a folder), PNG or JPEG files (likewise), or a ``.npy`` file.
+        form: what the inputs must become.
+        image_column, label_column: of Parquet files, where they cannot be told. Without one clear label column there
+            are no labels. Labels are the classes' names, or their numbers.
+
+    Raises:
+        RequestError: nothing readable there, or inputs that cannot be brought into the form.
+    """
+    if not path.exists():
+        raise RequestError(f"expected {_KINDS}, came '{path}', which is not there")
+    if path.is_dir():
+        tables, pictures = images._parquet_files(path), _pictures_in(path)
+        if tables and pictures:
+            raise RequestError(f"expected Parquet files or image files in {path}, came both")
+    else:
+        tables = [path] if path.suffix.lower() == ".parquet" else []
+        pictures = [path] if path.suffix.lower() in _PICTURES else []
+    if path.suffix.lower() == ".npy" and path.is_file():
+        return numbered(_array(path), form, str(path))
+    if not tables and not pictures:
+        raise RequestError(f"expected {_KINDS}, came '{path}'{' without any' if path.is_dir() else ''}")
+    if not form.images:
+        raise RequestError(f"expected a .npy file with inputs {form}, as the run stored them, came images in '{path}'")
+    return _from_tables(tables, form, image_column, label_column) if tables else _from_pictures(pictures, form)
+
+
+def numbered(x: Tensor, form: Form, place: str) -> Inputs:
+    """Inputs (N, ...) from memory, named by their row; images also (N, H, W) where they are grey.
+
+    Raises:
+        RequestError: they cannot be brought into the form.
+    """
+    if x.dtype.is_floating_point and form.dtype.is_floating_point:
+        x = x.to(form.dtype)
+    if x.dim() == len(form.shape) == 3:
+        x = x.unsqueeze(1)
+    if x.dtype != form.dtype or x.dim() != 1 + len(form.shape):
+        came = f"{tuple(x.shape)} of type {str(x.dtype).removeprefix('torch.')}"
+        raise RequestError(f"expected N inputs, each {form}, as the run stored them, came {came} in {place}")
+    if len(x) == 0:
+        raise RequestError(f"expected at least one input, came none in {place}")
+    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+        raise RequestError(f"expected finite inputs, came NaN or infinite values in {place}")
+    return Inputs(tuple(map(str, range(len(x)))), _fitted(x, form, place))
+
+
+def _fitted(x: Tensor, form: Form, place: str) -> Tensor:
+    """Inputs (N, ...) of the run's type in its shape."""
+    if form.images and x.shape[1] != form.shape[0]:
+        x = _recoloured(x, form.shape[0], place)
+    if form.images:
+        x = resized(Samples(x, torch.zeros(len(x), dtype=torch.int64)), form.image_size).x
+    if x.shape[1:] != form.shape:
+        raise RequestError(f"expected inputs {form}, as the run stored them, came {_by(x.shape[1:])} in {place}")
+    return x
+
+
+def _recoloured(x: Tensor, channels: int, place: str) -> Tensor:
+    """Grey images as RGB, or RGB images that hold nothing but grey as grey."""
+    if x.shape[1] == 1 and channels == 3:
+        return x.expand(-1, 3, -1, -1)
+    if x.shape[1] == 3 and channels == 1 and bool((x == x[:, :1]).all()):
+        return x[:, :1]
+    names = {1: "grey images", 3: "RGB images"}
+    expected, came = (names.get(number, f"{number} channels") for number in (channels, x.shape[1]))
+    raise RequestError(f"expected {expected}, as the run's are, came {came} in {place}; convert them as you see fit")
+
+
+def _by(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape))
+
+
+# files ---------------------------------------------------------------------------------------------------------------
+
+
+def _array(path: Path) -> Tensor:
+    try:
+        array = np.load(path, allow_pickle=False)
+        return torch.from_numpy(np.array(array, order="C"))
+    except (OSError, ValueError, TypeError, EOFError) as error:
+        raise RequestError(f"expected an array of numbers in '{path}': {images.first_line(error)}") from error
+
+
+def _pictures_in(folder: Path) -> list[Path]:
+    found = [p for p in folder.iterdir() if p.suffix.lower() in _PICTURES and p.is_file()]
+    return sorted(p for p in found if not p.name.startswith("."))
+
+
+def _from_pictures(paths: Sequence[Path], form: Form) -> Inputs:
+    rows = []
+    for path in paths:
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise RequestError(f"cannot read '{path}': {images.first_line(error)}") from error
+        rows.append(_fitted(_decoded(data, str(path)), form, str(path)))
+    return Inputs(tuple(path.name for path in paths), torch.cat(rows))
+
+
+def _decoded(data: bytes | None, place: str) -> Tensor:
+    """One image as (1, C, H, W) uint8: grey stays one channel, palettes become RGB, an alpha without effect goes."""
+    from PIL import Image
+
+    if not data:
+        raise RequestError(f"expected an encoded image, came none in {place}")
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            mode = {"1": "L", "P": "RGBA" if "transparency" in image.info else "RGB", "PA": "RGBA"}.get(image.mode)
+            pixels = np.asarray(image.convert(mode) if mode else image)
+            mode = mode or image.mode
+    except Exception as error:  # Pillow's decoders raise nearly anything on foreign bytes
+        raise RequestError(f"expected an image, came bytes that do not decode in {place}: {error}") from error
+    if mode in ("LA", "RGBA") and (pixels[..., -1] == 255).all():
+        pixels, mode = pixels[..., :-1], mode[:-1]
+    if mode not in ("L", "RGB"):
+        raise RequestError(f"expected a grey or an RGB image, came mode {mode} in {place}")
+    return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1).copy()).unsqueeze(0)
+
+
+# Parquet -------------------------------------------------------------------------------------------------------------
+
+
+def _from_tables(paths: Sequence[Path], form: Form, image_column: str | None, label_column: str | None) -> Inputs:
+    names: list[str] = []
+    rows: list[Tensor] = []
+    labels: list[int] = []
+    for path in paths:
+        for number, (cell, label) in enumerate(_table(path, form, image_column, label_column)):
+            place = f"row {number} of {path}"
+            names.append(str(number) if len(paths) == 1 else f"{path.name}:{number}")
+            rows.append(_fitted(_decoded(cell, place), form, place))
+            labels += [] if label is None else [_numbered_label(label, form, place)]
+    if not rows:
+        raise RequestError(f"expected at least one row in {paths[0]}, came an empty file")
+    if labels and len(labels) < len(rows):
+        raise RequestError(f"expected a label in every row below {paths[0].parent}, or in none, came some without")
+    return Inputs(tuple(names), torch.cat(rows), torch.tensor(labels) if labels else None)
+
+
+def _table(
+    path: Path, form: Form, image_column: str | None, label_column: str | None
+) -> Iterator[tuple[bytes | None, Any]]:
+    """The encoded images of a file with their labels: a class's name, a number, or None."""
+    import pyarrow as pa
+
+    file = images._open(path)
+    schema = file.schema_arrow
+    features = images._features(schema.metadata)
+    image = images._pick("image", image_column, images._image_columns(schema, features), schema.names, path)
+    candidates = images._label_columns(schema, features)
+    label = images._pick("label", label_column, [], schema.names, path) if label_column else None
+    label = candidates[0] if label is None and len(candidates) == 1 else label
+    spelling: Any = features.get(label or "", {}).get("names")
+    if not images._holds_bytes(schema.field(image).type):
+        raise RequestError(f"expected encoded images in column '{image}' of {path}, came {schema.field(image).type}")
+    if label is not None and not images._holds_labels(schema.field(label).type):
+        raise RequestError(f"expected numbers or names in column '{label}' of {path}, came {schema.field(label).type}")
+    try:
+        for batch in file.iter_batches(batch_size=1000, columns=[image, *([label] if label else [])]):
+            cells = batch.column(image).to_pylist()
+            marks = batch.column(label).to_pylist() if label else [None] * len(cells)
+            for cell, mark in zip(cells, marks, strict=True):
+                named = isinstance(spelling, list) and isinstance(mark, int) and 0 <= mark < len(spelling)
+                yield cell["bytes"] if isinstance(cell, dict) else cell, spelling[mark] if named else mark
+    except (pa.ArrowException, OSError, OverflowError, UnicodeDecodeError) as error:
+        raise RequestError(f"expected a whole Parquet file, came {path}: {images.first_line(error)}") from error
+
+
+def _numbered_label(label: Any, form: Form, place: str) -> int:
+    """The number of a class, from its name or its number."""
+    name = str(int(label)) if isinstance(label, bool) else str(label)
+    if name in form.class_names:
+        return form.class_names.index(name)
+    if isinstance(label, int) and 0 <= label < len(form.class_names):
+        return int(label)
+    known = ", ".join(form.class_names[:10]) + (", ..." if len(form.class_names) > 10 else "")
+    raise RequestError(f"expected labels among the run's classes ({known}), came '{name}' in {place}")

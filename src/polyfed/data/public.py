@@ -1,0 +1,49 @@
+"""Inputs of another data set in the shape of the task's, for everybody to see.
+
+Shapes: N samples, C channels (1 grey, 3 RGB), H x W pixels.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from polyfed.data.partition import whole
+from polyfed.data.samples import Samples
+from polyfed.data.sources import Source
+from polyfed.data.transforms import recoloured, resized
+from polyfed.errors import RequestError
+
+_USUAL = 5000  # rows; FedHeNN's number of alignment inputs
+
+
+def public_inputs(other: Source, task: Source, rows: int | None, rng: np.random.Generator) -> Samples:
+    """Training inputs of `other` as images like the task's, in the order of their file.
+
+    Args:
+        other: whose inputs. Its labels mean other classes and are not handed out: all are 0.
+        task: whose channels, height and width the images get, bilinear.
+        rows: how many, drawn without replacement; None for 5000, or all where there are fewer.
+        rng: of the draw.
+
+    Returns:
+        `Samples` of uint8 images (rows, C, H, W).
+
+    Raises:
+        RequestError: either set has no uint8 images, or fewer rows than were asked for.
+    """
+    for source in (task, other):
+        x = source.train.x
+        if x.dtype != torch.uint8 or x.dim() != 4:
+            raise RequestError(
+                f"data.public expects images stored as uint8, '{source.name}' has {tuple(x.shape[1:])} of {x.dtype}"
+            )
+    count = min(_USUAL, len(other.train)) if rows is None else whole("public_rows", rows, 1)
+    if count > len(other.train):
+        raise RequestError(
+            f"expected public_rows of at most the {len(other.train)} training rows of '{other.name}', came {count}"
+        )
+    drawn = np.sort(rng.choice(len(other.train), count, replace=False))
+    channels, height, width = task.train.x.shape[1:]
+    chosen = other.train.select(torch.from_numpy(drawn))
+    return resized(Samples(recoloured(chosen.x, channels), torch.zeros_like(chosen.y)), (height, width))

@@ -1,0 +1,242 @@
+"""A client's personal model out of a finished run's folder, and what it says of new inputs.
+
+Everything needed lies in the run folder's ``models/``: the weights, and `index.json`, which says what network they are
+of and in what form it takes its inputs. Neither the data set nor the recipe is read.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import hashlib
+import io
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from pydantic import TypeAdapter
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from polyfed.core.device import named_device
+from polyfed.core.message import Message, from_bytes
+from polyfed.core.method import Method
+from polyfed.core.randomness import scoped_global
+from polyfed.data.inputs import Form, Inputs, numbered, read
+from polyfed.data.transforms import Prepare
+from polyfed.errors import RequestError
+from polyfed.models.split import SplitModel
+from polyfed.models.zoo import build
+from polyfed.registry import METHODS
+
+__all__ = ["ClientModel", "Predictions", "load_model", "predict"]
+
+CHUNK = 512  # rows per forward pass
+
+
+@dataclass(frozen=True, eq=False)
+class ClientModel:
+    """A client's personal model, ready to score inputs.
+
+    client: number. architecture: name. network: in eval mode, on `device`. method: whose `predict` makes the scores.
+    state: the named tensors that `predict` sees. form: how inputs are stored. prepare: stored inputs to the network's.
+    """
+
+    client: int
+    architecture: str
+    network: nn.Module
+    method: Method
+    state: Message
+    form: Form
+    prepare: Callable[[Tensor], Tensor]
+    device: torch.device
+
+    def scores(self, x: Tensor) -> Tensor:
+        """Scores (N, C), on the CPU, of inputs (N, ...) as the run stored them."""
+        with torch.inference_mode():
+            parts = [
+                self.method.predict(self.network, self.prepare(p.to(self.device)), self.state) for p in x.split(CHUNK)
+            ]
+            return torch.cat(parts).cpu()
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What a model says.
+
+    names: of the inputs, a row's number or a file's name. scores: (N, C). labels: (N,) int64, where they are known.
+    class_names: one per class.
+    """
+
+    names: tuple[str, ...]
+    scores: Tensor
+    labels: Tensor | None
+    class_names: tuple[str, ...]
+
+    @property
+    def classes(self) -> Tensor:
+        """The predicted classes, (N,) int64."""
+        return self.scores.argmax(dim=1)
+
+    @property
+    def probabilities(self) -> Tensor:
+        """(N, C): the softmax of the scores."""
+        return self.scores.float().softmax(dim=1)
+
+    @property
+    def accuracy(self) -> float | None:
+        """The share that is right; None without labels."""
+        return None if self.labels is None else float((self.classes == self.labels).double().mean())
+
+    def rows(self, probabilities: bool = False) -> list[dict[str, Any]]:
+        """One per input: name, class, class_name, probability; on request ``probability_<class>`` of all classes."""
+        rows = []
+        for name, label, shares in zip(self.names, self.classes.tolist(), self.probabilities.tolist(), strict=True):
+            called = self.class_names[label] if label < len(self.class_names) else str(label)
+            row = {"name": name, "class": label, "class_name": called, "probability": shares[label]}
+            every = {f"probability_{number}": share for number, share in enumerate(shares)}
+            rows.append({**row, **(every if probabilities else {})})
+        return rows
+
+    def to_csv(self, probabilities: bool = False) -> str:
+        """`rows` under a heading; probabilities with six decimals."""
+        rows, stream = self.rows(probabilities), io.StringIO()
+        writer = csv.DictWriter(stream, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({k: f"{v:.6f}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+        return stream.getvalue()
+
+
+def predict(
+    run: str | Path,
+    client: int,
+    data: str | Path | Tensor,
+    *,
+    device: str = "cpu",
+    image_column: str | None = None,
+    label_column: str | None = None,
+) -> Predictions:
+    """What a client's personal model says of new inputs.
+
+    Args:
+        run: a finished run's folder. client: number.
+        data: files as `polyfed.data.inputs.read` takes them, or inputs (N, ...) as the run stored them.
+        device: where the network computes.
+        image_column, label_column: of Parquet files, where they cannot be told.
+
+    Raises:
+        RequestError: see `load_model` and `polyfed.data.inputs.read`.
+    """
+    model = load_model(run, client, device)
+    if isinstance(data, Tensor):
+        inputs = numbered(data, model.form, "the tensor given")
+    else:
+        inputs = read(Path(data), model.form, image_column, label_column)
+    return _predicted(model, inputs)
+
+
+def _predicted(model: ClientModel, inputs: Inputs) -> Predictions:
+    return Predictions(inputs.names, model.scores(inputs.x), inputs.y, model.form.class_names)
+
+
+# loading ----------------------------------------------------------------------------------------------------------
+
+
+def load_model(run: str | Path, client: int, device: str = "cpu") -> ClientModel:
+    """A client's personal model from a finished run's folder; nothing is unpickled.
+
+    Architectures of your own ("package.module:function") must be importable, methods of your own registered.
+
+    Raises:
+        RequestError: no finished run, no such client, a damaged file, weights that do not fit the network, a network
+            that a run folder cannot rebuild.
+    """
+    folder, place = Path(run) / "models", named_device(device)
+    name, entry = _entry(Path(run), client)
+    try:
+        if not entry["zoo"]:
+            raise RequestError(
+                f"client {client}'s network came as a module, which a run folder does not hold; make it again and "
+                f"load {folder / name} into it with safetensors.torch.load_model"
+            )
+        form = Form(
+            tuple(entry["input"]["shape"]),
+            getattr(torch, entry["input"]["type"]),
+            entry["image_size"],
+            tuple(entry["class_names"]),
+        )
+        prepare = Prepare(tuple(entry["prepare"]["mean"]), tuple(entry["prepare"]["std"]))
+        method = _method(entry["method"], entry["knobs"])
+        files = {file: _checked(folder / file, wanted) for file, wanted in entry["sha256"].items()}
+        state = next((from_bytes(data) for file, data in files.items() if file != name), {})
+        with scoped_global(0):  # initial weights are drawn, and overwritten
+            own = build(entry["architecture"], form.shape, entry["classes"], entry["feature_dim"])
+            network = method.personal(method.build(own, entry["variant"]))
+        _fill(network, files[name], folder / name)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        raise RequestError(
+            f"expected {folder / 'index.json'} as this version writes it, came another: {why}"
+        ) from error
+    state = {
+        k: v.to(place) if isinstance(v, Tensor) else {n: t.to(place) for n, t in v.items()} for k, v in state.items()
+    }
+    return ClientModel(client, entry["architecture"], network.to(place).eval(), method, state, form, prepare, place)
+
+
+def _method(name: str, knobs: Mapping[str, Any]) -> Method:
+    """The method with the knobs of a JSON file, in which tuples are lists."""
+    kind: type[Method] = METHODS[name]
+    return TypeAdapter(kind).validate_json(json.dumps(knobs)) if dataclasses.is_dataclass(kind) else kind()
+
+
+def _entry(run: Path, client: int) -> tuple[str, Mapping[str, Any]]:
+    """The name of a client's weights, and what the index says of them."""
+    if not (run / "result.json").exists():
+        came = f"{run}, which holds no result.json" if run.is_dir() else f"{run}, which is no folder"
+        raise RequestError(f"expected the folder of a finished run, came {came}")
+    path = run / "models" / "index.json"
+    try:
+        index, name = dict(json.loads(path.read_bytes())), f"client-{client:03d}.safetensors"
+        if name in index:
+            return name, dict(index[name])
+    except (OSError, ValueError, TypeError) as error:
+        raise RequestError(f"expected a list of models in {path}, came nothing readable: {error}") from None
+    numbers = [file.removeprefix("client-").partition(".")[0].lstrip("0") or "0" for file in index]
+    known = ", ".join(numbers[:10]) + (f", ... {numbers[-1]}" if len(numbers) > 10 else "")
+    raise RequestError(f"expected a client whose model is in {path.parent} ({known}), came {client}")
+
+
+def _checked(path: Path, wanted: str) -> bytes:
+    """A file's bytes, as they were written."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise RequestError(f"cannot read {path}: {error.strerror or error}") from None
+    if hashlib.sha256(data).hexdigest() != wanted:
+        raise RequestError(f"{path} is damaged: it is not what its checksum in index.json says")
+    return data
+
+
+def _fill(network: nn.Module, data: bytes, path: Path) -> None:
+    """Exported weights into the network: all of them, and of its shapes."""
+    try:
+        weights = safetensors.torch.load(data)
+    except SafetensorError as error:
+        raise RequestError(f"expected weights as safetensors in {path}, came something else: {error}") from None
+    own = network.export() if isinstance(network, SplitModel) else network.state_dict()
+    if strange := sorted(own.keys() ^ weights.keys()):
+        whose = "the network" if strange[0] in own else "the file"
+        raise RequestError(f"{path} does not fit the network as it is built now: only {whose} has '{strange[0]}'")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            if tensor.shape != weights[name].shape:
+                built, came = tuple(tensor.shape), tuple(weights[name].shape)
+                raise RequestError(
+                    f"{path} does not fit the network as it is built now: '{name}' is {came}, not {built}"
+                )
+            tensor.copy_(weights[name])

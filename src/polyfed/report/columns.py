@@ -1,0 +1,118 @@
+"""Columns of numbers for people, as aligned text or Markdown; means and deviations of what may be unknown (None)."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_NAME = 16  # narrowest column of names in plain text
+
+
+def finite(value: Any) -> float | None:
+    """The value if it is a finite number, else None: a table shows "-", never "nan"."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return value
+
+
+def mean_of(values: Sequence[Any]) -> float | None:
+    """The mean, exact when all are equal (bytes stay whole numbers); None unless every value is known."""
+    known = [number for value in values if (number := finite(value)) is not None]
+    if not known or len(known) < len(values):
+        return None
+    return known[0] if all(value == known[0] for value in known) else statistics.fmean(known)
+
+
+def std_of(values: Sequence[Any]) -> float | None:
+    """The sample standard deviation; None for a single value, and unless every value is known."""
+    known = [number for value in values if (number := finite(value)) is not None]
+    return statistics.stdev(known) if len(known) == len(values) and len(known) > 1 else None
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column to show: its heading (lines), its cells; words are aligned left, numbers right."""
+
+    heading: str
+    cells: list[str]
+    words: bool = False
+
+    @property
+    def width(self) -> int:
+        """Characters of its widest line."""
+        return max(len(part) for text in [self.heading, *self.cells] for part in text.split("\n"))
+
+
+def percent(value: float | None, sign: str = "") -> str:
+    """A share in per cent with two decimals, signed with ``sign="+"``; "-" where it is not known."""
+    return "-" if value is None else f"{100 * value:{sign}.2f}"
+
+
+def with_spread(pairs: list[tuple[float | None, float | None]], sign: str = "") -> list[str]:
+    """``"75.12 ± 0.40"``; a spread that is not known stays away, and keeps its place where other rows have one."""
+    spreads = [percent(std) for _, std in pairs]
+    width = max(map(len, spreads))
+    shown = any(std is not None for _, std in pairs)
+    return [
+        percent(mean, sign) + (f" ± {spread:>{width}}" if shown and mean is not None else "")
+        for (mean, _), spread in zip(pairs, spreads, strict=True)
+    ]
+
+
+def markdown_table(columns: Sequence[Column]) -> str:
+    """GitHub's table, without a line's end after the last row."""
+    lines = [
+        _markdown_line(column.heading.replace("\n", " ") for column in columns),
+        _markdown_line(":--" if column.words else "--:" for column in columns),
+        *(_markdown_line(cells) for cells in zip(*(column.cells for column in columns), strict=True)),
+    ]
+    return "\n".join(lines)
+
+
+def _markdown_line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
+
+
+def wrapped(text: str, width: int) -> str:
+    """A paragraph in lines of at most `width`; all but the first are indented."""
+    return textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False)
+
+
+def narrowest(columns: Sequence[Column]) -> int:
+    """The width with the names wrapped as tightly as is still readable, and two blanks between columns."""
+    return min(columns[0].width, _NAME) + sum(column.width + 2 for column in columns[1:])
+
+
+def text_block(columns: Sequence[Column], width: int) -> str:
+    """Aligned lines; the names, in front, wrapped where that makes the block fit `width`."""
+    widths = [column.width for column in columns]
+    widths[0] = min(widths[0], max(_NAME, width - sum(other + 2 for other in widths[1:])))
+    lines = [*_physical_lines([column.heading for column in columns], columns, widths, bottom=True)]
+    lines.append("  ".join("-" * each for each in widths))
+    for cells in zip(*(column.cells for column in columns), strict=True):
+        lines += _physical_lines(cells, columns, widths)
+    return "\n".join(lines)
+
+
+def _physical_lines(
+    cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int], bottom: bool = False
+) -> list[str]:
+    """One row as it is printed: the name wrapped over lines, the numbers on the first (headings: on the last)."""
+    split = [
+        textwrap.wrap(cell, width, subsequent_indent=" ") if column.words and not bottom else cell.split("\n")
+        for cell, column, width in zip(cells, columns, widths, strict=True)
+    ]
+    height = max(map(len, split))
+    lines = []
+    for index in range(height):
+        parts = []
+        for texts, column, width in zip(split, columns, widths, strict=True):
+            at = index - (height - len(texts)) if bottom else index
+            text = texts[at] if 0 <= at < len(texts) else ""
+            parts.append(f"{text:<{width}}" if column.words else f"{text:>{width}}")
+        lines.append("  ".join(parts).rstrip())
+    return lines

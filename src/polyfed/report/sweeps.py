@@ -1,0 +1,389 @@
+"""Table and figure of a sweep: a row per combination of settings, Local beside it, the one chosen by validation marked.
+
+The choice is the highest validation accuracy of the method's main stage in the last evaluated round, mean over seeds;
+the first in order where several are equal. Test accuracies are shown and never chosen by.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from polyfed.report.columns import (
+    Column,
+    finite,
+    markdown_table,
+    mean_of,
+    percent,
+    std_of,
+    text_block,
+    with_spread,
+    wrapped,
+)
+from polyfed.report.figures import LOCAL_STYLE, blank, legend, save, styles
+from polyfed.report.folders import RunRecord, show_value
+from polyfed.report.grouping import Group
+from polyfed.report.writing import make_folder, write_whole
+from polyfed.units import human_bytes, human_seconds
+
+__all__ = ["Cell", "SweepRow", "SweepTable", "draw", "short_names", "tabulate", "to_text", "write"]
+
+_DECADES = 20  # a logarithmic axis from this ratio of the largest to the smallest value on
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination of settings and its finished runs.
+
+    Attributes:
+        settings: swept key -> value; a run of Local has no values for the knobs of another method.
+        runs: one per seed. complete: whether no seed is missing.
+        beside: the runs of Local with the same settings otherwise; none for Local itself.
+        words: the command line's words that ask for this combination, ``("--set", "method.header_lr=0.1")``.
+    """
+
+    settings: Mapping[str, Any]
+    runs: Sequence[RunRecord]
+    complete: bool = True
+    beside: Sequence[RunRecord] = ()
+    words: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SweepRow:
+    """One combination over its seeds. Accuracies in [0, 1]; None is "not known". Means and deviations are over seeds.
+
+    Attributes:
+        settings: swept key -> value. method, stage: what was run and scored. seeds: those averaged over.
+        validation, validation_std: accuracy on validation data in the last evaluated round.
+        accuracy, accuracy_std: accuracy on test data in that round.
+        best: test accuracy in the round that was best on validation data.
+        local: Local's test accuracy with the same settings otherwise, on the seeds that both have.
+        difference, difference_std: accuracy minus Local's, paired by seed.
+        bytes_up, bytes_down, seconds: of one whole run. refused: uploads refused, summed over the runs.
+        chosen: whether it is the one chosen by validation. words: how to ask for it.
+        runs: each run's seed, folder, validation and test accuracy.
+    """
+
+    settings: Mapping[str, Any]
+    method: str
+    stage: str
+    seeds: tuple[int, ...]
+    validation: float | None
+    validation_std: float | None
+    accuracy: float | None
+    accuracy_std: float | None
+    best: float | None
+    local: float | None
+    difference: float | None
+    difference_std: float | None
+    bytes_up: float | None
+    bytes_down: float | None
+    seconds: float | None
+    refused: int
+    words: tuple[str, ...]
+    runs: tuple[Mapping[str, Any], ...]
+    chosen: bool = False
+
+
+@dataclass(frozen=True)
+class SweepTable:
+    """A sweep. keys: the swept settings. rows: Local's first, then in the order of the grid."""
+
+    keys: tuple[str, ...]
+    caption: str
+    rows: tuple[SweepRow, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def chosen(self) -> SweepRow | None:
+        """The row chosen by validation; None where no combination was run with all seeds."""
+        return next((row for row in self.rows if row.chosen), None)
+
+    @property
+    def ready(self) -> str:
+        """The chosen settings as the command line takes them; empty where nothing is chosen."""
+        return "" if self.chosen is None else shlex.join(self.chosen.words)
+
+    def __str__(self) -> str:
+        return to_text(self)
+
+
+def short_names(keys: Sequence[str]) -> dict[str, str]:
+    """Each dotted key's last part, where that tells it from the others; else the whole key."""
+    last = [key.rpartition(".")[2] for key in keys]
+    return {key: name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)}
+
+
+# building ---------------------------------------------------------------------------------------------------------
+
+
+def tabulate(keys: Sequence[str], cells: Sequence[Cell], notes: Sequence[str] = ()) -> SweepTable | None:
+    """The table of a sweep, with the choice made; None where no run was finished.
+
+    Args:
+        keys: the swept settings, dotted.
+        cells: Local's first, then those of the grid, in order.
+        notes: what else a reader must know.
+    """
+    found = [(cell, _row(cell)) for cell in cells if cell.runs]
+    if not found:
+        return None
+    candidates = [row for cell, row in found if cell.complete and cell.words and row.validation is not None]
+    best = max(candidates, key=lambda row: row.validation or 0.0, default=None)  # the first of equals
+    rows = tuple(replace(row, chosen=row is best) for _, row in found)
+    main = [cell for cell, _ in found if cell.words] or [cell for cell, _ in found]
+    caption = f"{_about(main)}. Accuracy: {_group(main).scoring(None)}, after the last round."
+    several = any(len(row.seeds) > 1 for row in rows)
+    told = "accuracies in %" + ("; ± is the sample standard deviation over seeds" if several else "")
+    if any(row.difference is not None for row in rows):
+        told += "; the difference to Local, with the same settings otherwise, is in percentage points"
+    told += "; the choice is by validation accuracy, never by test accuracy"
+    left = [cell for cell, _ in found if cell.words and not cell.complete]
+    lost = [f"not to be chosen, as a seed is missing: {_named(keys, cell.settings)}" for cell in left]
+    return SweepTable(tuple(keys), caption, rows, (told, *lost, *notes))
+
+
+def _row(cell: Cell) -> SweepRow:
+    first = cell.runs[0]
+    results = [run.result for run in cell.runs]
+    validation = [_validation(run) for run in cell.runs]
+    accuracy = [finite(result["accuracy"]) for result in results]
+    local = {run.seed: finite(run.result["accuracy"]) for run in cell.beside}
+    pairs = [(a, local[run.seed]) for run, a in zip(cell.runs, accuracy, strict=True) if run.seed in local]
+    differences = [None if a is None or b is None else a - b for a, b in pairs]
+    return SweepRow(
+        settings=dict(cell.settings),
+        method=str(first.result.get("label") or first.method),
+        stage=first.stage,
+        seeds=tuple(run.seed for run in cell.runs),
+        validation=mean_of(validation),
+        validation_std=std_of(validation),
+        accuracy=mean_of(accuracy),
+        accuracy_std=std_of(accuracy),
+        best=mean_of([result.get("accuracy_best_by_validation") for result in results]),
+        local=mean_of([b for _, b in pairs]),
+        difference=mean_of(differences),
+        difference_std=std_of(differences),
+        bytes_up=mean_of([result.get("bytes_up") for result in results]),
+        bytes_down=mean_of([result.get("bytes_down") for result in results]),
+        seconds=mean_of([result.get("seconds") for result in results]),
+        refused=sum(int(result.get("refused") or 0) for result in results),
+        words=cell.words,
+        runs=tuple(
+            {"seed": run.seed, "path": str(run.path), "validation": v, "accuracy": a}
+            for run, v, a in zip(cell.runs, validation, accuracy, strict=True)
+        ),
+    )
+
+
+def _validation(run: RunRecord) -> float | None:
+    """Validation accuracy of the main stage in the last evaluated round."""
+    return next((finite(record.get("validation")) for record in reversed(run.rounds) if record.get("evaluated")), None)
+
+
+def _group(cells: Sequence[Cell]) -> Group:
+    runs = {str(number): list(cell.runs) for number, cell in enumerate(cells)}
+    seeds = tuple(sorted({run.seed for cell in cells for run in cell.runs}))
+    return Group(runs, "", seeds, cells[0].runs[0].result["evaluation"])
+
+
+def _about(cells: Sequence[Cell]) -> str:
+    """What all rows have in common: ``"fedgh on cifar10, 10 clients, 10 rounds, seeds 0, 1"``."""
+    results = [run.result for cell in cells for run in cell.runs]
+
+    def common(key: str, unit: str = "") -> str:
+        values = list(dict.fromkeys(str(result.get(key)) for result in results))
+        return (values[0] if len(values) == 1 else f"{' or '.join(values)}") + unit
+
+    methods = " or ".join(dict.fromkeys(str(result.get("label") or result["method"]) for result in results))
+    parts = [common("dataset"), common("clients", " clients"), common("rounds", " rounds"), _group(cells).seeds_text()]
+    return f"{methods} on {', '.join(parts)}"
+
+
+def _named(keys: Sequence[str], settings: Mapping[str, Any]) -> str:
+    names = short_names(keys)
+    return ", ".join(f"{names[key]}={show_value(settings[key])}" for key in keys if key in settings)
+
+
+# showing ----------------------------------------------------------------------------------------------------------
+
+
+def _columns(table: SweepTable) -> list[Column]:
+    rows, names = table.rows, short_names(table.keys)
+    columns = [Column("method", [row.method for row in rows], words=True)]
+    columns += [
+        Column(names[key], [show_value(row.settings[key]) if key in row.settings else "-" for row in rows])
+        for key in table.keys
+    ]
+    numbers = [
+        ("validation", with_spread([(row.validation, row.validation_std) for row in rows])),
+        ("test", with_spread([(row.accuracy, row.accuracy_std) for row in rows])),
+        ("best by\nvalid.", [percent(row.best) for row in rows]),
+        ("vs Local", with_spread([(row.difference, row.difference_std) for row in rows], sign="+")),
+        ("bytes\nup", ["-" if row.bytes_up is None else human_bytes(row.bytes_up) for row in rows]),
+        ("bytes\ndown", ["-" if row.bytes_down is None else human_bytes(row.bytes_down) for row in rows]),
+        ("time", ["-" if row.seconds is None else human_seconds(row.seconds) for row in rows]),
+        ("refused", [str(row.refused or "-") for row in rows]),
+    ]
+    columns += [Column(head, cells) for head, cells in numbers if head == "validation" or set(cells) != {"-"}]
+    return [*columns, Column("chosen", ["yes" if row.chosen else "" for row in rows], words=True)]
+
+
+def to_text(table: SweepTable, width: int = 100) -> str:
+    """Aligned plain text, and the chosen settings ready for the command line."""
+    notes = [wrapped(note, width) for note in table.notes]
+    lines = [wrapped(table.caption, width), "", text_block(_columns(table), width), "", *notes]
+    return "\n".join([*lines, "", f"chosen by validation: {table.ready or 'none'}"]) + "\n"
+
+
+def to_markdown(table: SweepTable) -> str:
+    """GitHub's table under its caption."""
+    notes = "\n".join(f"- {note}" for note in table.notes)
+    chosen = f"Chosen by validation: `{table.ready}`\n" if table.ready else "Nothing was chosen.\n"
+    return f"**{table.caption}**\n\n" + markdown_table(_columns(table)) + f"\n\n{chosen}\n{notes}\n"
+
+
+def to_csv(table: SweepTable) -> str:
+    """A line per row, exact; the swept settings under their whole keys; None is empty."""
+    stream = io.StringIO()
+    plain = [_plain(row) for row in table.rows]
+    rest = [name for name in plain[0] if name not in ("settings", "words", "runs")]
+    writer = csv.DictWriter(stream, ["method", *table.keys, *rest[1:]], lineterminator="\n")
+    writer.writeheader()
+    for row in plain:
+        settings = {key: show_value(value) for key, value in row["settings"].items()}
+        line = {name: row[name] for name in rest}
+        writer.writerow(line | {"seeds": " ".join(map(str, row["seeds"]))} | settings)
+    return stream.getvalue()
+
+
+def to_json(table: SweepTable) -> str:
+    """Everything, exact, with each run."""
+    chosen = None if table.chosen is None else dict(table.chosen.settings)
+    about = {"caption": table.caption, "keys": list(table.keys), "chosen": chosen, "ready": table.ready}
+    content = {**about, "rows": [_plain(row) for row in table.rows], "notes": list(table.notes)}
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def _plain(row: SweepRow) -> dict[str, Any]:
+    return vars(row) | {"settings": dict(row.settings), "runs": [dict(run) for run in row.runs]}
+
+
+def write(table: SweepTable, folder: str | Path) -> list[Path]:
+    """``sweep.md``, ``sweep.csv`` and ``sweep.json`` in the folder (made if missing), each whole or not at all.
+
+    Raises:
+        RequestError: the folder cannot be written to.
+    """
+    path = make_folder(folder)
+    texts = {"md": to_markdown(table), "csv": to_csv(table), "json": to_json(table)}
+    return [write_whole(path / f"sweep.{form}", text.encode("utf-8")) for form, text in texts.items()]
+
+
+# drawing ----------------------------------------------------------------------------------------------------------
+
+
+def draw(table: SweepTable, folder: str | Path) -> list[Path]:
+    """Validation and test accuracy against a swept number, as ``sweep.png`` and ``sweep.svg``.
+
+    The axis is the first swept key whose values are numbers; a line per value of a second key, if there is one. With
+    more keys, or without numbers, nothing is drawn.
+
+    Raises:
+        RequestError: the folder cannot be written to.
+    """
+    rows = [row for row in table.rows if row.words]
+    axis = next((key for key in table.keys if all(_is_number(row.settings[key]) for row in rows)), None)
+    if axis is None or len(table.keys) > 2 or len({row.settings[axis] for row in rows}) < 2:
+        return []
+    other = next((key for key in table.keys if key != axis), None)
+    figure, axes = blank(f"Accuracy against {axis}", f"{table.caption} {_legend_of(rows)}")
+    for (name, line), style in zip(_lines(rows, axis, other), styles(), strict=False):
+        _draw_line(axes, axis, name, line, style)
+    for name, at, local in _local_lines(rows, axis, other):
+        axes.plot(at, local, **LOCAL_STYLE, label=f"Local, test{name and f', {name}'}")
+    _scale(axes, sorted({float(row.settings[axis]) for row in rows}))
+    axes.set_xlabel(axis)
+    axes.set_ylabel("accuracy [%]")
+    legend(axes, *axes.get_legend_handles_labels())
+    return save(figure, folder, "sweep")
+
+
+def _draw_line(axes: Any, axis: str, name: str, line: Sequence[SweepRow], style: Mapping[str, Any]) -> None:
+    """Validation dashed, test with the seeds' band, and a ring around what was chosen."""
+    at, suffix = [row.settings[axis] for row in line], name and f", {name}"
+    open_and_dashed = {"marker": "o", "markerfacecolor": "white", "linestyle": (0, (2, 1.5))}
+    for what, values, looks in (
+        ("validation", [row.validation for row in line], {**style, **open_and_dashed}),
+        ("test", [row.accuracy for row in line], style),
+    ):
+        axes.plot(at, _percents(values), **looks, markersize=5, label=f"{what}{suffix}", gid=f"{what} {name}")
+    _band(axes, at, [[run["accuracy"] for run in row.runs] for row in line], style["color"])
+    for row in (row for row in line if row.chosen and row.validation is not None):
+        ring = {"marker": "o", "markersize": 13, "markerfacecolor": "none", "linestyle": "none", "color": "black"}
+        axes.plot([row.settings[axis]], _percents([row.validation]), **ring, label="chosen")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _percents(values: Sequence[float | None]) -> list[float]:
+    """For drawing: what is not known leaves a gap."""
+    return [math.nan if value is None else 100 * value for value in values]
+
+
+def _legend_of(rows: Sequence[SweepRow]) -> str:
+    several = any(len(row.seeds) > 1 for row in rows)
+    return "Mean over seeds; band: lowest to highest seed on test data." if several else ""
+
+
+def _lines(rows: Sequence[SweepRow], axis: str, other: str | None) -> Iterator[tuple[str, list[SweepRow]]]:
+    """The rows of each value of the second key, along the axis, with the line's name."""
+    values = [None] if other is None else list(dict.fromkeys(json.dumps(row.settings[other]) for row in rows))
+    for value in values:
+        line = [row for row in rows if other is None or json.dumps(row.settings[other]) == value]
+        name = "" if other is None else _named([other], line[0].settings)
+        yield name, sorted(line, key=lambda row: float(row.settings[axis]))
+
+
+def _local_lines(
+    rows: Sequence[SweepRow], axis: str, other: str | None
+) -> Iterator[tuple[str, list[float], list[float]]]:
+    """Local beside each line; once, without a name, where it is the same beside all of them."""
+    lines = [
+        (name, [row.settings[axis] for row in line], _percents([row.local for row in line]))
+        for name, line in _lines(rows, axis, other)
+        if any(row.local is not None for row in line)
+    ]
+    if len({json.dumps([at, values]) for _, at, values in lines}) == 1:
+        lines = [("", *lines[0][1:])]
+    yield from lines
+
+
+def _band(axes: Any, at: Sequence[float], values: Sequence[Sequence[float | None]], colour: str) -> None:
+    """From the lowest to the highest seed."""
+    known = [[100 * value for value in each if value is not None] for each in values]
+    if all(known) and any(len(each) > 1 for each in known):
+        axes.fill_between(at, list(map(min, known)), list(map(max, known)), color=colour, alpha=0.15, linewidth=0)
+
+
+def _scale(axes: Any, values: Sequence[float]) -> None:
+    """A logarithmic axis where the values span decades, with a place for 0; a tick at each value while they are few."""
+    positive = [value for value in values if value > 0]
+    if values[0] >= 0 and len(positive) > 1 and positive[-1] >= _DECADES * positive[0]:
+        if values[0] == 0:
+            axes.set_xscale("symlog", linthresh=positive[0], linscale=0.5)
+        else:
+            axes.set_xscale("log")
+    if len(values) <= 12:
+        axes.set_xticks(values, [f"{value:g}" for value in values])
+        axes.set_xticks([], minor=True)

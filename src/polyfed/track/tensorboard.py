@@ -1,0 +1,139 @@
+"""Live curves for TensorBoard, in the folder ``tensorboard`` of each run: ``tensorboard --logdir runs``.
+
+One point per round, on disk when the round is. A resumed run tells TensorBoard to forget the rounds that it does again.
+The files are written without a thread (worker processes may be forked at any time), by TensorBoard's own record writer.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from polyfed.errors import RequestError
+
+__all__ = ["TensorBoard"]
+
+FOLDER = "tensorboard"
+
+
+class TensorBoard:
+    """Writes every number of a round's record as a curve; the engine calls the five verbs below.
+
+    Tags: ``train/loss``, ``train/lr``, ``train/samples``, ``train/refused``; ``accuracy/<stage>/mean`` (also std, min,
+    max, worst_tenth, n), ``accuracy/validation``, ``architecture/<name>/mean``; ``metrics/<stage>/<metric>/mean``;
+    ``bytes/up``, ``bytes/down``, ``bytes/total_up``, ``bytes/total_down``; ``time/seconds``; the method's own
+    ``method/<name>`` and ``server/<name>``. The step is the round.
+
+    Raises:
+        RequestError: TensorBoard is not installed.
+    """
+
+    def __init__(self) -> None:
+        try:
+            import tensorboard  # noqa: F401  (only whether it is there)
+        except ImportError:
+            raise RequestError(
+                "expected the package tensorboard for live curves, which is not installed; "
+                "add it with: pip install 'polyfed[track]'"
+            ) from None
+        self._file: BinaryIO | None = None
+        self._records: Any = None
+        self._totals = {"up": 0, "down": 0}
+
+    # what the engine calls --------------------------------------------------------------------------------------
+    def start(self, info: Mapping[str, Any]) -> None:
+        """A run begins; `info["out"]` is its folder, `info["start_round"]` the first round to be done.
+
+        Raises:
+            RequestError: the run has no folder, or nothing can be written there.
+        """
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._close()
+        if info.get("out") is None:
+            raise RequestError("expected a run folder for live curves, came a run without one")
+        self._totals = {way: int(info.get(f"bytes_{way}") or 0) for way in self._totals}
+        folder = Path(info["out"]) / FOLDER
+        now = time.time_ns()
+        name = f"events.out.tfevents.{now // 10**9:010d}.{now % 10**9:09d}.{socket.gethostname()}.{os.getpid()}"
+        try:
+            folder.mkdir(exist_ok=True)
+            self._file = (folder / name).open("xb")
+        except OSError as error:
+            raise RequestError(f"cannot write live curves to {folder}: {error.strerror or error}") from None
+        self._records = RecordWriter(self._file)
+        self._write(file_version="brain.Event:2")
+        first = int(info.get("start_round") or 1)
+        self._write(step=first, session_log=SessionLog(status=SessionLog.START))  # what is there from here on is void
+
+    def client_done(self, done: int, total: int) -> None:
+        """Nothing is drawn within a round."""
+
+    def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
+        """A round is complete: its numbers, to the disk."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        for way in self._totals:
+            self._totals[way] += int(record.get(f"bytes_{way}") or 0)
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in _curves(record, self._totals)]
+        self._write(step=int(record["round"]), summary=Summary(value=values))
+
+    def message(self, text: str) -> None:
+        """Not for curves."""
+
+    def end(self, result: Mapping[str, Any] | None) -> None:
+        """The run is over."""
+        self._close()
+
+    # files ------------------------------------------------------------------------------------------------------
+    def _write(self, **what: Any) -> None:
+        """One event, flushed. A disk that is full does not stop the run: the curves end, and a warning says so."""
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        if self._file is None:
+            return
+        try:
+            self._records.write(Event(wall_time=time.time(), **what).SerializeToString())
+            self._file.flush()
+        except OSError as error:
+            warnings.warn(f"live curves end here: {error.strerror or error}", stacklevel=2)
+            self._close()
+
+    def _close(self) -> None:
+        if self._file is not None:
+            file, self._file, self._records = self._file, None, None
+            file.close()
+
+
+def _curves(record: Mapping[str, Any], totals: Mapping[str, int]) -> Iterator[tuple[str, float]]:
+    """Tags and values of one record; what is not a finite number is left out."""
+    train = {"loss": record.get("train_loss"), "refused": len(record.get("refused") or ())}
+    tree = {
+        "train": {**train, "lr": record.get("lr"), "samples": record.get("samples")},
+        "accuracy": {**(record.get("accuracy") or {}), "validation": record.get("validation")},
+        "architecture": record.get("accuracy_per_architecture"),
+        "metrics": record.get("metrics"),
+        "bytes": {
+            **{way: record.get(f"bytes_{way}") for way in totals},
+            **{f"total_{way}": total for way, total in totals.items()},
+        },
+        "time": {"seconds": record.get("seconds")},
+        "method": record.get("sums"),
+        "server": record.get("server"),
+    }
+    yield from _leaves(tree, "")
+
+
+def _leaves(entry: Any, tag: str) -> Iterator[tuple[str, float]]:
+    if isinstance(entry, Mapping):
+        for name, inner in entry.items():
+            yield from _leaves(inner, f"{tag}/{name}" if tag else str(name))
+    elif isinstance(entry, int | float) and not isinstance(entry, bool) and math.isfinite(entry):
+        yield tag, float(entry)

@@ -1,0 +1,144 @@
+"""[data] of a recipe: new keys reach the deal, keys without effect are left out, wrong ones are one line; its page."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_data import some_images, write_parquet
+
+from polyfed import cli
+from polyfed.errors import RequestError
+from polyfed.recipe import Data, Recipe
+from polyfed.registry import DATASETS, PARTITIONS
+from polyfed.session import Prepared, prepare
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+OLD_KEYS = {"name", "clients", "partition", "split", "test", "holdout"}
+
+
+def recipe(seed: int = 0, **data: Any) -> Recipe:
+    models = {"architectures": ["digits-cnn1", "digits-cnn2"]}
+    settings = {"data": {"name": "digits", **data}, "models": models, "method": {"name": "local"}}
+    return Recipe.from_dict({**settings, "run": {"seed": seed}})
+
+
+def kept(**data: Any) -> dict[str, Any]:
+    settings = recipe(**data).to_dict()["data"]
+    assert Recipe.from_dict({**recipe(**data).to_dict()}).to_dict()["data"] == settings
+    return settings
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """160 small images by eight writers, without a test side."""
+    columns = {"label": [r % 2 for r in range(160)], "writer": [f"w{r // 20}" for r in range(160)]}
+    write_parquet(tmp_path / "letters" / "train.parquet", some_images(160, (8, 8)), columns)
+    return tmp_path
+
+
+def test_keys_without_effect_are_left_out() -> None:
+    assert set(kept(clients=3)) == OLD_KEYS
+    assert set(kept(natural_column="user", skew_strength=0.5, public_rows=7, clients=3)) == OLD_KEYS
+    assert set(kept(partition="quantity")) == OLD_KEYS | {"alpha", "min_size"}
+    natural = {"partition": "natural", "natural_column": "user"}
+    assert set(kept(**natural)) == OLD_KEYS - {"clients"} | {"natural_column"}
+    assert kept(**natural, clients=10)["clients"] == 10
+    assert set(kept(skew="noise")) == OLD_KEYS | {"skew", "skew_strength"}
+    assert kept(partition="flwr:Any", partitioner={"alpha": 0.5})["partitioner"] == {"alpha": 0.5}
+    assert set(kept(partition="flwr:Any")) == OLD_KEYS
+    assert set(kept(train_splits=["train", "extra"], public="plants")) == OLD_KEYS | {"train_splits", "public"}
+    assert kept(name="hub:a/b", subset="s", revision="r")["subset"] == "s"
+
+
+def test_natural_without_clients_is_one_per_value(folder: Path) -> None:
+    data, where = Prepared(), {"name": "letters", "root": str(folder), "label_column": "label"}
+    by_writer = {**where, "partition": "natural", "natural_column": "writer", "split": "8:1:1"}
+    assert len(data.dealt(recipe(**by_writer)).clients) == 8
+    assert len(data.dealt(recipe(**by_writer, clients=4)).clients) == 4
+    with pytest.raises(RequestError, match=r"values to deal by \(8\), came 10"):
+        data.dealt(recipe(**by_writer, clients=10))
+    assert len(data.dealt(recipe(**by_writer)).clients) == 8  # what was kept is not mistaken for it
+    federation = prepare(recipe(**by_writer))
+    assert [c.architecture for c in federation.clients] == ["digits-cnn1", "digits-cnn2"] * 4
+
+
+def test_keys_reach_the_deal(folder: Path) -> None:
+    data = Prepared()
+    plain = data.dealt(recipe(clients=4))
+    sizes = [len(c.train) for c in data.dealt(recipe(clients=4, partition="quantity", alpha=0.3)).clients]
+    assert max(sizes) > 2 * min(sizes)
+    turned = data.dealt(recipe(clients=4, skew="rotation", skew_strength=1.0))
+    for one, two in zip(plain.clients, turned.clients, strict=True):
+        assert any(torch.equal(torch.rot90(one.train.x, q, (2, 3)), two.train.x) for q in range(4))
+    assert data.source(recipe(name="letters", root=str(folder))).train_columns == {}
+
+
+def test_a_partitioner_of_flower_from_a_recipe() -> None:
+    pytest.importorskip("flwr_datasets")
+    table = {"num_classes_per_partition": 2, "class_assignment_mode": "first-deterministic"}
+    dealt = Prepared().dealt(recipe(clients=5, partition="flwr:PathologicalPartitioner", partitioner=table))
+    assert ((dealt.label_table > 0).sum(axis=1) == 2).all()
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"partition": "naturel", "natural_column": "a"}, "data.partition: unknown partition 'naturel'; did you mean"),
+        ({"partition": "flower:IidPartitioner"}, "did you mean 'flwr:DirichletPartitioner'"),
+        ({"partition": "flwr:"}, "unknown partition 'flwr:'"),
+        ({"partition": "natural"}, "partition 'natural' expects natural_column"),
+        ({"partitioner": {"alpha": 1}}, "expects a partition 'flwr:...', came 'iid'"),
+        ({"subset": "small"}, "expect a name 'hub:owner/name', came 'digits'"),
+        ({"skew": "color"}, "data.skew: expected 'none', 'rotation', 'noise' or 'colour', came 'color'; did you mean"),
+        ({"skew_strength": 1.5}, "data.skew_strength: expected at most 1"),
+        ({"skew_strength": -0.1}, "data.skew_strength: expected at least 0"),
+        ({"train_splits": []}, "data.train_splits: expected at least 1"),
+        ({"train_splits": "train"}, "data.train_splits: expected a list"),
+        ({"public_rows": 0}, "data.public_rows: expected at least 1"),
+        ({"natural_colum": "a"}, "did you mean 'natural_column'"),
+    ],
+)
+def test_wrong_keys_are_one_line(data: dict[str, Any], said: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        recipe(**data)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# docs/data.md --------------------------------------------------------------------------------------------------------
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("block", blocks("toml"))
+def test_the_recipes_on_the_page_are_valid(block: str) -> None:
+    rest = {"models": {"architectures": ["digits-cnn1"]}, "method": {"name": "local"}}
+    Recipe.from_dict({**tomllib.loads(block), **rest})
+
+
+@pytest.mark.parametrize("line", [line for block in blocks("bash") for line in block.splitlines() if line.strip()])
+def test_the_commands_on_the_page_run(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    words = shlex.split(line, comments=True)
+    assert words[0] in {"polyfed", "pip"}
+    if words[0] == "polyfed":
+        assert cli.status(words[1:]) == 0
+
+
+@pytest.mark.parametrize("number", range(len(blocks("python"))))
+def test_the_code_on_the_page_runs(number: int) -> None:
+    exec(compile(blocks("python")[number], "docs/data.md", "exec"), {})
+
+
+def test_the_page_names_every_set_partition_and_key() -> None:
+    for name in [*DATASETS, *PARTITIONS, *Data.model_fields]:
+        assert f"`{name}`" in PAGE, name

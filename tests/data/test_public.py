@@ -1,0 +1,141 @@
+"""Inputs of another data set for everybody: shape, colour, draw, refusals, and what a recipe makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from small_data import some_images, write_parquet
+
+from polyfed.data.public import public_inputs
+from polyfed.data.sources import Source, from_tensors
+from polyfed.data.transforms import recoloured
+from polyfed.errors import RequestError
+from polyfed.recipe import Recipe
+from polyfed.session import Prepared, prepare
+
+
+def pictures(count: int, channels: int, height: int, width: int, seed: int = 0) -> Source:
+    x = np.random.default_rng(seed).integers(0, 256, (count, channels, height, width), dtype=np.uint8)
+    return from_tensors((x, np.arange(count) % 3), name=f"set {seed}")
+
+
+def draw(other: Source, task: Source, rows: int | None = None, seed: int = 0) -> torch.Tensor:
+    return public_inputs(other, task, rows, np.random.default_rng(seed)).x
+
+
+def test_colours_are_pillows() -> None:
+    x = pictures(5, 3, 6, 7).train.x
+    grey = [np.asarray(Image.fromarray(p).convert("L")) for p in x.permute(0, 2, 3, 1).numpy()]
+    assert np.array_equal(recoloured(x, 1)[:, 0].numpy(), np.stack(grey))
+    assert torch.equal(recoloured(recoloured(x, 1), 3)[:, 2], recoloured(x, 1)[:, 0])
+    assert torch.equal(recoloured(recoloured(x, 1), 1), recoloured(x, 1))
+    assert recoloured(x, 3) is x
+    with pytest.raises(RequestError, match="2 channels"):
+        recoloured(x[:, :2], 3)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("theirs", [1, 3])
+def test_images_get_the_tasks_shape(channels: int, theirs: int) -> None:
+    task, other = pictures(4, channels, 9, 6), pictures(20, theirs, 12, 12, 1)
+    public = public_inputs(other, task, 7, np.random.default_rng(0))
+    assert public.x.shape == (7, channels, 9, 6)
+    assert public.x.dtype == torch.uint8
+    assert public.y.tolist() == [0] * 7  # their labels mean other classes
+    flat = from_tensors((np.full((3, theirs, 5, 5), 99, dtype=np.uint8), [0, 1, 2]))
+    assert torch.equal(draw(flat, task), torch.full((3, channels, 9, 6), 99, dtype=torch.uint8))
+
+
+def test_rows_are_drawn_in_file_order_and_seeded() -> None:
+    task, other = pictures(4, 1, 6, 6), pictures(40, 1, 6, 6, 1)
+    chosen = draw(other, task, 10)
+    places = [next(i for i, x in enumerate(other.train.x) if torch.equal(x, mine)) for mine in chosen]
+    assert places == sorted(set(places))
+    assert len(places) == 10
+    assert torch.equal(chosen, draw(other, task, 10))
+    assert not torch.equal(chosen, draw(other, task, 10, seed=1))
+    assert torch.equal(draw(other, task), other.train.x)  # all of fewer than 5000
+    assert len(draw(pictures(5002, 1, 6, 6, 2), task)) == 5000
+
+
+@pytest.mark.parametrize(
+    ("other", "rows", "said"),
+    [
+        (pictures(4, 1, 6, 6), 5, "at most the 4 training rows of 'set 0', came 5"),
+        (pictures(4, 1, 6, 6), 0, "public_rows"),
+        (from_tensors((np.zeros((4, 3)), [0, 1, 0, 1])), None, "images stored as uint8, 'tensors' has"),
+    ],
+)
+def test_public_refuses(other: Source, rows: int | None, said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        draw(other, pictures(4, 1, 6, 6), rows)
+
+
+# in a recipe ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A folder ``plants`` of 12 RGB images of 10x10 pixels."""
+    write_parquet(tmp_path / "plants" / "train.parquet", some_images(12, (10, 10, 3)), {"label": [0, 1] * 6})
+    return tmp_path
+
+
+def recipe(root: Path, seed: int = 0, **data: Any) -> Recipe:
+    return Recipe.from_dict(
+        {
+            "data": {"name": "digits", "root": str(root), "clients": 3, "max_rows": 300, **data},
+            "models": {"architectures": ["digits-cnn1"]},
+            "method": {"name": "local"},
+            "run": {"seed": seed},
+        }
+    )
+
+
+def test_public_inputs_reach_the_federation(root: Path) -> None:
+    federation = prepare(recipe(root, public="plants", public_rows=8))
+    public = federation.clients[0].public
+    assert public is not None
+    assert (len(public), public.origin, tuple(public.samples.x.shape)) == (8, "other", (8, 1, 8, 8))
+    client = federation.clients[0]
+    assert torch.equal(public.prepare(public.samples.x), client.prepare(public.samples.x))
+
+
+def test_a_holdout_beside_it_stays_set_aside(root: Path) -> None:
+    both, held, none = (
+        (prepare(recipe(root, **options)).clients[0], Prepared().dealt(recipe(root, **options)))
+        for options in ({"public": "plants", "holdout": 30}, {"holdout": 30}, {})
+    )
+    assert both[0].public is not None
+    assert held[0].public is not None
+    assert (both[0].public.origin, len(both[0].public)) == ("other", 12)
+    assert (held[0].public.origin, len(held[0].public)) == ("holdout", 30)
+    assert none[0].public is None
+    for one, two in zip(both[1].clients, held[1].clients, strict=True):
+        assert torch.equal(one.train.x, two.train.x)
+    assert torch.equal(both[1].holdout.x, held[1].holdout.x)
+
+
+def test_the_draw_follows_the_seed_and_is_kept(root: Path) -> None:
+    data = Prepared()
+    a, b = (data.public(recipe(root, public="plants", public_rows=5)) for _ in range(2))
+    c = data.public(recipe(root, 1, public="plants", public_rows=5))
+    assert a is not None
+    assert b is not None
+    assert c is not None
+    assert a.samples is b.samples
+    assert not torch.equal(a.samples.x, c.samples.x)
+
+
+def test_the_task_itself_is_no_other_set(root: Path) -> None:
+    with pytest.raises(RequestError, match=r"rows of the same one that no client gets are data\.holdout"):
+        recipe(root, public="digits")
+    with pytest.raises(RequestError, match="another data set than name"):
+        recipe(root, name="cifar100", public="cifar100-coarse")
+    with pytest.raises(RequestError, match="did you mean 'plants'"):
+        prepare(recipe(root, public="plant"))

@@ -1,0 +1,252 @@
+"""The figures beside the accuracy: against scikit-learn, by hand, and as they stand in records and results."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as oracle
+from torch import nn
+
+import polyfed as pf
+from polyfed.core.client import Client
+from polyfed.core.settings import Evaluation
+from polyfed.engine import evaluation as scoring
+from polyfed.engine.evaluation import Score
+from polyfed.engine.federation import Federation, Run
+from polyfed.errors import RequestError
+from polyfed.functional import metrics
+from polyfed.methods import FedAvg, Local
+from polyfed.testing.world import SHORT, draw, tiny
+
+ALL = ["balanced_accuracy", "f1", "auc", "confusion"]
+
+
+def drawn(classes: int, seed: int, n: int = 40, absent: tuple[int, ...] = (), coarse: bool = False) -> Any:
+    """Labels without the classes `absent`, and scores that know something; `coarse` ones have many ties."""
+    rng = np.random.default_rng(seed)
+    y = rng.choice([c for c in range(classes) if c not in absent], n)
+    scores = rng.normal(size=(n, classes)) * 2
+    scores[np.arange(n), y] += 1
+    return torch.from_numpy(y), torch.from_numpy(scores.round() if coarse else scores).float()
+
+
+@pytest.mark.filterwarnings("ignore:y_pred contains classes")
+@pytest.mark.parametrize("absent", [(), (1,), (0, 3)])
+@pytest.mark.parametrize("classes", [2, 4, 7])
+def test_the_counts_agree_with_scikit_learn(classes: int, absent: tuple[int, ...]) -> None:
+    y, scores = drawn(classes, seed=classes, absent=absent if classes > 3 else ())
+    taken = scores.argmax(dim=1)
+    counts = metrics.confusion(y, taken, classes)
+    there = sorted(set(y.tolist()))
+    assert counts.dtype == torch.int64
+    assert counts.tolist() == oracle.confusion_matrix(y, taken, labels=range(classes)).tolist()
+    assert metrics.accuracy(counts) == pytest.approx(oracle.accuracy_score(y, taken))
+    assert metrics.balanced_accuracy(counts) == pytest.approx(oracle.balanced_accuracy_score(y, taken))
+    assert metrics.f1(counts) == pytest.approx(oracle.f1_score(y, taken, labels=there, average="macro"))
+
+
+@pytest.mark.parametrize("coarse", [False, True])
+@pytest.mark.parametrize("classes", [3, 5])
+def test_the_auc_agrees_with_scikit_learn(classes: int, coarse: bool) -> None:
+    y, scores = drawn(classes, seed=11 * classes, coarse=coarse)
+    shares = scores.double().softmax(dim=1).numpy().round(12)  # sums that should be equal are
+    assert metrics.auc(scores, y) == pytest.approx(oracle.roc_auc_score(y, shares, multi_class="ovr", average="macro"))
+
+
+@pytest.mark.parametrize("coarse", [False, True])
+def test_the_auc_of_two_classes_is_the_usual_one(coarse: bool) -> None:
+    y, scores = drawn(2, seed=3, coarse=coarse)
+    assert metrics.auc(scores, y) == pytest.approx(oracle.roc_auc_score(y, (scores[:, 1] - scores[:, 0]).numpy()))
+    assert metrics.auc(-scores, y) == pytest.approx(1 - metrics.auc(scores, y))
+
+
+def test_the_auc_leaves_absent_classes_out() -> None:
+    y, scores = drawn(5, seed=8, absent=(0, 3))
+    shares = scores.double().softmax(dim=1).numpy()
+    each = [oracle.roc_auc_score(y == c, shares[:, c]) for c in (1, 2, 4)]
+    assert metrics.auc(scores, y) == pytest.approx(np.mean(each))
+
+
+def test_ties_count_half_and_nothing_to_rank_is_nan() -> None:
+    y = torch.tensor([0, 1, 0, 1])
+    assert metrics.auc(torch.zeros(4, 2), y) == 0.5
+    assert math.isnan(metrics.auc(torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64)))
+    for odd in (math.nan, math.inf):
+        assert math.isnan(metrics.auc(torch.tensor([[odd, 0.0], [0.0, 1.0]]), torch.tensor([0, 1])))
+    ruled_out = torch.tensor([[0.0, -math.inf], [-math.inf, 0.0], [0.0, 0.0]])
+    assert metrics.auc(ruled_out, torch.tensor([0, 1, 0])) == 1.0
+    far = torch.tensor([[0.0, 500.0], [0.0, 600.0], [0.0, 400.0]])  # shares that come out as 1 still have an order
+    assert metrics.auc(far, torch.tensor([0, 1, 0])) == 1.0
+
+
+def test_classes_beyond_those_known_have_rows_and_columns_too() -> None:
+    counts = metrics.confusion(torch.tensor([0, 3]), torch.tensor([5, 3]), 2)
+    assert counts.shape == (6, 6)
+    assert (int(counts[0, 5]), int(counts[3, 3]), int(counts.sum())) == (1, 1, 2)
+    none = torch.empty(0, dtype=torch.int64)
+    assert metrics.confusion(none, none, 2).tolist() == [[0, 0], [0, 0]]
+    assert math.isnan(metrics.accuracy(torch.zeros(2, 2, dtype=torch.int64)))
+
+
+# over clients -------------------------------------------------------------------------------------------------------
+
+
+def score(right: int, wrong: int, auc: float = math.nan) -> Score:
+    """Of a client with two classes; the first has all samples."""
+    return Score(torch.tensor([[right, wrong], [0, 0]]), auc)
+
+
+@pytest.mark.parametrize(("clients", "lowest"), [(1, 1), (10, 1), (11, 2), (30, 3), (31, 4)])
+def test_the_worst_tenth_is_rounded_up(clients: int, lowest: int) -> None:
+    scores = [score(right, 40 - right) for right in reversed(range(clients))]
+    found = scoring.summary(scores, "clients")
+    assert found["worst_tenth"] == pytest.approx(np.mean(np.arange(lowest) / 40))
+
+
+def test_a_mean_over_samples_weighs_the_clients_own_figures() -> None:
+    scores = [score(1, 1, auc=0.5), score(3, 0, auc=1.0), score(4, 4)]
+    assert scoring.summary(scores, "samples")["mean"] == pytest.approx(8 / 13)
+    assert scoring.summary(scores, "clients", "auc") == {"mean": 0.75, "std": 0.25, "min": 0.5, "max": 1.0, "n": 2}
+    assert scoring.summary(scores, "samples", "auc")["mean"] == pytest.approx((2 * 0.5 + 3 * 1.0) / 5)
+    halves = [score(1, 1), score(3, 0)]
+    assert scoring.summary(halves, "samples", "f1")["mean"] == pytest.approx((2 * 2 / 3 + 3 * 1) / 5)
+    assert scoring.summary([score(1, 1)], "clients", "auc") == {}
+
+
+def test_clients_that_were_not_scored_have_no_figures() -> None:
+    asked = Evaluation(metrics=["f1", "confusion"])
+    found = scoring.figures({"personal": {2: score(1, 1)}, "received": {}}, ["a", "b", "b"], asked)
+    assert found["accuracy_per_client"] == [None, None, 0.5]
+    assert list(found["accuracy_per_architecture"]) == ["b"]
+    assert list(found["accuracy"]) == list(found["metrics"]) == ["personal"]
+    assert found["confusion"] == [[1, 1], [0, 0]]
+    nobody = scoring.figures({"personal": {}}, ["a"], asked)
+    assert {**nobody, "validation": None} == {**scoring.NOT_EVALUATED, "accuracy_per_client": [None]}
+
+
+# in records ---------------------------------------------------------------------------------------------------------
+
+
+def run(
+    metrics: list[Any] | None = None, out: Path | None = None, resume: bool = False, **options: Any
+) -> tuple[Federation, Run]:
+    """Four clients of two architectures; the last has no test data."""
+    builders = {"a": lambda: tiny(1, 4, 6), "b": lambda: tiny(0, 4, 6)}
+    clients = [
+        Client("ab"[i % 2], draw(12, (0, 1, 2), i), draw(9 + i, (0, 1), 20 + i) if i < 3 else None, draw(4, (1,), 9))
+        for i in range(4)
+    ]
+    asked = Evaluation(extra_stages=["received"], **({} if metrics is None else {"metrics": metrics}), **options)
+    federation = Federation(clients, Local(), SHORT, asked, builders=builders, classes=3, out=out)
+    return federation, federation.run(resume=resume)
+
+
+def by_hand(run: Run, federation: Federation, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A client's labels and scores."""
+    test = federation.clients[number].data.test
+    with torch.no_grad():
+        return test.y, run.models[number](test.x)
+
+
+def test_records_and_result_say_what_the_models_do() -> None:
+    federation, done = run(ALL)
+    values: dict[str, list[float]] = {"accuracy": [], "balanced_accuracy": [], "f1": [], "auc": []}
+    together = np.zeros((3, 3), dtype=int)
+    for number in range(3):
+        y, scores = by_hand(done, federation, number)
+        taken, there = scores.argmax(dim=1), sorted(set(y.tolist()))
+        shares = scores.double().softmax(dim=1)
+        values["accuracy"].append(oracle.accuracy_score(y, taken))
+        values["balanced_accuracy"].append(
+            np.mean(oracle.recall_score(y, taken, labels=there, average=None, zero_division=0))
+        )
+        values["f1"].append(oracle.f1_score(y, taken, labels=there, average="macro"))
+        values["auc"].append(np.mean([oracle.roc_auc_score(y == c, shares[:, c]) for c in there]))
+        together += oracle.confusion_matrix(y, taken, labels=range(3))
+    last, result = done.history[-1], done.result
+    for name, each in values.items():
+        found = last["accuracy"]["personal"] if name == "accuracy" else last["metrics"]["personal"][name]
+        expected = {"mean": np.mean(each), "std": np.std(each), "min": min(each), "max": max(each), "n": 3}
+        assert {key: found[key] for key in expected} == pytest.approx(expected), name
+    assert result["confusion"] == last["confusion"] == together.tolist()
+    assert result["metrics"] == last["metrics"]
+    assert set(last["metrics"]) == {"personal", "received"}
+    assert result["accuracy_worst_tenth"] == pytest.approx(min(values["accuracy"]))
+    assert result["validation"] == last["validation"]
+    own = result["accuracy_per_architecture"]
+    assert own == last["accuracy_per_architecture"]
+    assert own["a"]["mean"] == pytest.approx((values["accuracy"][0] + values["accuracy"][2]) / 2)
+    assert (own["a"]["n"], own["b"]["n"]) == (2, 1)
+    json.dumps(result, allow_nan=False)
+
+
+def test_the_table_of_clients() -> None:
+    clients = [Client("a", draw(10 + i, (0, 1), i), draw(5, (0, 1), 9)) for i in range(3)]
+    training = SHORT.model_copy(update={"participation": 0.4})
+    federation = Federation(clients, FedAvg(), training, builders={"a": lambda: tiny(1, 4, 6)})
+    result = federation.run().result
+    table = result["clients_table"]
+    assert [(row["id"], row["architecture"], row["samples"]) for row in table] == [(i, "a", 10 + i) for i in range(3)]
+    assert [row["accuracy"] for row in table] == result["accuracy_per_client"]
+    for way in ("up", "down"):
+        assert sum(row[f"bytes_{way}"] for row in table) == result[f"bytes_{way}"] > 0
+    drawn = [number for record in federation.history for number in record["clients"]]
+    one = result["bytes_up"] // len(drawn)
+    assert [row["bytes_up"] for row in table] == [one * drawn.count(number) for number in range(3)]
+
+
+def test_only_what_is_asked_for_is_recorded() -> None:
+    assert list(run()[1].result["metrics"]["personal"]) == ["balanced_accuracy", "f1"]
+    plain = run([])[1].result
+    assert (plain["metrics"], plain["confusion"]) == ({}, None)
+    assert plain["accuracy"] == run(ALL)[1].result["accuracy"]
+    with pytest.raises(Exception, match="balanced_accuracy"):
+        Evaluation(metrics=["accuracy"])  # type: ignore[list-item]
+
+
+def test_rounds_without_scores_have_no_figures_and_a_resumed_run_the_same(tmp_path: Path) -> None:
+    _, done = run(ALL, tmp_path / "a", every=2)
+    assert done.history[0]["metrics"] == done.history[0]["accuracy_per_architecture"] == {}
+    assert done.history[0]["confusion"] is None
+    (tmp_path / "a" / "result.json").unlink()
+    again = run(ALL, tmp_path / "a", resume=True, every=2)[1].result
+    drop = {"seconds", "samples_per_second"}
+    assert {k: v for k, v in again.items() if k not in drop} == {k: v for k, v in done.result.items() if k not in drop}
+
+
+def test_after_local_has_an_auc_too() -> None:
+    _, done = run(ALL, stage="after_local")
+    assert done.result["metrics"]["after_local"]["auc"]["n"] == 3
+
+
+def test_equal_models_on_one_test_set_are_still_scored_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    plain = scoring.score_model
+    monkeypatch.setattr(scoring, "score_model", lambda *given: calls.append(given[0].id) or plain(*given))
+    clients = [Client("a", draw(12, (0, 1, 2), i)) for i in range(4)]
+    test = draw(30, (0, 1, 2), 9)
+    federation = Federation(
+        clients, FedAvg(), SHORT, Evaluation(metrics=ALL), test=test, builders={"a": lambda: tiny(1, 4, 6)}
+    )
+    result = federation.run().result
+    assert len(calls) == 2
+    assert sum(map(sum, result["confusion"])) == 4 * 30
+
+
+def test_a_model_with_more_outputs_than_classes_is_scored() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(36, 5))
+    clients = [Client(net, draw(8, (0, 1), 0), draw(8, (0, 1), 1))]
+    result = Federation(clients, Local(), SHORT, Evaluation(metrics=ALL)).run().result
+    assert sum(map(sum, result["confusion"])) == 8
+    assert 0 <= result["metrics"]["personal"]["auc"]["mean"] <= 1
+
+
+def test_class_names_must_fit() -> None:
+    with pytest.raises(RequestError, match="expected 3 class names, came 2"):
+        pf.Federation([Client("a", draw(8, (0, 1, 2), 0))], Local(), class_names=["x", "y"])

@@ -1,0 +1,501 @@
+"""Who takes part: clients that drop out, that answer late, that join later; and nothing of it by default."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from polyfed.core.message import Message
+from polyfed.core.method import Method
+from polyfed.core.randomness import generator
+from polyfed.core.server import Server
+from polyfed.core.settings import Availability, Evaluation, Training
+from polyfed.engine import checkpoint
+from polyfed.engine.attendance import Attendance, LateUpload, Post
+from polyfed.engine.checkpoint import Snapshot
+from polyfed.engine.federation import Federation
+from polyfed.errors import Interrupted, RequestError, RunError
+from polyfed.methods import FedAvg, FedGH, FedHeNN, FedIN, Local
+from polyfed.preflight import measure
+from polyfed.recipe import Recipe
+from polyfed.session import prepare
+from polyfed.testing import Kit
+from polyfed.testing.spy import Spy
+from polyfed.testing.world import difference, everything, received, records, state, weights
+
+ALL = range(6)
+METHODS = (Local(), FedAvg(), FedGH(), FedHeNN(rad_size=8, eta0=0.1), FedIN())
+QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
+
+
+class Patient(FedAvg):
+    """FedAvg that also takes what comes late."""
+
+    @property
+    def accepts_late(self) -> bool:
+        return True
+
+
+def federation(
+    method: Method, availability: Availability | None = None, rounds: int = 2, share: float = 1.0, **options: Any
+) -> Federation:
+    training = Training(rounds=rounds, batch_size=8, lr=0.1, participation=share)
+    return Kit(method=method).usual.federation(method, training, availability=availability, **options)
+
+
+def ran(*arguments: Any, **options: Any) -> Federation:
+    made = federation(*arguments, **options)
+    made.run()
+    return made
+
+
+class Stopper:
+    """A tracker that presses Ctrl-C after a round, or in it when its first client is through."""
+
+    def __init__(self, after: int = 0, within: int = 0) -> None:
+        self.after, self.within, self.done = after, within, 0
+
+    def start(self, info: Mapping[str, Any]) -> None:
+        self.done = info["start_round"] - 1
+
+    def client_done(self, done: int, total: int) -> None:
+        if self.done + 1 == self.within:
+            raise KeyboardInterrupt
+
+    def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
+        self.done = record["round"]
+        if self.done == self.after:
+            raise KeyboardInterrupt
+
+    def message(self, text: str) -> None: ...
+
+    def end(self, result: Mapping[str, Any] | None) -> None: ...
+
+
+# off ----------------------------------------------------------------------------------------------------------------
+
+
+def test_off_draws_nothing_and_says_so() -> None:
+    """The clients of a round are those of a plain permutation; the numbers are those of the first version."""
+    drawn = [record["clients"] for record in ran(Local(), rounds=4, share=0.5).history]
+    orders = [torch.randperm(6, generator=generator(0, "selection", t)).tolist() for t in range(1, 5)]
+    assert drawn == [sorted(order[:3]) for order in orders] == [[2, 3, 4], [1, 2, 5], [0, 1, 5], [0, 1, 2]]
+    for record in ran(FedAvg()).history:
+        assert [record[key] for key in ("dropped", "late", "arrived", "discarded", "closing")] == [
+            [],
+            [],
+            [],
+            [],
+            False,
+        ]
+
+
+def test_probabilities_of_nought_are_off() -> None:
+    plain, zeros = ran(FedAvg()), ran(FedAvg(), Availability(drop=0.0, drop_when="after", late=0.0, late_by=3))
+    assert difference(everything(plain), everything(zeros)) is None
+    assert records(plain) == records(zeros)
+    assert plain.settings == zeros.settings
+    assert "availability" not in zeros.settings
+
+
+# draws --------------------------------------------------------------------------------------------------------------
+
+
+def test_so_many_drop_out_and_are_late_as_was_asked() -> None:
+    rolls = [Attendance(Availability(drop=0.3, late=0.5), 20, seed=3).roll(t) for t in range(1, 101)]
+    dropped, late = (sum(len(getattr(r, name)) for r in rolls) / 2000 for name in ("unreached", "late"))
+    assert dropped == pytest.approx(0.3, abs=4 * math.sqrt(0.3 * 0.7 / 2000))
+    assert late == pytest.approx(0.7 * 0.5, abs=4 * math.sqrt(0.35 * 0.65 / 2000))  # who dropped out sends nothing late
+    assert not any(set(r.unreached) & set(r.late) or r.unheard for r in rolls)
+    assert len({tuple(sorted(r.unreached)) for r in rolls}) > 50
+
+
+def test_drops_depend_on_round_client_and_seed_only() -> None:
+    some = Availability(drop=0.4)
+    by_seed = [Attendance(some, 6, seed=seed) for seed in (0, 0, 1)]
+    dropped = [[sorted(a.roll(t).unreached) for t in range(1, 9)] for a in by_seed]
+    assert dropped[0] == dropped[1] != dropped[2]
+    more = Attendance(Availability(drop=0.4, late=0.9, joiners=2, join_round=3), 40, seed=0)
+    assert [[i for i in sorted(more.roll(t).unreached) if i < 6] for t in range(3, 9)] == dropped[0][2:]
+    for method, share in ((Local(), 1.0), (Local(), 0.5), (FedAvg(), 0.5)):
+        for record, out in zip(ran(method, some, 8, share).history, dropped[0], strict=True):
+            asked = {*record["clients"], *record["dropped"]}
+            assert record["dropped"] == sorted(asked & set(out))
+            assert len(asked) == round(6 * share)
+
+
+# dropping out -------------------------------------------------------------------------------------------------------
+
+
+def without(numbers: Sequence[int]) -> Callable[..., None]:
+    """An aggregation that does not hear some clients."""
+
+    def aggregate(call: Callable[..., None], server: Server, uploads: Mapping[int, Message]) -> None:
+        call(server, {number: message for number, message in uploads.items() if number not in numbers})
+
+    return aggregate
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_server_hears_nothing_of_who_drops_out(when: Any) -> None:
+    half = ran(FedAvg(), Availability(drop=0.5, drop_when=when), rounds=1)
+    (record,) = half.history
+    gone = record["dropped"]
+    assert 0 < len(gone) < 6
+    full = ran(Spy(FedAvg(), aggregate=without(gone)), rounds=1)
+    assert difference(received(half, 0), received(full, 0)) is None
+    assert difference(received(half, 0), received(ran(FedAvg(), rounds=1), 0)) is not None
+    for client in half.clients:
+        kept, other = client.weights, full.clients[client.id].weights
+        assert (kept is None) == (when == "before" and client.id in gone)
+        assert kept is None or difference(kept, other or {}) is None  # what it learned is its own
+    assert record["clients"] == [i for i in ALL if i not in gone or when == "after"]
+
+
+def test_bytes_of_who_drops_out() -> None:
+    plain = ran(FedAvg(), rounds=1).history[0]
+    before = ran(FedAvg(), Availability(drop=0.5), rounds=1).history[0]
+    after = ran(FedAvg(), Availability(drop=0.5, drop_when="after"), rounds=1).history[0]
+    gone = [str(i) for i in before["dropped"]]
+    assert before["dropped"] == after["dropped"]
+    there = {i: sizes for i, sizes in plain["bytes_by_client"].items() if i not in gone}
+    assert before["bytes_by_client"] == there
+    silent = {i: {**plain["bytes_by_client"][i], "up": 0} for i in gone}
+    assert after["bytes_by_client"] == there | silent
+    for record in (before, after):
+        assert record["bytes_up"] == sum(sizes["up"] for sizes in there.values()) == record["bytes_up_as_in_paper"]
+    assert after["bytes_down"] == plain["bytes_down"] == after["bytes_down_as_in_paper"]
+    assert after["samples"] == plain["samples"] > before["samples"]
+
+
+def test_the_server_half_plans_with_those_it_reaches() -> None:
+    seen: list[list[int]] = []
+
+    def plan(call: Callable[..., None], server: Server, selected: Sequence[int]) -> None:
+        seen.append(list(selected))
+        call(server, selected)
+
+    for when in ("before", "after"):
+        seen.clear()
+        made = ran(Spy(FedAvg(), plan=plan), Availability(drop=0.5, drop_when=when), 3)
+        assert seen == [record["clients"] for record in made.history]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_all_may_drop_out(method: Method, when: Any) -> None:
+    made = ran(method, Availability(drop=1.0, drop_when=when))
+    for record in made.history:
+        assert record["dropped"] == [*ALL]
+        assert record["bytes_up"] == 0
+        assert record["clients"] == ([] if when == "before" else [*ALL])
+        assert (record["train_loss"] is None) == (when == "before")
+    assert made.history[-1]["accuracy"]
+    assert bool(weights(made)) == (when == "after")
+
+
+# answering late -----------------------------------------------------------------------------------------------------
+
+
+def heard(method: Method, log: list[dict[int, int]]) -> Method:
+    """Logs in every aggregation whose upload came, and of which round it is."""
+
+    def upload(call: Callable[..., Message], client: Any, trained: Any) -> Message:
+        return {**call(client, trained), "of": torch.tensor(client.round)}
+
+    def aggregate(call: Callable[..., None], server: Server, uploads: Mapping[int, Message]) -> None:
+        log.append({number: int(message["of"]) for number, message in uploads.items()})  # type: ignore[arg-type]
+        assert list(uploads) == sorted(uploads)
+        call(server, uploads)
+
+    return Spy(method, upload=upload, aggregate=aggregate)
+
+
+@pytest.mark.parametrize("by", [1, 2])
+def test_all_late_is_the_round_before(by: int) -> None:
+    log: list[dict[int, int]] = []
+    made = ran(heard(Patient(), log), Availability(late=1.0, late_by=by), 4)
+    assert log == [{}] * by + [dict.fromkeys(ALL, t) for t in range(1, 5 - by)]
+    plain = ran(heard(Patient(), []), None, 4)
+    for record, usual in zip(made.history, plain.history, strict=True):
+        assert record["bytes_up"] == usual["bytes_up"]  # counted when sent
+        assert record["late"] == [*ALL]
+        due = record["round"] - by
+        assert record["arrived"] == ([{"client": i, "from": due} for i in ALL] if due > 0 else [])
+        assert record["discarded"] == []
+    once = ran(Patient(), rounds=1)
+    two = ran(Patient(), Availability(late=1.0, late_by=1), 2)  # the server averages round 1's uploads in round 2
+    assert difference(received(two, 0), received(once, 0)) is None
+
+
+def test_some_are_late_and_a_fresh_upload_wins() -> None:
+    log: list[dict[int, int]] = []
+    made = ran(heard(Patient(), log), Availability(late=0.5, late_by=2), 8, 0.67)
+    rolls = Attendance(made.availability, 6, seed=0)
+    late: dict[int, set[int]] = {-1: set(), 0: set()}
+    arrivals = overtaken = 0
+    for record, got in zip(made.history, log, strict=True):
+        t = record["round"]
+        late[t] = {i for i in record["clients"] if i in rolls.roll(t).late}
+        fresh = {i: t for i in record["clients"] if i not in late[t]}
+        due = late[t - 2]
+        assert record["late"] == sorted(late[t])
+        assert got == {i: t - 2 for i in due if i not in fresh} | fresh
+        assert record["arrived"] == [{"client": i, "from": t - 2} for i in sorted(due - fresh.keys())]
+        assert record["discarded"] == [{"client": i, "from": t - 2} for i in sorted(due & fresh.keys())]
+        arrivals, overtaken = arrivals + len(due - fresh.keys()), overtaken + len(due & fresh.keys())
+    assert min(arrivals, overtaken) > 1
+
+
+def test_who_takes_no_late_uploads_never_sees_them() -> None:
+    made = ran(FedAvg(), Availability(late=0.5), 1)
+    (record,) = made.history
+    gone = record["late"]
+    assert 0 < len(gone) < 6
+    assert record["discarded"] == [{"client": i, "from": 1} for i in gone]
+    assert record["arrived"] == []
+    assert difference(received(made, 0), received(ran(Spy(FedAvg(), aggregate=without(gone)), rounds=1), 0)) is None
+    assert all(record["bytes_by_client"][str(i)]["up"] > 0 for i in ALL)
+    assert not made._snapshot(1).late
+
+
+def test_what_a_round_has_no_exchange_for_is_discarded() -> None:
+    waiting = [LateUpload(2, 1, "statistics", {}), LateUpload(3, 1, "train", {}), LateUpload(4, 2, "train", {})]
+    post = Post(2, waiting, late_by=1, accepts=True)
+    assert list(post.deliver("train", {0: {}, 1: {}}, late=[1])) == [0, 3]
+    assert post.record() == {
+        "late": [1],
+        "arrived": [{"client": 3, "from": 1}],
+        "discarded": [{"client": 2, "from": 1}],
+    }
+    assert [(upload.client_id, upload.round) for upload in post.waiting] == [(4, 2), (1, 2)]
+
+
+def test_a_late_upload_that_is_refused_never_arrives() -> None:
+    ill = {1: lambda x: x * float("inf")}
+    world = Kit(method=Patient()).world(prepare=ill)
+    made = world.federation(Patient(), Training(rounds=2, lr=0.1), availability=Availability(late=1.0))
+    made.run()
+    assert made.history[0]["late"] == [0, 2, 3, 4, 5]
+    assert [entry["client"] for entry in made.history[1]["arrived"]] == [0, 2, 3, 4, 5]
+
+
+# keeping and undoing ------------------------------------------------------------------------------------------------
+
+STORMY = Availability(drop=0.2, drop_when="after", late=0.5, late_by=2, joiners=2, join_round=3)
+
+
+@pytest.mark.parametrize("where", [{"after": 2}, {"after": 3}, {"within": 3}, {"within": 5}])
+def test_a_run_that_is_stopped_and_resumed_is_the_undisturbed_one(tmp_path: Path, where: dict[str, int]) -> None:
+    whole = ran(Patient(), STORMY, 5, 0.8)
+    first = federation(Patient(), STORMY, 5, 0.8, out=tmp_path / "run", trackers=[Stopper(**where)])
+    with pytest.raises(Interrupted):
+        first.run()
+    snapshot = checkpoint.latest(tmp_path / "run" / "checkpoint", 6)
+    assert snapshot is not None
+    assert snapshot.late
+    second = federation(Patient(), STORMY, 5, 0.8, out=tmp_path / "run")
+    second.run(resume=True)
+    assert records(second) == records(whole)
+    assert difference(everything(second), everything(whole)) is None
+    assert any(record["arrived"] for record in whole.history[3:])
+
+
+def test_a_killed_run_goes_on_from_an_earlier_checkpoint(tmp_path: Path) -> None:
+    """As after SIGKILL: records of rounds that no checkpoint has are played again."""
+    whole = ran(Patient(), STORMY, 5, 0.8, out=tmp_path / "run")
+    first = federation(Patient(), STORMY, 5, 0.8, out=tmp_path / "killed", trackers=[Stopper(after=3)])
+    with pytest.raises(Interrupted):
+        first.run()
+    shutil.copy(tmp_path / "run" / "rounds.jsonl", tmp_path / "killed" / "rounds.jsonl")
+    second = federation(Patient(), STORMY, 5, 0.8, out=tmp_path / "killed")
+    second.run(resume=True)
+    assert records(second) == records(whole)
+    assert difference(everything(second), everything(whole)) is None
+
+
+def test_a_round_that_fails_leaves_what_was_under_way(tmp_path: Path) -> None:
+    fail = [True]
+
+    def aggregate(call: Callable[..., None], server: Server, uploads: Mapping[int, Message]) -> None:
+        call(server, uploads)
+        if server.round == 3 and fail:
+            raise ValueError("lightning")
+
+    made = federation(Spy(Patient(), aggregate=aggregate), Availability(late=0.5), 4)
+    with pytest.raises(RunError, match="lightning"):
+        made.run()
+    assert {upload.round for upload in made._snapshot(2).late} == {2}
+
+
+def test_uploads_under_way_are_written_whole_and_verified(tmp_path: Path) -> None:
+    messages: list[Message] = [{"model": {"conv.weight": torch.randn(2, 3)}, "n": torch.tensor(7)}, {}]
+    late = [LateUpload(place + 3, 2, "a/b é", message) for place, message in enumerate(messages)]
+    for number in (2, 3):
+        empty = dict.fromkeys(ALL), {i: {} for i in ALL}
+        checkpoint.write(tmp_path, Snapshot(number, {}, *empty, late if number == 3 else late[:1]))  # type: ignore
+    found = checkpoint.latest(tmp_path, 6)
+    assert found is not None
+    assert [(u.client_id, u.round, u.exchange) for u in found.late] == [(3, 2, "a/b é"), (4, 2, "a/b é")]
+    assert difference(dict(found.late[0].message["model"]), messages[0]["model"]) is None  # type: ignore[arg-type]
+    assert int(found.late[0].message["n"]) == 7  # type: ignore[arg-type]
+    assert dict(found.late[1].message) == {}
+    file = tmp_path / "round-000003" / "late.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\x01")
+    with pytest.warns(UserWarning, match="late.safetensors does not match its checksum"):
+        older = checkpoint.latest(tmp_path, 6)
+    assert older is not None
+    assert (older.round, len(older.late)) == (2, 1)
+
+
+# joining later ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_every_method_lives_with_all_of_it(method: Method) -> None:
+    """Joiners, drops and delays at once, in small rounds: records are whole, absent clients are nowhere."""
+    seen: list[tuple[int, set[int], list[str]]] = []
+
+    def every(hook: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        if arguments and isinstance(arguments[0], Server):
+            seen.append((arguments[0].round, set(arguments[0].clients), arguments[0].architectures))
+        return call(*arguments)
+
+    trouble = Availability(drop=0.4, late=0.3, joiners=3, join_round=4)
+    made = federation(Spy(method, every), trouble, 6, 0.4, seed=2, evaluation=Evaluation(every=1))
+    absent = set(ALL) - set(made.attendance.present(1))
+    run = made.run()
+    assert len(absent) == 3
+    for number, present, architectures in seen:
+        assert present == (set(ALL) - absent if number < 4 else set(ALL))
+        assert architectures == ["net0", "net1", "net2"]
+    for record in made.history:
+        early = record["round"] < 4
+        assert not (early and absent & {*record["clients"], *record["dropped"], *map(int, record["bytes_by_client"])})
+        nobody = {i for i, value in enumerate(record["accuracy_per_client"]) if value is None}
+        assert nobody == (absent if early else set())
+        assert record["accuracy"][made.stages[0]]["n"] == (3 if early else 6)
+        assert json.dumps(record)
+    assert any(absent & set(record["clients"]) for record in made.history[3:])
+    assert len(run.models) == 6
+    assert run.result["accuracy"] == made.history[-1]["accuracy"][made.stages[0]]["mean"]
+
+
+def test_a_joiner_is_as_one_that_never_took_part() -> None:
+    """Two clients that join in round 2 start from the same weights as clients that nobody asked in round 1."""
+    made = ran(Local(), Availability(joiners=2), 2)
+    late = set(ALL) - set(made.attendance.present(1))
+    assert made.history[0]["clients"] == sorted(set(ALL) - late)
+    assert made.history[1]["clients"] == [*ALL]
+    asked = [{*map(int, record["bytes_by_client"])} for record in made.history]
+    assert asked == [set(ALL) - late, set(ALL)]
+    plain = ran(Local(), rounds=2)
+    for client in made.clients:
+        same = difference(client.weights or {}, plain.clients[client.id].weights or {}) is None
+        assert same == (client.id not in late)
+
+
+def test_the_share_is_of_those_present_and_the_draw_is_seeded() -> None:
+    joiners = [frozenset(ALL) - set(Attendance(Availability(joiners=3), 6, s).present(1)) for s in range(30)]
+    assert len(set(joiners)) > 8
+    assert all(len(drawn) == 3 for drawn in joiners)
+    made = ran(Local(), Availability(joiners=2, join_round=3), 4, 0.5)
+    assert [len(record["clients"]) for record in made.history] == [2, 2, 3, 3]
+
+
+def test_who_has_not_joined_by_the_end_has_no_model(tmp_path: Path) -> None:
+    """A run that stops early may end before the joiners come."""
+
+    def make() -> Federation:
+        still = Training(rounds=9, lr=0.0)
+        options = {"availability": Availability(joiners=2, join_round=9), "evaluation": Evaluation(patience=1)}
+        return Kit(method=Local()).usual.federation(Local(), still, out=tmp_path / "run", **options)
+
+    made = make()
+    run = made.run()
+    here = made.attendance.present(1)
+    assert len(here) == 4
+    assert sorted(run.models) == here
+    files = {file.name for file in (tmp_path / "run" / "models").glob("client-*.safetensors")}
+    assert files == {f"client-{i:03d}.safetensors" for i in here}
+    gone = next(i for i in ALL if i not in here)
+    with pytest.raises(KeyError):
+        run.models[gone]
+    with pytest.raises(RequestError, match=f"expected a client that is present .*, came {gone}"):
+        made.export(gone)
+    assert sorted(make().run(resume=True).models) == here
+
+
+# settings and recipes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"joiners": 6}, "availability.joiners: expected fewer than the 6 clients, .*, came 6"),
+        ({"joiners": 1, "join_round": 3}, "join_round: expected at most training.rounds = 2, came 3"),
+    ],
+)
+def test_what_cannot_be_is_said_before_round_1(tmp_path: Path, settings: dict[str, Any], line: str) -> None:
+    with pytest.raises(RequestError, match=line):
+        federation(Local(), Availability(**settings), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("availability.drop=1.5", "availability.drop: expected at most 1, came 1.5"),
+        ("availability.drop_when=sometimes", "availability.drop_when: expected 'before' or 'after', came 'sometimes'"),
+        ("availability.late_by=0", "availability.late_by: expected at least 1, came 0"),
+        ("availability.join_round=1", "availability.join_round: expected at least 2, came 1"),
+        ("availability.drops=0.1", "unknown key 'availability.drops'; did you mean 'drop'"),
+        ("training.drop=0.1", r"unknown key 'training.drop'; it belongs to \[availability\]"),
+    ],
+)
+def test_mistakes_in_a_recipe_are_one_line(override: str, line: str) -> None:
+    with pytest.raises(RequestError) as error:
+        Recipe.load(QUICKSTART, [override])
+    assert "\n" not in str(error.value)
+    assert error.match(line)
+
+
+def test_a_recipe_hands_the_section_on_and_keeps_what_has_an_effect() -> None:
+    small = ["data.max_rows=300", "data.clients=4", "data.min_size=5"]
+    keys = ["availability.drop=0.25", "availability.drop_when=after", "availability.late_by=4"]
+    on = Recipe.load(QUICKSTART, [*small, *keys])
+    assert tomllib.loads(on.dumps())["availability"] == {"drop": 0.25, "drop_when": "after"}
+    assert "availability" not in Recipe.load(QUICKSTART, ["availability.late_by=4"]).to_dict()
+    made = prepare(on)
+    assert made.availability == on.availability == Availability(drop=0.25, drop_when="after", late_by=4)
+    assert made.facts["availability"] == {"drop": 0.25, "drop_when": "after"}
+    with pytest.raises(RequestError, match="joiners: expected fewer"):
+        prepare(Recipe.load(QUICKSTART, [*small, "availability.joiners=500"]))
+
+
+def test_a_check_expects_so_many_bytes() -> None:
+    def bytes_of(availability: Availability | None, rounds: int = 10) -> tuple[float, float]:
+        found = measure(federation(FedAvg(), availability, rounds))
+        return found.bytes_down, found.bytes_up
+
+    down, up = bytes_of(None)
+    assert bytes_of(Availability(drop=0.25)) == pytest.approx((0.75 * down, 0.75 * up))
+    assert bytes_of(Availability(drop=0.25, drop_when="after")) == pytest.approx((down, 0.75 * up))
+    fewer = ran(FedAvg(), Availability(joiners=2, join_round=6), 10).history
+    assert bytes_of(Availability(joiners=2, join_round=6)) == pytest.approx(
+        (sum(r["bytes_down"] for r in fewer), sum(r["bytes_up"] for r in fewer))
+    )
+
+
+def test_state_is_all_that_a_method_sees_of_it() -> None:
+    """Late uploads are the engine's: neither the server's nor a client's state holds them."""
+    names = set(state(ran(Patient(), Availability(late=1.0), 1)))
+    assert names == set(state(ran(Patient(), rounds=1)))

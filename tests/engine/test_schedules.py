@@ -1,0 +1,346 @@
+"""Learning rates by round against closed forms, and stopping early against hand-made curves."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from polyfed.core.client import Client
+from polyfed.core.message import Message
+from polyfed.core.method import Batch, Context, Gradients, Method, Phase
+from polyfed.core.settings import Evaluation, Training
+from polyfed.engine.federation import Federation
+from polyfed.engine.history import stopped_after
+from polyfed.errors import Interrupted, RequestError
+from polyfed.methods import Local
+from polyfed.recipe import Recipe
+from polyfed.report.figures import curves, series
+from polyfed.report.folders import find_runs
+from polyfed.report.grouping import group_runs
+from polyfed.report.tables import comparison
+from polyfed.testing import Kit
+from polyfed.testing.spy import Spy
+from polyfed.testing.world import difference, draw, everything, plain, records
+
+QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
+
+# closed forms -------------------------------------------------------------------------------------------------------
+
+
+def rates(rounds: int = 10, **settings: Any) -> np.ndarray:
+    training = Training(rounds=rounds, lr=0.8, **settings)
+    return np.array([training.lr_at(t) for t in range(1, rounds + 1)])
+
+
+T = np.arange(10.0)  # rounds passed before each
+
+
+def test_constant_is_the_very_number() -> None:
+    assert [Training(lr=0.1).lr_at(t) for t in (0, 1, 5, 11)] == [0.1] * 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"lr_schedule": "exponential", "lr_decay": 0.9}, 0.8 * 0.9**T),
+        ({"lr_schedule": "step", "lr_decay": 0.5, "lr_step": 3}, 0.8 * 0.5 ** (T // 3)),
+        ({"lr_schedule": "cosine"}, 0.4 * (1 + np.cos(np.pi * T / 10))),
+        ({"lr_schedule": "cosine", "lr_min": 0.2}, 0.2 + 0.3 * (1 + np.cos(np.pi * T / 10))),
+        ({"lr_warmup": 4}, 0.8 * np.minimum(1, (T + 1) / 4)),
+        ({"lr_warmup": 40}, 0.8 * (T + 1) / 40),
+        ({"lr_schedule": "exponential", "lr_decay": 0.9, "lr_warmup": 1}, 0.8 * 0.9**T),
+        (
+            {"lr_schedule": "exponential", "lr_decay": 0.9, "lr_warmup": 4},
+            np.concatenate([0.2 * np.arange(1, 5), 0.8 * 0.9 ** np.arange(1, 7)]),
+        ),
+        (
+            {"lr_schedule": "cosine", "lr_warmup": 4},
+            np.concatenate([0.2 * np.arange(1, 4), 0.4 * (1 + np.cos(np.pi * np.arange(7) / 7))]),
+        ),
+    ],
+)
+def test_rates_by_round(settings: dict[str, Any], expected: np.ndarray) -> None:
+    np.testing.assert_allclose(rates(**settings), expected, rtol=1e-12)
+
+
+def test_every_key_bites() -> None:
+    whole = {"lr_schedule": "step", "lr_decay": 0.5, "lr_step": 3, "lr_warmup": 2}
+    for key, other in (("lr_decay", 0.4), ("lr_step", 2), ("lr_warmup", 3)):
+        assert not np.allclose(rates(**whole), rates(**{**whole, key: other}))
+
+
+def test_a_phase_of_its_own_rate_and_what_comes_after_the_last_round() -> None:
+    training = Training(rounds=4, lr=0.8, lr_schedule="exponential", lr_decay=0.5, lr_warmup=2)
+    assert [training.lr_at(t, 0.2) for t in range(1, 6)] == pytest.approx([0.1, 0.2, 0.1, 0.05, 0.05])
+    assert [training.lr_at(t, 0.0) for t in range(1, 6)] == [0.0] * 5
+    assert training.lr_at(5) == training.lr_at(4)
+    low = Training(rounds=4, lr=0.8, lr_schedule="cosine", lr_min=0.1)
+    assert [low.lr_at(t, 0.05) for t in range(1, 5)] == [0.05] * 4  # the lowest rate raises none
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"lr_decay": 0.5}, "lr_decay is for lr_schedule 'exponential' or 'step'; with 'constant' expected none"),
+        ({"lr_step": 2}, "lr_step is for lr_schedule 'step'; with 'constant' expected none"),
+        ({"lr_min": 0.01}, "lr_min is for lr_schedule 'cosine'; with 'constant' expected none"),
+        ({"lr_schedule": "cosine", "lr_decay": 0.5}, "with 'cosine' expected none"),
+        ({"lr_schedule": "exponential"}, "lr_schedule 'exponential' needs lr_decay, came none"),
+        ({"lr_schedule": "step", "lr_decay": 0.5}, "lr_schedule 'step' needs lr_step, came none"),
+        ({"lr_schedule": "exponential", "lr_decay": 0.5, "lr_step": 2}, "with 'exponential' expected none"),
+        ({"lr_schedule": "cosine", "lr_min": 0.5}, "lr_min: expected at most lr = 0.01, came 0.5"),
+        ({"lr_schedule": "exponential", "lr_decay": 0.0}, "greater than 0"),
+        ({"lr_schedule": "exponential", "lr_decay": 1.5}, "less than or equal to 1"),
+    ],
+)
+def test_keys_that_do_not_fit(settings: dict[str, Any], line: str) -> None:
+    with pytest.raises(ValidationError, match=line):
+        Training(**settings)
+
+
+def test_in_a_recipe() -> None:
+    with pytest.raises(RequestError, match=r"^training: lr_decay is for lr_schedule"):
+        Recipe.load(QUICKSTART, ["training.lr_decay=0.5"])
+    with pytest.raises(RequestError, match=r"training.lr_schedule: expected .*, came 'cosin'; did you mean 'cosine'"):
+        Recipe.load(QUICKSTART, ["training.lr_schedule=cosin"])
+    plain_keys = Recipe.load(QUICKSTART).to_dict()
+    assert not [key for key in plain_keys["training"] if key.startswith("lr_")]
+    assert not {"patience", "min_delta"} & plain_keys["evaluation"].keys()
+    chosen = ["training.lr_schedule=cosine", "training.lr_warmup=2", "evaluation.patience=3"]
+    kept = Recipe.load(QUICKSTART, chosen).to_dict()
+    assert {k: v for k, v in kept["training"].items() if k.startswith("lr_")} == {
+        "lr_schedule": "cosine",
+        "lr_warmup": 2,
+        "lr_min": 0.0,
+    }
+    assert (kept["evaluation"]["patience"], kept["evaluation"]["min_delta"]) == (3, 0.0)
+    assert Recipe.from_dict(kept).to_dict() == kept
+
+
+# in training --------------------------------------------------------------------------------------------------------
+
+
+class Downhill(Local):
+    """The gradient of every weight is 1, so that a step of SGD takes the learning rate off every weight."""
+
+    def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
+        grads: dict[str, Tensor | None] = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+        return Gradients(grads, torch.zeros(()), {})
+
+
+class TwoRates(Downhill):
+    """First the bias with a rate of its own, then all; keeps the rate that the client sees."""
+
+    def phases(self, training: Training) -> Sequence[Phase]:
+        return (Phase(1, trains=lambda name: name.endswith("bias"), lr=0.5), Phase(1))
+
+    def receive(self, client: Client, message: Message) -> Context:
+        client.state = {"seen": torch.cat([client.state.get("seen", torch.empty(0)), torch.tensor([client.lr])])}  # type: ignore
+        return {}
+
+
+def one_client(method: Method, training: Training) -> tuple[dict[str, Tensor], Federation]:
+    network = plain()
+    made = Federation([Client(network, draw(16, (0, 1, 2), 0), draw(6, (0, 1, 2), 1))], method, training)
+    made.run()
+    start, end = network.state_dict(), made.clients[0].weights
+    assert end is not None
+    return {name: start[name].double() - end[name].double() for name in start}, made
+
+
+def test_weights_move_by_the_sum_of_the_rates() -> None:
+    rule = {"lr_schedule": "exponential", "lr_decay": 0.5, "lr_warmup": 2}
+    training = Training(rounds=5, batch_size=8, lr=0.25, **rule)  # type: ignore[arg-type]
+    by_hand = [0.125, 0.25, 0.125, 0.0625, 0.03125]
+    moved, made = one_client(Downhill(), training)
+    for change in moved.values():
+        assert torch.allclose(change, torch.tensor(2 * sum(by_hand), dtype=torch.float64), atol=1e-5)  # 2 batches
+    assert [record["lr"] for record in made.history] == by_hand
+    moved, made = one_client(TwoRates(), training)
+    own, both = 2 * 2 * sum(by_hand), 2 * sum(by_hand)  # the rate of 0.5 is twice that of 0.25, round by round
+    assert torch.allclose(moved["1.bias"], torch.tensor(own + both, dtype=torch.float64), atol=1e-5)
+    assert torch.allclose(moved["1.weight"], torch.tensor(both, dtype=torch.float64), atol=1e-5)
+    assert made.clients[0].state["seen"].tolist() == by_hand  # type: ignore[union-attr]
+
+
+def test_adaptive_optimisers_follow_it_too() -> None:
+    """Adam's first step is its learning rate, whatever the gradient."""
+    training = Training(rounds=3, batch_size=16, optimizer="adam", lr=0.1, lr_schedule="step", lr_decay=0.5, lr_step=1)
+    moved, _ = one_client(Downhill(), training)
+    assert torch.allclose(moved["1.weight"], torch.tensor(0.175, dtype=torch.float64), atol=1e-5)
+
+
+# stopping early -----------------------------------------------------------------------------------------------------
+
+
+def curve(*values: float | None) -> list[dict[str, Any]]:
+    return [{"round": t, "validation": value, "closing": False} for t, value in enumerate(values, 1)]
+
+
+@pytest.mark.parametrize(
+    ("values", "patience", "delta", "stop"),
+    [
+        ((0.1, 0.2, 0.3, 0.4), 1, 0.0, None),
+        ((0.1, 0.2, 0.2, 0.4), 1, 0.0, 3),  # as good is not better
+        ((0.1, 0.2, 0.2, 0.4), 2, 0.0, None),
+        ((0.5, 0.4, 0.3, 0.6, 0.5, 0.4, 0.3), 3, 0.0, 7),  # a better one starts the count again
+        ((0.5, 0.4, 0.3, 0.2), 3, 0.0, 4),
+        ((0.5, 0.52, 0.54, 0.56), 3, 0.05, None),  # together they are better by 0.06 than the last that counted
+        ((0.5, 0.52, 0.54, 0.56), 2, 0.1, 3),
+        ((0.5, None, None, 0.4, None, 0.3), 2, 0.0, 6),  # only evaluations count
+        ((None, None, None), 1, 0.0, None),
+        ((0.5, 0.4, 0.3, 0.2), 0, 0.0, None),
+        ((0.0, 0.0), 1, 0.0, 2),
+    ],
+)
+def test_when_a_curve_stops(values: Sequence[float | None], patience: int, delta: float, stop: int | None) -> None:
+    assert stopped_after(curve(*values), patience, delta) == stop
+
+
+def test_the_closing_round_is_no_evaluation_of_it() -> None:
+    closing = {"round": 3, "validation": 0.1, "closing": True}
+    assert stopped_after([*curve(0.5, 0.4), closing], 2, 0.0) is None
+
+
+class Scripted(Local):
+    """Classifies by script: in round t a model is right on so many of its validation samples."""
+
+    script: Sequence[int] = (1, 2, 3, 3, 2, 1, 4, 4, 4)
+
+    def receive(self, client: Client, message: Message) -> Context:
+        client.state = {"round": torch.tensor(client.round), "y": client.data.validation.y}
+        return {}
+
+    def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
+        scores = torch.nn.functional.one_hot(context["y"], 3).float()
+        if len(x) != len(scores):
+            return torch.zeros(len(x), 3)
+        scores[self.script[int(context["round"]) - 1] :] *= -1
+        return scores
+
+
+SCRIPT = Training(rounds=9, batch_size=32, lr=0.01)
+
+
+def scripted(out: Path | None = None, rounds: int = 9, **evaluation: Any) -> Federation:
+    training = SCRIPT.model_copy(update={"rounds": rounds})
+    return Kit(method=Local()).usual.federation(Scripted(), training, evaluation=Evaluation(**evaluation), out=out)
+
+
+def test_a_run_stops_by_its_validation_curve() -> None:
+    whole = scripted()
+    whole.run()
+    assert [record["validation"] for record in whole.history] == [v / 4 for v in Scripted.script]
+    for patience, every, stop in ((1, 1, 4), (2, 1, 5), (3, 1, 6), (4, 1, None), (1, 2, 6)):
+        made = scripted(patience=patience, every=every)
+        result = made.run().result
+        assert len(made.history) == (stop or 9), (patience, every)
+        assert result["stopped_after"] == stop
+        assert result["rounds"] == 9
+        assert made.history[-1]["evaluated"]
+    assert scripted(patience=1, min_delta=0.3).run().result["stopped_after"] == 2
+
+
+def test_patience_that_ends_with_the_last_round_stopped_nothing() -> None:
+    assert scripted(rounds=4, patience=1).run().result["stopped_after"] is None
+
+
+class CtrlC:
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def start(self, info: Mapping[str, Any]) -> None: ...
+    def client_done(self, done: int, total: int) -> None: ...
+    def message(self, text: str) -> None: ...
+    def end(self, result: Mapping[str, Any] | None) -> None: ...
+
+    def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
+        if record["round"] == self.after:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("after", [3, 4, 5])
+def test_resuming_counts_on(tmp_path: Path, after: int) -> None:
+    whole = scripted(patience=2)
+    expected = whole.run().result
+    first = scripted(tmp_path / "run", patience=2)
+    first.trackers.append(CtrlC(after))
+    with pytest.raises(Interrupted):
+        first.run()
+    second = scripted(tmp_path / "run", patience=2)
+    result = second.run(resume=True).result
+    assert records(second) == records(whole)
+    assert difference(everything(second), everything(whole)) is None
+    assert result["stopped_after"] == expected["stopped_after"] == 5
+
+
+def test_a_stopped_run_is_read_and_not_trained_on(tmp_path: Path) -> None:
+    trained: list[int] = []
+
+    def upload(call: Any, client: Client, *rest: Any) -> Message:
+        trained.append(client.round)
+        message: Message = call(client, *rest)
+        return message
+
+    def run(resume: bool) -> Any:
+        made = Kit(method=Local()).usual.federation(
+            Spy(Scripted(), upload=upload), SCRIPT, evaluation=Evaluation(patience=1), out=tmp_path / "run"
+        )
+        return made, made.run(resume=resume)
+
+    made, whole = run(False)
+    assert max(trained) == 4
+    trained.clear()
+    _, read = run(True)
+    assert not trained
+    assert read.result == whole.result
+    assert [record["round"] for record in read.history] == [1, 2, 3, 4]
+    assert difference(read.models[2].state_dict(), whole.models[2].state_dict()) is None
+    for name in ("result.json", "models"):  # killed right before the end: the result is made again, nothing is trained
+        path = tmp_path / "run" / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    again, other = run(True)
+    assert not trained
+    skip = ("seconds", "samples_per_second")
+    assert {k: v for k, v in other.result.items() if k not in skip} == {
+        k: v for k, v in whole.result.items() if k not in skip
+    }
+    assert difference(everything(again), everything(made)) is None
+    shutil.rmtree(tmp_path / "run" / "checkpoint")
+    _, bare = run(True)
+    assert len(bare.history) == 4
+    with pytest.raises(RequestError, match="checkpoint is gone"):
+        bare.models[0]
+
+
+def test_validation_data_are_needed(tmp_path: Path) -> None:
+    clients = [Client(plain(), draw(16, (0, 1, 2), 0), draw(6, (0, 1, 2), 1))]
+    with pytest.raises(RequestError, match=r"evaluation.patience: expected validation data, .*, came none"):
+        Federation(clients, Local(), evaluation=Evaluation(patience=1), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_reports_of_stopped_runs(tmp_path: Path) -> None:
+    for name, patience in (("stopped", 1), ("whole", 0)):
+        made = scripted(tmp_path / name, patience=patience)
+        made.facts["label"] = name
+        made.run()
+    runs = find_runs(tmp_path)
+    assert {run.name: len(run.rounds) for run in runs} == {"stopped": 4, "whole": 9}
+    (group,), _ = group_runs(runs)  # the planned rounds are alike
+    assert group.notes == ("stopped: stopped early, after round 4 (1 of 1 runs)",)
+    assert {line.name: line.x[-1] for line in series(group)} == {"stopped": 4, "whole": 9}
+    (section,) = comparison(runs).sections
+    assert any("stopped early, after round 4" in note for note in section.notes)
+    assert curves(runs, tmp_path / "figures")
+    assert math.isfinite(json.loads((tmp_path / "stopped" / "result.json").read_text())["accuracy"])

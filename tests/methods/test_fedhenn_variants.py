@@ -1,0 +1,531 @@
+"""FedHeNN in its less usual forms: other similarities, sources and transports of the RAD, kernel uploads, closings."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from toys import (
+    INPUTS,
+    NETS,
+    batch,
+    clients,
+    federation,
+    model_with,
+    moved,
+    public,
+    rounds,
+    same,
+    samples,
+    worker,
+)
+
+from polyfed.core.client import Client, Public
+from polyfed.core.settings import Availability
+from polyfed.engine.federation import Federation, Training
+from polyfed.errors import RequestError, RunError
+from polyfed.functional.precision import unpack
+from polyfed.methods import FedHeNN
+from polyfed.preflight import measure
+
+MIXED = ["shallow", "deep", "wide", "broad"]  # widths of their representations: 5, 5, 5, 8
+FLOATS = {name: sum(t.numel() for t in net().state_dict().values()) for name, net in NETS.items() if "-" not in name}
+ROW = INPUTS * 4  # bytes of one input
+
+
+def hetero(**knobs):
+    usual = {"eta0": 0.5, "rad_size": 20, "rad_batch": 20, "eta_schedule": "constant"}
+    return FedHeNN(**{**usual, **knobs})
+
+
+def homo(**knobs):
+    return hetero(setting="homogeneous", **knobs)
+
+
+def received(method, members, *, round=2, number=0, step=0, held=None):
+    """A client that has received its message in `round`, the message, and the context of one step."""
+    fed, _ = federation(method, members, held=public() if held is None else held)
+    method.start(fed.server)
+    fed.server.round = round
+    method.plan(fed.server, [client.id for client in fed.clients])
+    message = method.broadcast(fed.server, number)
+    at = worker(fed, number, round)
+    at.context = method.receive(at, message)
+    return fed, at, message, {**at.context, **method.inputs(at, step, torch.Generator().manual_seed(step))}
+
+
+def shaken(model):
+    with torch.no_grad():
+        for i, p in enumerate(model.parameters()):
+            p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(i)), alpha=0.3)
+
+
+# ---- similarities ----
+
+
+def rbf(a, factor=0.5):
+    """Centred RBF kernel in float64 with the median rule; the lower of two middle distances."""
+    d = np.linalg.norm(a[:, None] - a[None], axis=2)
+    pairs = np.sort(d[np.triu_indices(len(a), 1)])
+    s = factor * pairs[(len(pairs) - 1) // 2]
+    h = np.eye(len(a)) - 1 / len(a)
+    return h @ np.exp(-(d**2) / (2 * s**2)) @ h
+
+
+def cka(k, m):
+    return (k * m).sum() / np.sqrt((k * k).sum() * (m * m).sum())
+
+
+def represented(model, x):
+    return copy.deepcopy(model).double().eval().represent(x.double()).detach().numpy()
+
+
+@pytest.mark.parametrize("width", [0.5, 2.0])
+def test_rbf_kernels_are_averaged_and_aligned(width):
+    """All 20 rows are landmarks, so that the factor is exact: K_bar is the mean of four RBF kernels."""
+    method = hetero(similarity="rbf", width=width, landmarks=20)
+    fed, at, message, context = received(method, clients(MIXED), number=2)
+    models = [model_with(NETS[c.architecture], fed.server.weights(c.id)) for c in fed.clients]
+    k_bar = np.mean([rbf(represented(m, message["rad"]), width) for m in models], axis=0)
+    f = unpack(message["factor"]).double().numpy()
+    assert np.abs(f @ f.T / np.linalg.norm(f @ f.T) - k_bar / np.linalg.norm(k_bar)).max() < 1e-5
+    data = batch(at.data.train)
+    loss = float(method.gradients(at.model, data, context).loss)
+    plain = float(method.gradients(at.model, data, {}).loss)
+    expected = 0.5 * (1 - cka(rbf(represented(at.model, message["rad"]), width), k_bar))
+    assert loss - plain == pytest.approx(expected, abs=1e-5)
+
+
+def test_rbf_with_few_landmarks_is_near():
+    _, _, exact, _ = received(hetero(similarity="rbf", landmarks=20), clients(MIXED))
+    _, _, near, _ = received(hetero(similarity="rbf", landmarks=12), clients(MIXED))
+    kernels = [f @ f.T for f in (unpack(m["factor"]).double().numpy() for m in (exact, near))]
+    assert unpack(near["factor"]).shape[1] == 4 * 12
+    assert 0.95 < cka(*kernels) < 1 - 1e-6
+
+
+@pytest.mark.parametrize("similarity", ["linear", "rbf", "procrustes"])
+def test_homogeneous_distances(similarity):
+    method = homo(similarity=similarity)
+    _, at, message, context = received(method, clients(["deep"] * 2))
+    target = represented(at.model, message["rad"])
+    data = batch(at.data.train)
+    start = float(method.gradients(at.model, data, context).loss - method.gradients(at.model, data, {}).loss)
+    assert abs(start) < 1e-6
+    shaken(at.model)
+    moved_ = represented(at.model, message["rad"])
+    a, m = (z - z.mean(axis=0) for z in (moved_, target))
+    nuclear = np.linalg.svd(m.T @ a, compute_uv=False).sum() / np.linalg.norm(a) / np.linalg.norm(m)
+    expected = {
+        "linear": 1 - cka(a @ a.T, m @ m.T),
+        "rbf": 1 - cka(rbf(moved_), rbf(target)),
+        "procrustes": 2 - 2 * nuclear,
+    }[similarity]
+    found = method.gradients(at.model, data, context)
+    plain = method.gradients(at.model, data, {})
+    assert float(found.loss - plain.loss) == pytest.approx(0.5 * expected, abs=1e-5)
+    assert expected > 0.01
+    assert max(float((found.grads[n] - g).abs().max()) for n, g in plain.grads.items() if g is not None) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("knobs", "text"),
+    [
+        ({"similarity": "procrustes"}, "procrustes: expected the representation of one model"),
+        ({"uploads": "kernels"}, "expected rad_refresh 0"),
+        ({"uploads": "kernels", "rad_refresh": 3}, "came 3"),
+        ({"setting": "homogeneous", "uploads": "kernels", "rad_refresh": 0}, "expected setting 'heterogeneous'"),
+        ({"final_average": True}, "expected setting 'homogeneous'"),
+        ({"rad_source": "train", "rad_transport": "seed"}, "no seed tells"),
+        ({"rad_source": "train", "rad_transport": "indices"}, "indices point into"),
+        ({"rad_source": "noise", "rad_transport": "indices"}, "indices point into"),
+    ],
+)
+def test_combinations_that_cannot_be(knobs, text):
+    with pytest.raises(ValueError, match=text):
+        FedHeNN(**knobs)
+
+
+# ---- where the RAD comes from, and how it travels ----
+
+
+@pytest.mark.parametrize("setting", ["heterogeneous", "homogeneous"])
+@pytest.mark.parametrize(("source", "transports"), [("holdout", ("indices", "seed")), ("noise", ("seed",))])
+@pytest.mark.parametrize("refresh", [1, 2, 0])
+def test_transports_are_alike_but_for_bytes(setting, source, transports, refresh):
+    members = clients(["deep"] * 3)
+    knobs = {"setting": setting, "rad_source": source, "rad_refresh": refresh}
+    reference = rounds(hetero(**knobs), members, held=public(), rounds=3)
+    for transport in transports:
+        other = rounds(hetero(**knobs, rad_transport=transport), members, held=public(), rounds=3)
+        for number, (a, b) in enumerate(zip(reference, other, strict=True)):
+            assert all(same(a.weights[i], b.weights[i]) for i in range(3))
+            sent = number == 0 or (refresh and number % refresh == 0)
+            saved = 20 * ROW - {"indices": 4 * 20, "seed": 8}[transport] if sent else 0
+            assert a.record["bytes_down"] - b.record["bytes_down"] == 3 * saved
+
+
+def test_noise_needs_nobody_elses_data():
+    history = rounds(hetero(rad_source="noise"), clients(MIXED), rounds=2)
+    first, second = (round.down[0]["rad"] for round in history)
+    assert first.shape == (20, INPUTS)
+    assert not torch.equal(first, second)
+    assert abs(float(first.mean())) < 0.5
+    assert 0.5 < float(first.std()) < 1.5
+
+
+def test_another_data_set_is_asked_for_by_its_origin():
+    elsewhere = Public(samples(40, 77), origin="other")
+    (round,) = rounds(hetero(rad_source="other"), clients(MIXED), held=elsewhere, rounds=1)
+    rows = {tuple(row) for row in elsewhere.samples.x.tolist()}
+    assert all(tuple(row) in rows for row in round.down[0]["rad"].tolist())
+    with pytest.raises(RequestError, match=r"inputs of another data set, came 0 \(and 40 of the kind 'holdout'\)"):
+        federation(hetero(rad_source="other"), clients(MIXED), held=public())
+    with pytest.raises(RequestError, match=r"rows that everybody may see, came 0 \(and 40 of the kind 'other'\)"):
+        federation(hetero(), clients(MIXED), held=elsewhere)
+
+
+def test_training_inputs_are_handed_over_and_metered():
+    sizes = [5, 10, 20, 30]
+    members = clients(MIXED, sizes)
+    history = rounds(hetero(rad_source="train"), members, rounds=2, participation=0.5)
+    for round in history:
+        rad, drawn = round.before["rad"], round.record["clients"]
+        assert rad.shape == (20, INPUTS)
+        owners = [i for row in rad for i in range(4) if any(torch.equal(row, x) for x in members[i].data.train.x)]
+        assert len(owners) == 20
+        assert owners == sorted(owners)
+        counts = np.bincount(owners, minlength=4)
+        assert len({tuple(row) for row in rad.tolist()}) == 20, "drawn without replacement"
+        for i in range(4):
+            handed = {"down": 4 * (counts[i] > 0), "up": counts[i] * ROW}
+            down = 20 * ROW + 4 * 20 * 23 if i in drawn else 0
+            up = 4 * FLOATS[MIXED[i]] if i in drawn else 0
+            spent = round.record["bytes_by_client"][str(i)]
+            assert spent == {"down": handed["down"] + down, "up": handed["up"] + up}
+    assert not torch.equal(history[0].before["rad"], history[1].before["rad"])
+    never = {0, 1, 2, 3} - {i for round in history for i in round.record["clients"]}
+    assert all(history[-1].weights[i] is None for i in never), "who only handed over inputs owns no weights yet"
+
+
+def test_train_and_holdout_count_all_rows_alike():
+    """Of 65 rows 20 are drawn: over many rounds each client hands over its share of them."""
+    fed, _ = federation(hetero(rad_source="train"), clients(MIXED, [5, 10, 20, 30]))
+    total = np.zeros(4)
+    for number in range(1, 301):
+        fed.server.round = number
+        fed.method.plan(fed.server, [0])
+        total += [int(fed.server.state["rad_asked"].get(str(i), 0)) for i in range(4)]
+    assert total.sum() == 300 * 20
+    assert np.abs(total / total.sum() - np.array([5, 10, 20, 30]) / 65).max() < 0.02
+
+
+# ---- how long it stays ----
+
+
+@pytest.mark.parametrize("refresh", [1, 2, 3, 0])
+def test_refresh(refresh):
+    history = rounds(hetero(rad_refresh=refresh), clients(MIXED), held=public(), rounds=5)
+    rads = [round.before["rad"] for round in history]
+    for number in range(1, 5):
+        fresh = bool(refresh) and number % refresh == 0
+        assert torch.equal(rads[number], rads[number - 1]) != fresh
+        down = 4 * 20 * 23 + (20 * ROW if fresh else 0) + (0 if refresh == 1 else 4)
+        assert history[number].record["bytes_down"] == 4 * down
+        assert ("rad" in history[number].after) == (refresh != 1)
+
+
+def test_who_missed_the_rad_is_sent_it():
+    history = rounds(
+        hetero(rad_refresh=0), clients(MIXED * 2), held=public(), rounds=6, participation=0.5, lose=lambda r, i: i == 1
+    )
+    holds = set()
+    for round in history:
+        for i, message in round.down.items():
+            assert ("rad" in message) == (i not in holds)
+        holds |= set(round.down) - {1}
+    assert len(holds) > 4
+
+
+def test_a_draw_is_never_taken_for_another():
+    fed, at, _, _ = received(hetero(rad_refresh=2), clients(MIXED), round=1)
+    kept = dict(at.state)
+    fed.server.state["rad_draw"], fed.server.state["rad_holders"] = torch.tensor(3), torch.tensor([0])
+    with pytest.raises(RunError, match="holds the RAD of round 3"):
+        fed.method.receive(at, fed.method.broadcast(fed.server, 0))
+    assert at.state.keys() == kept.keys()
+
+
+@pytest.mark.parametrize("bad", [torch.tensor([3, 40]), torch.tensor([-1, 2]), torch.tensor([], dtype=torch.int64)])
+def test_rows_that_nobody_has_are_refused(bad):
+    _, at, _, _ = received(hetero(rad_transport="indices"), clients(MIXED))
+    with pytest.raises(RunError, match="rows below 40"):
+        hetero(rad_transport="indices").receive(at, {"rad_rows": bad})
+    with pytest.raises(RunError, match=r"inputs \(4,\), came \(5,\)"):
+        hetero().receive(at, {"rad": torch.zeros(20, 5)})
+
+
+# ---- kernel uploads ----
+
+
+def test_kernel_uploads_are_weight_uploads_that_nobody_sees():
+    """On one RAD, from everybody who has answered: the same K_bar, so the same training, bit for bit."""
+    members = clients(MIXED)
+    knobs = {"rad_refresh": 0, "kernel_pool": "seen"}
+    by_weights = rounds(hetero(**knobs), members, held=public(), rounds=4, participation=0.75)
+    by_kernels = rounds(hetero(**knobs, uploads="kernels"), members, held=public(), rounds=4, participation=0.75)
+    for number, (a, b) in enumerate(zip(by_weights, by_kernels, strict=True)):
+        assert all(a.weights[i] is b.weights[i] is None or same(a.weights[i], b.weights[i]) for i in range(4))
+        assert all(set(message) == {"kernel", "rad_draw"} for message in b.up.values())
+        assert not any(name.startswith("weights") for name in b.after)
+        assert ("factor" in b.down[b.record["clients"][0]]) == (number > 0)
+        spent = {i: 4 * 20 * (8 if MIXED[i] == "broad" else 5) + 4 for i in b.record["clients"]}
+        assert {int(i): v["up"] for i, v in b.record["bytes_by_client"].items()} == spent
+
+
+@pytest.mark.parametrize("similarity", ["linear", "rbf"])
+@pytest.mark.parametrize("strength", ["capacity", "samples"])
+def test_the_server_of_kernel_uploads_opens_no_model(monkeypatch, similarity, strength):
+    from polyfed.core.server import Server
+
+    def closed(*args, **kwargs):
+        raise AssertionError("the server asked for weights")
+
+    for name in ("model", "weights", "initial", "keep", "architectures"):
+        monkeypatch.setattr(Server, name, property(closed) if name == "architectures" else closed)
+    method = hetero(uploads="kernels", rad_refresh=0, similarity=similarity, kernel_weights=strength)
+    history = rounds(method, clients(MIXED), held=public(), rounds=3)
+    assert history[-1].record["sums"]["d_cka"] > 0
+
+
+def test_an_uploaded_kernel_is_of_the_trained_model_on_the_rad():
+    (round,) = rounds(hetero(uploads="kernels", rad_refresh=0), clients(MIXED), held=public(), rounds=1)
+    for i in range(4):
+        expected = model_with(NETS[MIXED[i]], round.weights[i]).represent(round.before["rad"])
+        assert torch.equal(unpack(round.up[i]["kernel"]), expected.detach())
+
+
+def test_a_kernel_of_other_rows_is_refused():
+    fed, _, _, _ = received(hetero(uploads="kernels", rad_refresh=0), clients(MIXED), round=1)
+    with pytest.raises(RunError, match="expected 20 rows in the kernel of client 2, came 7"):
+        fed.method.aggregate(fed.server, {2: {"kernel": {"values": torch.ones(7, 5)}}})
+
+
+def test_without_weight_nothing_is_uploaded_but_weights():
+    for uploads, names in (("weights", {"model"}), ("kernels", set())):
+        (round,) = rounds(hetero(eta0=0.0, uploads=uploads, rad_refresh=0), clients(MIXED), rounds=1)
+        assert all(set(message) == names for message in round.up.values())
+        assert round.record["bytes_down"] == 0
+
+
+# ---- what counts, and in which precision ----
+
+
+@pytest.mark.parametrize("kind", ["samples", "capacity", "validation"])
+def test_weights_of_the_kernels(kind):
+    sizes = [4, 8, 12, 16]
+    members = [
+        Client(a, samples(n, i), validation=samples(10, 50 + i))
+        for i, (a, n) in enumerate(zip(MIXED, sizes, strict=True))
+    ]
+    method = hetero(kernel_weights=kind)
+    history = rounds(method, members, held=public(), rounds=2, participation=1.0)
+    first, second = history
+    assert all(set(message) == {"model", "strength"} for message in first.up.values())
+    models = [model_with(NETS[a], first.weights[i]) for i, a in enumerate(MIXED)]
+
+    def accuracy(i):
+        held = members[i].data.validation
+        return float((models[i](held.x).argmax(dim=1) == held.y).float().mean())
+
+    strengths = {
+        "samples": sizes,
+        "capacity": [FLOATS[a] for a in MIXED],
+        "validation": [accuracy(i) for i in range(4)],
+    }[kind]
+    assert [float(first.up[i]["strength"]) for i in range(4)] == pytest.approx(strengths)
+    a = [represented(m, second.before["rad"]) for m in models]
+    kernels = [(z - z.mean(axis=0)) @ (z - z.mean(axis=0)).T for z in a]
+    k_bar = sum(s * k for s, k in zip(strengths, kernels, strict=True))
+    f = unpack(second.down[0]["factor"]).double().numpy()
+    assert cka(f @ f.T, k_bar) > 1 - 1e-6
+    assert cka(f @ f.T, sum(kernels)) < 1 - 1e-6
+    up = {int(i): spent["up"] for i, spent in first.record["bytes_by_client"].items()}
+    assert up == {i: 4 * FLOATS[a] + 4 for i, a in enumerate(MIXED)}
+
+
+def test_who_has_not_spoken_counts_as_the_mean():
+    fed, _, _, _ = received(hetero(kernel_weights="samples"), clients(MIXED))
+    shares = fed.method._alignment.kernels._shares
+    assert shares(fed.server, [0, 1]) == {0: 1.0, 1: 1.0}
+    fed.server.state["strengths"] = {"1": torch.tensor(2.0), "3": torch.tensor(6.0)}
+    assert shares(fed.server, [0, 1, 2, 3]) == {0: 4.0, 1: 2.0, 2: 4.0, 3: 6.0}
+    fed.server.state["strengths"] = {str(i): torch.tensor(0.0) for i in range(4)}
+    assert shares(fed.server, [0, 1]) == {0: 1.0, 1: 1.0}
+
+
+def test_validation_weights_need_validation_rows():
+    with pytest.raises(RequestError, match="needs validation rows at every client, client 0 has none"):
+        federation(hetero(kernel_weights="validation"), clients(MIXED), held=public())
+
+
+@pytest.mark.parametrize(
+    ("precision", "factor", "kernel"),
+    [
+        ("float32", 4 * 20 * 23, 4 * 20 * 5),
+        ("float16", 2 * 20 * 23 + 4, 2 * 20 * 5 + 4),
+        ("int8", 20 * 23 + 4 * 23, 20 * 5 + 4 * 5),
+    ],
+)
+def test_precision_is_metered_and_near(precision, factor, kernel):
+    exact = rounds(hetero(), clients(MIXED), held=public(), rounds=2)
+    history = rounds(hetero(precision=precision), clients(MIXED), held=public(), rounds=2)
+    assert history[1].record["bytes_by_client"]["0"]["down"] == 20 * ROW + factor
+    assert moved(history[1].weights[0], exact[1].weights[0]) < (0 if precision == "float32" else 1e-2) + 1e-12
+    assert (moved(history[1].weights[0], exact[1].weights[0]) > 0) == (precision != "float32")
+    method = hetero(precision=precision, uploads="kernels", rad_refresh=0)
+    (round,) = rounds(method, clients(MIXED), held=public(), rounds=1)
+    assert round.record["bytes_by_client"]["0"]["up"] == kernel + 4
+
+
+# ---- the gradient in chunks ----
+
+
+@pytest.mark.parametrize("similarity", ["linear", "rbf", "procrustes"])
+@pytest.mark.parametrize("architecture", ["deep", "bn", "dropout"])
+@pytest.mark.parametrize("chunk", [1, 7, 19])
+def test_chunks_change_nothing(similarity, architecture, chunk):
+    one = homo(similarity=similarity)
+    many = homo(similarity=similarity, rad_chunk=chunk)
+    _, at, _, context = received(one, clients([architecture] * 2))
+    shaken(at.model)
+    data = batch(at.data.train)
+    found = []
+    for method in (one, many):
+        torch.manual_seed(0)
+        before = copy.deepcopy(at.model.state_dict())
+        found.append(method.gradients(at.model.train(), data, context))
+        at.model.load_state_dict(before)
+    a, b = found
+    assert float(a.loss) == pytest.approx(float(b.loss), abs=1e-6)
+    assert float(a.sums["d_cka"]) == pytest.approx(float(b.sums["d_cka"]), abs=1e-6)
+    for name, gradient in a.grads.items():
+        torch.testing.assert_close(b.grads[name], gradient, atol=2e-6, rtol=1e-4)
+
+
+def test_chunks_keep_less(monkeypatch):
+    """The most rows that a pass with gradient sees."""
+    seen = []
+    net = NETS["deep"]()
+    plain = type(net).represent
+
+    def represent(self, x):
+        if torch.is_grad_enabled():
+            seen.append(len(x))
+        return plain(self, x)
+
+    _, at, _, context = received(homo(rad_chunk=6), clients(["deep"] * 2))
+    monkeypatch.setattr(type(net), "represent", represent)
+    homo(rad_chunk=6).gradients(at.model, batch(at.data.train), context)
+    assert max(n for n in seen if n != 12) == 6, seen  # 12 training rows pass once
+
+
+# ---- after the last round ----
+
+
+def test_final_average_is_of_everybodys_latest_weights():
+    sizes = [4, 8, 12, 16, 20]
+    members = clients(["deep"] * 5, sizes)
+    method = homo(final_average=True)
+    history = rounds(method, members, held=public(), rounds=2, participation=0.4)
+    *before, last = history
+    assert [r.record["closing"] for r in history] == [False, False, True]
+    assert len(before) == 2
+    trained = before[-1].weights
+    w_hat = before[-1].after["model deep"]
+    never = [i for i in range(5) if trained[i] is None]
+    assert never
+    for name, value in last.after["model deep"].items():
+        given = [(w_hat if trained[i] is None else trained[i])[name].double() for i in range(5)]
+        expected = sum(n * t for n, t in zip(sizes, given, strict=True)) / sum(sizes)
+        torch.testing.assert_close(value.double(), expected, atol=1e-6, rtol=0)
+    spent = {int(i): v for i, v in last.record["bytes_by_client"].items()}
+    assert spent == {i: {"down": 0, "up": 8 + (0 if i in never else 4 * FLOATS["deep"])} for i in range(5)}
+    assert all(last.weights[i] is None for i in never)
+    assert all(same(last.weights[i], trained[i]) for i in set(range(5)) - set(never))
+    assert "rad" not in last.after
+
+
+@pytest.mark.parametrize("make", [hetero, homo])
+@pytest.mark.parametrize("source", ["holdout", "train"])
+def test_final_finetune(make, source):
+    """Everybody trains on its own from what it would get in another round; nothing goes up, the server stays."""
+    members = clients(["deep"] * 3)
+    method = make(final_finetune_epochs=2, rad_source=source)
+    history = rounds(method, members, held=public(), rounds=2)
+    last = history[-1]
+    assert last.record["closing"]
+    assert last.record["samples"] == 2 * 3 * 12
+    assert last.record["sums"]["d_cka"] >= 0
+    assert not any(last.up.values())
+    names = [name for name in history[1].after if name.startswith(("model", "weights"))]
+    assert names
+    assert all(same(last.after[n], history[1].after[n]) for n in names)
+    assert all(moved(last.weights[i], history[1].weights[i]) > 1e-5 for i in range(3))
+
+
+def test_average_comes_before_finetuning():
+    members = clients(["deep"] * 3, [4, 8, 12])
+    method = homo(final_average=True, final_finetune_epochs=1, eta0=0.0)
+    fed, watch = federation(method, members, rounds=1, participation=0.4)
+    fed.run()
+    last = watch.rounds[-1]
+    assert all(same(last.down[i]["model"], last.after["model deep"]) for i in range(3))
+
+
+# ---- who comes, who is late ----
+
+
+def test_late_uploads_do_not_make_holders_of_what_was_drawn_since():
+    """Refresh 2, uploads two rounds late: in round 3 the RAD of round 1 arrives as the one that was held."""
+    members = clients(MIXED)
+    fed = Federation(
+        members,
+        hetero(rad_refresh=2),
+        Training(rounds=6, batch_size=4, lr=0.1, participation=0.5),
+        public=public(),
+        builders=NETS,
+        classes=3,
+        availability=Availability(late=0.7, late_by=2),
+    )
+    history = fed.run().history
+    assert any(record["arrived"] for record in history)
+    assert all(math.isfinite(record["train_loss"]) for record in history)
+
+
+@pytest.mark.parametrize("uploads", ["weights", "kernels"])
+@pytest.mark.parametrize("knobs", [{}, {"exclude_self": True}, {"kernel_pool": "selected"}, {"kernel_pool": "seen"}])
+def test_drops_and_joiners(uploads, knobs):
+    method = hetero(uploads=uploads, rad_refresh=0, **knobs)
+    fed = Federation(
+        clients(MIXED * 2),
+        method,
+        Training(rounds=5, batch_size=4, lr=0.1, participation=0.5),
+        public=public(),
+        builders=NETS,
+        classes=3,
+        availability=Availability(drop=0.4, drop_when="after", joiners=3, join_round=4),
+    )
+    history = fed.run().history
+    assert len(history) == 5
+    assert max(record["sums"].get("d_cka", 0) for record in history) > 0
+
+
+def test_a_check_asks_everybody_for_inputs():
+    """Twelve clients of one architecture: the RAD that its first one is sent is everybody's, not its own share."""
+    fed, _ = federation(hetero(rad_source="train"), clients(["deep"] * 12), rounds=2)
+    found = measure(fed, unused=0, holdout=0)
+    assert found.architectures[0].down == (4 + 20 * ROW + 4 * 20 * 12 * 5,) * 2

@@ -1,0 +1,135 @@
+"""Every method has a page, docs/methods/<name>.md: its knob table is the method's, and its commands are valid.
+
+In the section "Knobs" the first table's first two columns are name and default: the name as a recipe has it, without
+a trailing underscore; the default as TOML, bare or in backticks, or a dash where nothing is set.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from polyfed.cli import app
+from polyfed.recipe import Recipe
+from polyfed.registry import METHODS
+from polyfed.sweep import parse
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs" / "methods"
+UNSET = {"", "-", "–", "—", "none", "not set", "unset"}
+
+
+def page(name: str) -> str:
+    """The method's page; the test is skipped where it is not there."""
+    path = FOLDER / f"{name}.md"
+    if not path.is_file():
+        pytest.skip(f"{path.relative_to(ROOT)} is not there yet")
+    return path.read_text(encoding="utf-8")
+
+
+def knob_table(text: str) -> dict[str, str]:
+    """Name -> default, as the page has them."""
+    section = re.search(r"^## Knobs\b.*?\n(.*?)(?=^## |\Z)", text, flags=re.DOTALL | re.MULTILINE)
+    assert section, "expected a section '## Knobs'"
+    table = re.search(r"(?:^\|.*\n)+", section[1] + "\n", flags=re.MULTILINE)
+    assert table, "expected a table below '## Knobs'"
+    rows = [re.split(r"(?<!\\)\|", line.strip().strip("|")) for line in table[0].splitlines()[2:]]
+    found = [(row[0].strip().strip("`"), row[1].strip().strip("`")) for row in rows]
+    assert len({name for name, _ in found}) == len(found), "a knob is listed twice"
+    return dict(found)
+
+
+def read(default: str) -> Any:
+    """A default as the page has it -> its value."""
+    if default.lower() in UNSET:
+        return None
+    try:
+        return tomllib.loads(f"value = {default}")["value"]
+    except tomllib.TOMLDecodeError:
+        return default
+
+
+def commands(text: str) -> list[list[str]]:
+    """The lines of the page's bash blocks that call polyfed, continued lines joined, comments left out."""
+    blocks = re.findall(r"```(?:bash|sh|shell|console)\n(.*?)```", text, flags=re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    words = [shlex.split(line.strip().removeprefix("$ "), comments=True) for line in lines]
+    return [one for one in words if one[:1] == ["polyfed"]]
+
+
+def check(words: list[str]) -> None:
+    """Parse the command as the program would, read its recipe and make its methods; write nothing."""
+    group: Any = typer.main.get_command(app)
+    assert words[1] in group.commands, f"expected a command of polyfed, came '{words[1]}'"
+    given = group.commands[words[1]].make_context(words[1], words[2:]).params
+    if "recipe" not in given:
+        return
+    path = ROOT / given["recipe"]
+    settings = given.get("settings") or ()
+    if words[1] == "sweep":  # the first of each setting's values
+        settings = [f"{key}={json.dumps(values[0])}" for key, values in parse(settings).items()]
+    asked = given.get("methods")
+    for name in [given.get("method")] if asked is None else ["local", *asked.split(",")]:
+        recipe = Recipe.load(path, settings, method=name)
+        recipe.build_method()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_knob_table_is_the_methods(name: str) -> None:
+    shown = knob_table(page(name))
+    fields = {f.name.rstrip("_"): f.default for f in dataclasses.fields(METHODS[name])}
+    assert list(shown) == list(fields)
+    for knob, default in shown.items():
+        value, expected = read(default), fields[knob]
+        assert value == expected, f"the default of '{knob}' is {expected!r}, the page says {default}"
+        assert isinstance(value, bool) == isinstance(expected, bool)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_commands_are_valid(name: str) -> None:
+    found = commands(page(name))
+    assert found, "expected a command that runs the method"
+    for words in found:
+        check(words)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_links_to_files_lead_somewhere(name: str) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)", page(name)):
+        assert "://" in target or (FOLDER / target).exists(), f"nothing at '{target}'"
+
+
+# the checks themselves
+
+
+def test_a_table_is_read() -> None:
+    text = """# A\n\n## Knobs\n\n| name | default | does | off |\n| --- | --- | --- | --- |
+| `lambda` | `1.0` | a \\| b | 0 |\n| pool | "mix" | c | |\n| rank | – | d | |\n\n## More\n\n| x | y |\n"""
+    assert {name: read(default) for name, default in knob_table(text).items()} == {
+        "lambda": 1.0,
+        "pool": "mix",
+        "rank": None,
+    }
+
+
+def test_wrong_commands_are_seen() -> None:
+    text = "```bash\n# polyfed old\npolyfed run recipes/quickstart.toml \\\n    --seed 1  # as it was\n```"
+    assert commands(text) == [["polyfed", "run", "recipes/quickstart.toml", "--seed", "1"]]
+    check(commands(text)[0])
+    for wrong in (
+        "polyfed rum recipes/quickstart.toml",
+        "polyfed run recipes/nowhere.toml",
+        "polyfed run recipes/quickstart.toml --no-such-option 1",
+        "polyfed run recipes/quickstart.toml --method fedin --set method.nois=1",
+        "polyfed compare recipes/quickstart.toml --methods fedin,nobody",
+    ):
+        with pytest.raises(Exception):  # noqa: B017, PT011  (the parser's own, ours, or an assertion)
+            check(shlex.split(wrong))

@@ -127,3 +127,13 @@ def test_an_example_without_a_run_folder_says_so(
         example(name, str(tmp_path))
     assert end.value.code == 2
     assert "expected the folder of a finished run" in capsys.readouterr().err
+
+
+def test_the_benchmark_of_memory_runs() -> None:
+    words = ["--model", "resnet10", "--rows", "12", "--chunks", "5", "12"]
+    program = [sys.executable, str(ROOT / "benchmarks" / "alignment_memory.py"), *words]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    few, all_ = (json.loads(line) for line in done.stdout.splitlines())
+    assert (few["chunk"], all_["chunk"]) == (5, 12)
+    assert few["norm"] == pytest.approx(all_["norm"], rel=1e-4)

@@ -11,7 +11,27 @@ import torch
 from polyfed import testing
 from polyfed.core.message import flatten
 from polyfed.core.networks import floats
-from polyfed.methods import FedAvg, FedGH, FedHeNN, FedIN, Local
+from polyfed.methods import (
+    MOON,
+    SCAFFOLD,
+    FedAvg,
+    FedDPA,
+    FedFomo,
+    FedGen,
+    FedGH,
+    FedHeNN,
+    FedIN,
+    FedNova,
+    FedProx,
+    FedRep,
+    FedRolex,
+    FedSelect,
+    FjORD,
+    HeteroFL,
+    InclusiveFL,
+    InCoAvg,
+    Local,
+)
 from polyfed.registry import METHODS
 from polyfed.testing import Bite, Reduction
 from polyfed.testing.world import SHORT, SIZES, tiny
@@ -47,6 +67,29 @@ def proximal(model: Any, batch: Any, context: Any) -> float:
     return cross_entropy(model, batch, context) + 0.35 / 2 * sum(float(((w - w0) ** 2).sum()) for w, w0 in pairs)
 
 
+def generated(model: Any, batch: Any, context: Any) -> float:
+    """CE + a CE(h(G(z', y')), y') + b KL(softmax h(G(z, y)) || softmax f(x)) in float64; G written out."""
+    g = {name: t.double().numpy() for name, t in context["generator"].items()}
+    head = {name: p.detach().double().numpy() for name, p in model.head.named_parameters()}
+    norm = g["norm.weight"] / np.sqrt(g["norm.running_var"] + 1e-5)
+
+    def log_softmax(logits: Any) -> Any:
+        shifted = logits - logits.max(axis=1, keepdims=True)
+        return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+
+    def made(z: Any, y: Any) -> Any:
+        given = np.concatenate([z.double().numpy(), np.eye(3)[y.numpy()]], axis=1)
+        hidden = given @ g["hidden.weight"].T + g["hidden.bias"]
+        hidden = (hidden - g["norm.running_mean"]) * norm + g["norm.bias"]
+        features = np.maximum(hidden, 0) @ g["output.weight"].T + g["output.bias"]
+        return log_softmax(features @ head["weight"].T + head["bias"])
+
+    drawn = -made(context["z_y"], context["y"])[np.arange(len(context["y"])), context["y"].numpy()].mean()
+    log_p, log_q = made(context["z"][: len(batch.y)], batch.y), log_softmax(model(batch.x).detach().double().numpy())
+    kl = (np.exp(log_p) * (log_p - log_q)).sum(axis=1).mean()  # summed over classes
+    return cross_entropy(model, batch, context) + 0.98 * (0.2 * drawn + 0.1 * kl)  # of round 2
+
+
 def numbers(server: Any, client_id: int) -> int:
     """Floats of a client's network."""
     weights = server.initial(server.clients[client_id].architecture)
@@ -75,6 +118,12 @@ def fedgh_half_bytes(server: Any, client_id: int) -> tuple[int, int]:
     return down, 4 * (up // 28) + 2 * (up // 28) * 6
 
 
+def fedgen_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """Down 4 (P + P_G + C) from round 2 on, up 4 (P + C): Z = 4, H = 8, C = 3, D = 6."""
+    p, generator = numbers(server, client_id), (4 + 3 + 5) * 8 + (8 + 1) * 6
+    return 4 * (p + generator + 3), 4 * (p + 3)
+
+
 def fedhenn_bytes(server: Any, client_id: int) -> tuple[int, int]:
     """Down L s + 4 L r, up 4 P: L = 16 rows of 36 floats; r = 2 (6 + 5 + 7), the widths of all six clients."""
     return 16 * 36 * 4 + 4 * 16 * 36, 4 * numbers(server, client_id)
@@ -86,11 +135,101 @@ def fedin_bytes(server: Any, client_id: int) -> tuple[int, int]:
     return 4 * (p + 8 * 42), 4 * (p + min(8, SIZES[client_id]) * 42)
 
 
+def scaffold_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """Weights and variates each way; the kit's networks have no buffers."""
+    p = numbers(server, client_id)
+    return 8 * p, 8 * p + 8
+
+
+def fednova_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """FedAvg's, and a_k as float32."""
+    down, up = averaging_bytes(server, client_id)
+    return down, up + 4
+
+
+def contrastive(model: Any, batch: Any, context: Any) -> float:
+    """CE - 1.5 log[e(near) / (e(near) + e(far))], cosines in float64, T = 0.4."""
+
+    def e(reference: Any) -> Any:
+        a, b = (net.represent(batch.x).detach().double().numpy() for net in (model, reference))
+        return np.exp((a * b).sum(1) / np.sqrt((a * a).sum(1) * (b * b).sum(1)) / 0.4)
+
+    near, far = e(context["received"]), e(context["previous"])
+    return cross_entropy(model, batch, context) - 1.5 * float(np.log(near / (near + far)).mean())
+
+
+def fedrep_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """All but the head, 6 x 3 weights and 3 biases, each way."""
+    return (4 * (numbers(server, client_id) - 21),) * 2
+
+
+def fedselect_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """Down still all; up without a quarter of every matrix, and a bit for each of its entries."""
+    weights = server.initial(server.clients[client_id].architecture).values()
+    matrices = [t.numel() for t in weights if t.dim() > 1]
+    p = numbers(server, client_id)
+    return 4 * p, 4 * (p - sum(round(n / 4) for n in matrices)) + sum(-(-n // 8) for n in matrices)
+
+
+def fedfomo_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """Down of all five others what is also the client's; up its model and five numbers."""
+    held = {
+        i: {name: t.numel() for name, t in server.initial(member.architecture).items() if t.is_floating_point()}
+        for i, member in server.clients.items()
+    }
+    mine = held.pop(client_id)
+    return 4 * sum(n for w in held.values() for name, n in w.items() if name in mine), 4 * (sum(mine.values()) + 5)
+
+
+def pulled(model: Any, batch: Any, context: Any) -> float:
+    """CE + 0.4 / 2 ||w - w_received||^2, or + 0.3 / 2 (||w - w_received|| - 0.5)^2, in float64."""
+    gaps = [p.detach().double().numpy() - context["w"][n].double().numpy() for n, p in model.named_parameters()]
+    squared = sum(float((gap**2).sum()) for gap in gaps)
+    pull = 0.2 * squared if context["personal turn"] else 0.15 * (np.sqrt(squared) - 0.5) ** 2
+    return cross_entropy(model, batch, context) + pull
+
+
 def fedin_half_bytes(server: Any, client_id: int) -> tuple[int, int]:
     """Float parameters without BatchNorm's statistics, 20 pairs in half precision."""
     names = server.initial(server.clients[client_id].architecture).items()
     p = sum(t.numel() for name, t in names if not name.rpartition(".")[2].startswith(("running", "num_batches")))
     return 4 * p + 2 * 20 * 42, 4 * p + 2 * min(20, SIZES[client_id]) * 42
+
+
+def masked(model: Any, batch: Any, context: Any) -> float:
+    """CE in float64, the logits of absent classes being 0."""
+    logits = model(batch.x).detach().double().numpy() * context["classes"].numpy()
+    log_p = logits - logits.max(axis=1, keepdims=True)
+    log_p -= np.log(np.exp(log_p).sum(axis=1, keepdims=True))
+    return float(-log_p[np.arange(len(batch.y)), batch.y.numpy()].mean())
+
+
+def sliced_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """P of the whole network for the first three clients, of its half for the others; three classes, a byte each."""
+    w, f = ((8, 12), (4, 6))[client_id // 3]
+    p = (9 * w + w) + (9 * w * w + w) + (9 * w * f + f) + (f * 3 + 3)
+    return 4 * p, 4 * p + 3
+
+
+def fjord_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """P of a third, two thirds and all of 8 and 12 channels."""
+    w, f = ((3, 4), (6, 8), (8, 12))[client_id // 2]
+    p = (9 * w + w) + (9 * w * w + w) + (9 * w * f + f) + (f * 3 + 3)
+    return 4 * p, 4 * p
+
+
+def ordered_dropout(model: Any, batch: Any, context: Any) -> float:
+    """CE of the widest and, where a narrower width was drawn, KL(widest || narrower); the narrower one made by hand."""
+    task = cross_entropy(model, batch, context)
+    widest = {3: 0, 6: 1, 8: 2}[len(model.extractor.conv.bias)]
+    if context["width"] == widest:
+        return task
+    w, f = ((3, 4), (6, 8))[context["width"]]
+    inner = tiny(1, w, f)
+    for (_, small), (_, large) in zip(inner.named_parameters(), model.named_parameters(), strict=True):
+        small.data = large.detach()[tuple(slice(0, n) for n in small.shape)]
+    p, q = (torch.log_softmax(net(batch.x).detach().double(), 1) for net in (model, inner))
+    return task + float((p.exp() * (p - q)).sum(1).mean())
 
 
 # one line per method: what is tested, with the options of its own
@@ -107,6 +246,92 @@ test_fedavg = testing.conformance(
 )
 
 test_fedavg_same_shape = testing.conformance(FedAvg(aggregation="same-shape"), counted="updates")
+
+test_fedprox = testing.conformance(
+    FedProx(mu=0.35),
+    oracle=proximal,
+    expected_bytes=averaging_bytes,
+    counted="updates",
+    bites={"aggregation": Bite("same-shape")},
+    reductions=[
+        Reduction({"mu": 0.0}, FedAvg(), "received"),
+        Reduction({"weighting": "uniform"}, FedIN(train_in=False, mu=0.35), "received"),
+        Reduction({"aggregation": "same-shape"}, FedProx(mu=0.35), "received", one_architecture=True),
+    ],
+)
+
+MOVES_BY_N = "c moves by 1/N of every answer (eq. 5), so one answer of six moves it by a sixth"
+
+test_scaffold = testing.conformance(
+    SCAFFOLD(),
+    oracle=cross_entropy,
+    expected_bytes=scaffold_bytes,
+    skip={"silence_is_not_zero": MOVES_BY_N},
+    reductions=[Reduction({"aggregation": "same-shape"}, SCAFFOLD(), "received", one_architecture=True)],
+)
+
+test_scaffold_option_one = testing.conformance(
+    SCAFFOLD(control="I", aggregation="same-shape", weighting="samples", server_lr=0.5),
+    skip={"silence_is_not_zero": MOVES_BY_N, "knobs_bite": "asked of the plain form"},
+)
+
+test_fednova = testing.conformance(
+    FedNova(),
+    oracle=cross_entropy,
+    expected_bytes=fednova_bytes,
+    counted="updates",
+    reductions=[Reduction({"aggregation": "same-shape"}, FedNova(), "received", one_architecture=True)],
+)
+
+test_fednova_proximal = testing.conformance(
+    FedNova(mu=0.35, server_momentum=0.5, effective="steps", aggregation="same-shape"),
+    oracle=proximal,
+    skip={"knobs_bite": "asked of the plain form"},
+)
+
+test_moon = testing.conformance(
+    MOON(mu=1.5, temperature=0.4),
+    oracle=contrastive,
+    expected_bytes=averaging_bytes,
+    counted="updates",
+    reductions=[
+        Reduction({"mu": 0.0}, FedAvg(), "received"),
+        Reduction({"aggregation": "same-shape"}, MOON(mu=1.5, temperature=0.4), "received", one_architecture=True),
+    ],
+)
+
+test_incoavg = testing.conformance(
+    InCoAvg(),
+    oracle=cross_entropy,
+    expected_bytes=averaging_bytes,
+    bites={"update_max": 0.001},
+    reductions=[
+        Reduction({"theta_rule": "none"}, FedAvg(weighting="uniform"), "received"),
+        Reduction({"theta_rule": "none", "weighting": "samples"}, FedAvg(), "received"),
+        Reduction({}, FedAvg(weighting="uniform"), "received", one_architecture=True),  # one block: nothing to correct
+    ],
+)
+
+test_inclusivefl = testing.conformance(
+    InclusiveFL(),
+    oracle=cross_entropy,
+    expected_bytes=averaging_bytes,
+    reductions=[
+        Reduction({"beta": 0.0, "local_last_block": False}, FedAvg(), "received"),
+        Reduction({"beta": 0.5, "local_classifier": True}, FedAvg(), "received", one_architecture=True),
+    ],
+)
+
+test_fedgen = testing.conformance(
+    FedGen(alpha=0.2, beta=0.1, noise=4, hidden=8, generator_steps=5, generator_batch=16),
+    oracle=generated,
+    expected_bytes=fedgen_bytes,
+    bites={"rows": 3},
+    reductions=[
+        Reduction({"alpha": 0.0, "beta": 0.0}, FedAvg(), "received"),
+        Reduction({"alpha": 0.0, "beta": 0.0, "weighting": "uniform"}, FedAvg(weighting="uniform"), "received"),
+    ],
+)
 
 test_fedgh = testing.conformance(
     FedGH(header_lr=0.1),
@@ -246,6 +471,86 @@ test_fedin_without_pairs = testing.conformance(
 )
 
 
+test_fedrep = testing.conformance(FedRep(head_epochs=2), oracle=cross_entropy, expected_bytes=fedrep_bytes)
+
+test_fedselect = testing.conformance(
+    FedSelect(every=1),
+    oracle=cross_entropy,
+    expected_bytes=fedselect_bytes,
+    bites={"limit": 0.1, "personal_epochs": 2, "shared_epochs": 2},
+    reductions=[
+        Reduction({"growth": 0.0}, FedAvg(weighting="uniform"), "received"),
+        Reduction({"limit": 0.0}, FedAvg(weighting="uniform"), "received"),
+    ],
+)
+
+BY_NUMBER = "whose models a client is sent is drawn by its number"
+
+test_fedfomo = testing.conformance(
+    FedFomo(),
+    oracle=cross_entropy,
+    expected_bytes=fedfomo_bytes,
+    skip={"numbering": BY_NUMBER},
+    bites={"models": 2, "epsilon": Bite(1.0, {"models": 2}), "epsilon_decay": Bite(0.3, {"models": 2})},
+)
+
+test_feddpa = testing.conformance(
+    FedDPA(lambda1=0.4, lambda2=0.3),
+    oracle=pulled,
+    expected_bytes=lambda server, client_id: (4 * numbers(server, client_id),) * 2,
+    bites={
+        "clip": Bite(True, {"bound": 0.05}),
+        "noise": Bite(0.5, {"clip": True}),
+        "personal_epochs": 2,
+        "shared_epochs": 2,
+    },
+    reductions=[
+        Reduction({"threshold": 1.0, "lambda2": 0.0}, FedAvg(), "received"),
+    ],
+)
+
+WIDE = [lambda: tiny(1, 8, 12)]
+BY_NUMBER = "which rate a client has goes by its number"
+NO_BN = {"scaler": "there is no BatchNorm", "statistics": "there is no BatchNorm"}
+PLAIN = {"rates": "fix_a1", "masked": False, "clip": 0.0}
+
+test_heterofl = testing.conformance(
+    HeteroFL(rates="fix_a1-b1"),
+    models=WIDE,
+    oracle=masked,
+    expected_bytes=sliced_bytes,
+    skip={"numbering": BY_NUMBER},
+    bites={"rates": "dynamic_a1-b1", "clip": 0.05},
+    inert=NO_BN,
+    reductions=[Reduction(HeteroFL(**PLAIN), FedAvg(weighting="uniform"), "received", one_architecture=True)],
+)
+
+test_fedrolex = testing.conformance(
+    FedRolex(rates="fix_a1-b1"),
+    models=WIDE,
+    oracle=masked,
+    expected_bytes=sliced_bytes,
+    skip={"numbering": BY_NUMBER},
+    bites={"rates": "dynamic_a1-b1", "clip": 0.05},
+    inert=NO_BN,
+    reductions=[
+        Reduction({"step": 0}, HeteroFL(rates="fix_a1-b1"), "received", one_architecture=True),
+        Reduction(FedRolex(**PLAIN, step=0), FedAvg(weighting="uniform"), "received", one_architecture=True),
+    ],
+)
+
+test_fjord = testing.conformance(
+    FjORD(widths=3),
+    models=WIDE,
+    oracle=ordered_dropout,
+    expected_bytes=fjord_bytes,
+    skip={"numbering": BY_NUMBER},
+    bites={"widths": 2},
+    inert={"statistics": "there is no BatchNorm"},
+    reductions=[Reduction({"widths": 1}, FedAvg(), "received", one_architecture=True)],
+)
+
+
 def test_no_method_is_left_out() -> None:
     here = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     assert set(METHODS) <= here
@@ -266,6 +571,29 @@ def test_fedin_with_more_pairs_and_local_statistics() -> None:
     asked += ["same_seed_same_result", "scoring_changes_nothing", "state_is_explicit", "unselected_are_left_alone"]
     networks = [lambda depth=depth: tiny(depth, 4, 6, norm=True) for depth in (1, 2, 0)]
     assert not testing.violations(method, asked, models=networks, expected_bytes=fedin_half_bytes)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        FedRep(head_epochs=1, aggregation="same-shape", weighting="samples", final_head_epochs=1),
+        FedSelect(aggregation="same-shape", every=1, growth=1.0, limit=1.0),
+        FedFomo(aggregation="same-shape", models=1, norm="l1", baseline="trained"),
+        FedDPA(clip=True, noise=0.1, norms="tensorwise", share_personal=True, aggregation="same-shape"),
+    ],
+    ids=lambda method: method.name,
+)
+def test_personal_methods_in_another_form(method: Any) -> None:
+    """What their other knobs may break: the closing round, empty messages, candidates of one kind, noise."""
+    asked = ["any_subset", "bytes_metered", "nothing_aliased", "nothing_written_in_place", "state_is_explicit"]
+    assert not testing.violations(method, asked)
+
+
+def test_slices_with_batchnorm() -> None:
+    """What depends on the passage in which statistics are reported, with rates that change."""
+    asked = ["any_subset", "bytes_metered", "broadcast_without_side_effects", "nothing_aliased"]
+    asked += ["nothing_written_in_place", "scoring_changes_nothing", "state_is_explicit"]
+    assert not testing.violations(FedRolex(rates="dynamic_a1-b1-c1"), asked, models=[lambda: tiny(1, 8, 12, norm=True)])
 
 
 def test_a_knob_said_to_be_inert_must_be() -> None:

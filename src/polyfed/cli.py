@@ -308,26 +308,46 @@ def predict(
 
 
 @_command
-def methods(json: _Json = False) -> None:
-    """List the methods and their knobs."""
+def methods(
+    fits: Annotated[
+        Path | None,
+        typer.Option(metavar="RECIPE.toml", help="Which of them can run on these models and data, why not the others."),
+    ] = None,
+    settings: _Set = None,
+    measure: Annotated[
+        bool, typer.Option("--bytes/--no-bytes", help="With --fits: also play two rounds, for the bytes.")
+    ] = True,
+    json: _Json = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="The table of docs/methods/README.md.")] = False,
+) -> None:
+    """List the methods and their knobs; or which of them fit a recipe.
+
+    With --fits, two rounds of one batch are played per method and architecture; nothing is written.
+
+    \b
+    polyfed methods --fits recipes/quickstart.toml --set models.feature_dim=64
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
     import dataclasses
+    import shutil
 
-    from polyfed.core.method import Needs
-    from polyfed.registry import METHODS
+    from polyfed import catalogue
 
-    rows = []
-    for name, kind in METHODS.items():
-        method = kind()
-        needs = [
-            field.name
-            if getattr(method.needs, field.name) is True
-            else f"{field.name}={getattr(method.needs, field.name)}"
-            for field in dataclasses.fields(Needs)
-            if field.name != "instead" and getattr(method.needs, field.name) != field.default
-        ]
-        knobs = {key.rstrip("_"): value for key, value in dataclasses.asdict(method).items()}
-        rows.append({"name": name, "paper": method.paper, "scored": method.scored, "needs": needs, "knobs": knobs})
-    _list(rows, json)
+    if fits is None and settings:
+        raise RequestError("expected --set together with --fits RECIPE.toml, which it changes, came it alone")
+    if markdown and (json or fits is not None):
+        raise RequestError("expected --markdown alone, came it together with --json or --fits")
+    if fits is not None:
+        found = catalogue.fits(fits, settings or (), measure)
+        if json:
+            _list([dataclasses.asdict(one) for one in found], json)
+        for line in () if json else catalogue.fits_lines(found):
+            _print(line)
+    elif markdown:
+        _print(catalogue.to_markdown().rstrip("\n"))
+    elif json:
+        _list(catalogue.describe(), json)
+    else:
+        _print(catalogue.to_text(catalogue.describe(), max(40, shutil.get_terminal_size((100, 24)).columns)))
 
 
 @_command

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ import torch
 from polyfed.core.client import Client
 from polyfed.core.message import Message, copied, nbytes, read_only
 from polyfed.core.method import Exchange, Trained
+from polyfed.data.samples import Samples
 from polyfed.engine.evaluation import score_model
 from polyfed.engine.executors import at_work
 from polyfed.engine.federation import Federation
@@ -27,7 +28,7 @@ from polyfed.errors import PolyfedError, RunError
 from polyfed.models.split import SplitModel, cuts
 from polyfed.units import human_bytes, human_seconds
 
-__all__ = ["ArchitectureCheck", "Check", "measure"]
+__all__ = ["ArchitectureCheck", "Check", "measure", "message_bytes"]
 
 _TRIED_SECONDS, _TRIED_BATCHES = 1.0, 10  # about so long, and so many at most, in round 2; one in round 1
 _SHOWN_CLIENTS = 20  # lines of the table of clients
@@ -123,12 +124,7 @@ def measure(federation: Federation, unused: int = 0, holdout: int = 0) -> Check:
         RunError: the method fails; says with which client and in which round.
     """
     trial = _Trial(federation)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as a run does
-    try:
-        kinds = {kind.name: kind for kind in trial.play()}
-    finally:
-        torch.set_num_threads(threads)
+    kinds = {kind.name: kind for kind in trial.play()}
     clients, training = federation.clients, federation.training
     mine = [kinds[client.architecture] for client in clients]
     steps = [trial.steps(client, federation.method.exchanges(1)) for client in clients]
@@ -153,6 +149,32 @@ def measure(federation: Federation, unused: int = 0, holdout: int = 0) -> Check:
         + closing[0],
         nbytes=sum(kind.nbytes for kind in mine) + nbytes(federation.server.state),
     )
+
+
+def message_bytes(federation: Federation) -> tuple[dict[str, int], dict[str, int]]:
+    """Bytes down and up in round 2 by architecture, from a trial of one batch a round in which nobody is scored.
+
+    So that methods that pass over all of a client's data stay quick, a client keeps the first rows of every class only:
+    as many as a batch has, or as the largest whole number among the method's knobs, which may count rows. The
+    federation cannot be run afterwards.
+
+    Raises:
+        RunError: the method fails; says with which client and in which round.
+    """
+    counts = [value for value in vars(federation.method).values() if isinstance(value, int)]
+    rows = max([federation.training.batch_size, *counts])
+    for client in federation.clients:
+        data = client.data
+        client.data = replace(data, train=_first(data.train, rows), validation=_first(data.validation, rows))
+        client.n = len(client.data.train)
+    kinds = _Trial(federation, batches=1, scores=False).play()
+    return {kind.name: kind.down[1] for kind in kinds}, {kind.name: kind.up[1] for kind in kinds}
+
+
+def _first(samples: Samples, rows: int) -> Samples:
+    """The first `rows` rows of every class."""
+    places = [(samples.y == label).nonzero().flatten()[:rows] for label in samples.y.unique()]
+    return samples.select(torch.cat(places).sort().values) if places else samples
 
 
 def _asked(federation: Federation) -> list[tuple[float, float]]:
@@ -180,8 +202,11 @@ class _Cost:
 
 
 class _Trial:
-    def __init__(self, federation: Federation) -> None:
+    """Plays rounds with one client of each architecture, with so many batches at most."""
+
+    def __init__(self, federation: Federation, batches: int = _TRIED_BATCHES, scores: bool = True) -> None:
         self._federation = federation
+        self._most, self._scores = batches, scores
         firsts = {client.architecture: client for client in reversed(federation.clients)}
         self._members = sorted(firsts.values(), key=lambda client: client.id)
         self._batches = {member.id: 1 for member in self._members}
@@ -189,6 +214,14 @@ class _Trial:
 
     def play(self) -> list[ArchitectureCheck]:
         """Both rounds; every architecture's costs."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # as a run does
+        try:
+            return self._played()
+        finally:
+            torch.set_num_threads(threads)
+
+    def _played(self) -> list[ArchitectureCheck]:
         self._federation.method.start(self._federation.server)
         method = self._federation.method
         first, second = (self._round(number, method.exchanges(number)) for number in (1, 2))
@@ -241,7 +274,7 @@ class _Trial:
                 trained = train(client, method, context, self._batches.get(member.id, 1), exchange.phases)
             done = time.perf_counter()
             upload = read_only(copied(method.upload(client, trained)))
-            if exchange.trains and len(client.data.test):
+            if self._scores and exchange.trains and len(client.data.test):
                 score_model(client, method, client.data.test)
             cost.rest += time.perf_counter() - done + received - began
             cost.batch = max(cost.batch, (done - received) / max(trained.steps, 1) if exchange.trains else 0.0)
@@ -252,7 +285,7 @@ class _Trial:
             raise RunError(f"{place}: {type(error).__name__}: {error}") from error
         member.state = client.state
         if member.id in self._batches:  # the others are only asked
-            self._batches[member.id] = max(1, min(_TRIED_BATCHES, int(_TRIED_SECONDS / max(cost.batch, 1e-6))))
+            self._batches[member.id] = max(1, min(self._most, int(_TRIED_SECONDS / max(cost.batch, 1e-6))))
             member.weights = {name: tensor.detach().cpu().clone() for name, tensor in client.model.state_dict().items()}
             cost.kept = nbytes({"weights": member.weights}) + nbytes(member.state)
         cost.down += nbytes(message)

@@ -68,9 +68,23 @@ METHODS = Registry(
     {
         "local": "polyfed.methods.local:Local",
         "fedavg": "polyfed.methods.fedavg:FedAvg",
+        "feddpa": "polyfed.methods.feddpa:FedDPA",
+        "fedfomo": "polyfed.methods.fedfomo:FedFomo",
+        "fedgen": "polyfed.methods.fedgen:FedGen",
         "fedgh": "polyfed.methods.fedgh:FedGH",
         "fedhenn": "polyfed.methods.fedhenn:FedHeNN",
         "fedin": "polyfed.methods.fedin:FedIN",
+        "fednova": "polyfed.methods.fednova:FedNova",
+        "fedprox": "polyfed.methods.fedprox:FedProx",
+        "fedrep": "polyfed.methods.fedrep:FedRep",
+        "fedrolex": "polyfed.methods.fedrolex:FedRolex",
+        "fedselect": "polyfed.methods.fedselect:FedSelect",
+        "fjord": "polyfed.methods.fjord:FjORD",
+        "heterofl": "polyfed.methods.heterofl:HeteroFL",
+        "inclusivefl": "polyfed.methods.inclusivefl:InclusiveFL",
+        "incoavg": "polyfed.methods.incoavg:InCoAvg",
+        "moon": "polyfed.methods.moon:MOON",
+        "scaffold": "polyfed.methods.scaffold:SCAFFOLD",
     },
 )
 
@@ -85,6 +99,8 @@ MODELS = Registry(
         **{f"digits-cnn{i}": f"{_CNN}:digits_cnn{i}" for i in range(1, 6)},
         **{f"resnet{d}": f"{_RESNET}:resnet{d}" for d in (10, 14, 18, 22, 26)},
         **{f"resnet{d}-cifar": f"{_RESNET}:resnet{d}_cifar" for d in (10, 14, 18, 22, 26)},
+        "resnet152-preact": f"{_RESNET}:resnet152_preact",
+        "resnet152-preact-1000": f"{_RESNET}:resnet152_preact_1000",
     },
 )
 

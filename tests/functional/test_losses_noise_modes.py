@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from polyfed.functional.losses import cross_entropy, squared_distance
+from polyfed.functional.losses import contrast, cross_entropy, divergence, squared_distance
 from polyfed.functional.modes import evaluating, has_batchnorm, untracked_statistics
 from polyfed.functional.noise import add_noise
 
@@ -55,6 +55,69 @@ def test_cross_entropy_under_functional_transforms():
         leaf = logits[k].clone().requires_grad_()
         cross_entropy(leaf, y[k], w[k]).backward()
         torch.testing.assert_close(grads[k], leaf.grad)
+
+
+def three(dtype=torch.float64):
+    g = torch.Generator().manual_seed(3)
+    return *(torch.randn(6, 5, generator=g, dtype=dtype) for _ in range(3)), torch.rand(6, generator=g, dtype=dtype)
+
+
+@pytest.mark.parametrize("temperature", [0.1, 0.5, 3.0])
+def test_contrast_against_numpy(temperature):
+    z, near, far, w = three()
+
+    def e(a, b):
+        a, b = a.numpy(), b.numpy()
+        cosine = (a * b).sum(1) / np.sqrt((a * a).sum(1) * (b * b).sum(1))
+        assert {-1.0, 1.0} == set(np.sign(cosine))
+        return np.exp(cosine / temperature)
+
+    rows = -np.log(e(z, near) / (e(z, near) + e(z, far)))
+    expected = (w.numpy() * rows).sum() / w.numpy().sum()
+    assert float(contrast(z, near, far, temperature, w)) == pytest.approx(expected, abs=1e-12)
+    with pytest.raises(ValueError, match="one shape and T above 0"):
+        contrast(z, near, far[:, :4], temperature, w)
+
+
+def test_contrast_where_there_is_none():
+    z, near, far, w = three()
+    assert float(contrast(z, near, far, 1e6, w)) == pytest.approx(np.log(2), abs=1e-6)
+    alike = contrast(z.requires_grad_(), near, near, 0.5, w)
+    assert float(alike.detach()) == pytest.approx(np.log(2), abs=1e-12)
+    (gradient,) = torch.autograd.grad(alike, z)
+    assert float(gradient.abs().max()) < 1e-15
+
+
+def test_contrast_trains_the_first_alone_and_towards_the_second():
+    z, near, far, w = (t.requires_grad_() for t in three())
+    contrast(z, near, far, 0.5, w.detach()).backward()
+    assert near.grad is None
+    assert far.grad is None
+    with torch.no_grad():
+        step = z - 0.5 * z.grad
+        for other, sign in ((near, 1), (far, -1)):
+            change = F.cosine_similarity(step, other) - F.cosine_similarity(z, other)
+            assert sign * float((w * change).sum()) > 0
+
+
+def test_divergence_against_numpy_sums_over_classes_and_trains_the_first_alone():
+    g = torch.Generator().manual_seed(5)
+    q, p = (torch.randn(4, 6, generator=g, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    w = torch.tensor([1.0, 0.0, 2.0, 1.0], dtype=torch.float64)
+    probabilities = [np.exp(t.detach().numpy()) for t in (p, q)]
+    probabilities = [e / e.sum(1, keepdims=True) for e in probabilities]
+    rows = (probabilities[0] * np.log(probabilities[0] / probabilities[1])).sum(1)
+    found = divergence(q, p, w)
+    assert found.item() == pytest.approx((rows * w.numpy()).sum() / 4)
+    found.backward()
+    assert p.grad is None
+    expected = w.numpy()[:, None] * (probabilities[1] - probabilities[0]) / 4
+    np.testing.assert_allclose(q.grad.numpy(), expected, atol=1e-12)
+    assert {np.sign(v) for v in expected.ravel()} >= {-1.0, 1.0}
+    assert divergence(p, p + 3, w).item() == pytest.approx(0, abs=1e-12)
+    assert divergence(q, p, 0 * w).item() == 0
+    with pytest.raises(ValueError, match="logits and teacher"):
+        divergence(q, p[:, :3], w)
 
 
 def test_squared_distance_by_hand_both_signs():

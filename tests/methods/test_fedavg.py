@@ -5,9 +5,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
-from toys import CLASSES, NETS, Samples, clients, federation, model_with, moved, numpy_mean, rounds, same, samples
+from toys import (
+    CLASSES,
+    NETS,
+    Samples,
+    Two,
+    clients,
+    federation,
+    model_with,
+    moved,
+    numpy_mean,
+    rounds,
+    same,
+    samples,
+    two_gradient,
+    two_parameter_clients,
+)
 
 from polyfed.core.architectures import Architectures
 from polyfed.core.client import Client
@@ -16,43 +30,22 @@ from polyfed.errors import RequestError
 from polyfed.methods import FedAvg, Local
 
 
-class Two(nn.Module):
-    """Two parameters: logits (a x, b x)."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = nn.Parameter(torch.tensor([0.3, -0.2]))
-
-    def forward(self, x):
-        return x * self.w
-
-
-def two_clients():
-    one = Client("two", (torch.tensor([[2.0]]), torch.tensor([0])))
-    three = Client("two", (torch.tensor([[1.0], [-3.0], [0.5]]), torch.tensor([1, 0, 1])))
-    return [one, three]
-
-
-def numpy_client(w, x, y, lr, epochs):
-    w = w.copy()
+def numpy_client(w, data, lr, epochs):
     for _ in range(epochs):
-        logits = x * w
-        p = np.exp(logits - logits.max(1, keepdims=True))
-        p /= p.sum(1, keepdims=True)
-        w -= lr * (((p - np.eye(2)[y]) * x).mean(0))
+        w = w - lr * two_gradient(w, data)
     return w
 
 
 @pytest.mark.parametrize(("weighting", "shares"), [("samples", (0.25, 0.75)), ("uniform", (0.5, 0.5))])
 @pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
 def test_two_clients_two_parameters(weighting, shares, aggregation):
-    members = two_clients()
+    members = two_parameter_clients()
     method = FedAvg(weighting=weighting, aggregation=aggregation)
     history = rounds(method, members, {"two": Two}, classes=2, rounds=3, epochs=2, batch_size=8, lr=0.5)
     w = np.array([0.3, -0.2])
     signs = set()
     for round in history:
-        ends = [numpy_client(w, c.data.train.x.numpy(), c.data.train.y.numpy(), 0.5, 2) for c in members]
+        ends = [numpy_client(w, c.data.train, 0.5, 2) for c in members]
         signs |= {np.sign(e - w).tolist()[0] for e in ends}
         w = sum(s * e for s, e in zip(shares, ends, strict=True))
         (model,) = (round.after[name] for name in round.after if name.startswith("model"))

@@ -42,6 +42,31 @@ def net(depth: int = 1, width: int = 6, features: int = 5, batchnorm: bool = Fal
     return Staged(layers(width, INPUTS), nn.Sequential(body), nn.Linear(features, CLASSES), architecture="net")
 
 
+class Two(nn.Module):
+    """Two parameters: logits (a x, b x)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([0.3, -0.2]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.w
+
+
+def two_parameter_clients(count: int = 2) -> list[Client]:
+    """Clients of `Two` with 1, 3 and 2 samples, that pull its parameters either way."""
+    data = [([2.0], [0]), ([1.0, -3.0, 0.5], [1, 0, 1]), ([-1.5, 0.7], [0, 0])]
+    return [Client("two", (torch.tensor(x)[:, None], torch.tensor(y))) for x, y in data[:count]]
+
+
+def two_gradient(w: np.ndarray, data: Samples) -> np.ndarray:
+    """Gradient of the mean cross entropy of `Two`."""
+    x, y = data.x.double().numpy(), data.y.numpy()
+    p = np.exp(x * w - (x * w).max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    return ((p - np.eye(2)[y]) * x).mean(0)
+
+
 def samples(n: int, seed: int, classes: Sequence[int] = range(CLASSES)) -> Samples:
     """Gaussian inputs around a centre per class."""
     g = torch.Generator().manual_seed(seed)
@@ -73,6 +98,7 @@ class Round:
     after: dict[str, Any]
     record: Mapping[str, Any]
     trained: dict[int, Mapping[str, Tensor]]  # weights right after training, also of those whose upload was lost
+    states: dict[int, Any]  # of all clients, after the round
 
 
 class Watch:
@@ -99,7 +125,8 @@ class Watch:
     def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
         after = shallow(self._federation.server.state)
         weights = {client.id: client.weights for client in self._federation.clients}
-        self.rounds.append(Round(weights=weights, after=after, record=record, **self._now))
+        states = {client.id: shallow(client.state) for client in self._federation.clients}
+        self.rounds.append(Round(weights=weights, after=after, record=record, states=states, **self._now))
 
     def start(self, info: Any) -> None: ...
     def client_done(self, done: int, total: int) -> None: ...

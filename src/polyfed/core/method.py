@@ -21,6 +21,7 @@ from polyfed.core.message import Message, flatten, nbytes
 from polyfed.core.networks import trainable
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage, Training
+from polyfed.models.split import Part
 
 Context = Mapping[str, Any]  # tensors and groups of tensors that the loss needs
 
@@ -83,8 +84,8 @@ class Needs:
 class Phase:
     """A stretch of local training; `client.phase` holds its name.
 
-    trains: which parameters move, by name (None: all). The others get no gradient, and layers of which nothing moves
-        run in eval mode, so that their BatchNorm statistics stay too.
+    trains: which parameters move, by name, or by their part of a split model (None: all). The others get no gradient,
+        and layers of which nothing moves run in eval mode, so that their BatchNorm statistics stay too.
     lr: None for the training setting's; the schedule applies to either.
     data: what is trained on, a part of the client's own data or what everybody may see.
     rows: name of a tensor in the context, (M,) int64: which rows of it; None: all.
@@ -92,7 +93,7 @@ class Phase:
     """
 
     epochs: int
-    trains: Callable[[str], bool] | None = None
+    trains: Callable[[str], bool] | tuple[Part, ...] | None = None
     lr: float | None = None
     data: Literal["train", "validation", "public"] = "train"
     rows: str | None = None
@@ -117,7 +118,12 @@ class Method:
     """Plain local training without a word to anybody; the base of every method."""
 
     name: ClassVar[str] = ""
-    paper: ClassVar[str] = ""  # for the table of methods
+    # for the table of methods, in plain words and formulas; the knobs' explanations are the comments beside the fields
+    paper: ClassVar[str] = ""  # authors, venue, year
+    differs: ClassVar[str] = "anything"  # what may differ between the clients' networks
+    down: ClassVar[str] = "nothing"  # what a client is sent per round, in numbers: "P + C", P its parameters
+    up: ClassVar[str] = "nothing"  # what it sends
+    states: ClassVar[str] = "none"  # what outlives a round beside the clients' weights: "client: c_i; server: w, c"
 
     # what it needs and what is scored -----------------------------------------------------------------------
     @property

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from polyfed.functional.modes import evaluating
-from polyfed.models.split import SplitModel
+from polyfed.models.split import Part, SplitModel
+
+BODY: tuple[Part, ...] = ("extractor", "intermediate")  # all before the head
+HEAD: tuple[Part, ...] = ("head",)
 
 
 def trainable(module: nn.Module) -> tuple[tuple[str, ...], tuple[nn.Parameter, ...]]:
@@ -25,13 +28,16 @@ def split(module: nn.Module) -> SplitModel:
     return module
 
 
-def floats(module: nn.Module, buffers: bool = True) -> dict[str, Tensor]:
+def floats(module: nn.Module, buffers: bool = True, parts: Collection[Part] | None = None) -> dict[str, Tensor]:
     """What is averaged and sent of a network: parameters and float buffers by name, detached, not copied.
 
     Integer buffers (BatchNorm's batch counter) stay with their owner; without `buffers` so do all (its statistics).
+    With `parts`, only what belongs to these parts of a split model.
     """
     parameters = dict(module.named_parameters(remove_duplicate=False))
     sent = {name: t for name, t in module.state_dict().items() if buffers or name in parameters}
+    if parts is not None:
+        sent = {name: t for name, t in sent.items() if split(module).part_of(name) in parts}
     return {name: t.detach() for name, t in sent.items() if t.is_floating_point()}
 
 

@@ -7,11 +7,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.client import Prepare
-from polyfed.core.networks import trainable
-from polyfed.functional.modes import evaluating
+from polyfed.core.client import Client, Prepare
+from polyfed.core.message import Group
+from polyfed.core.method import Batch
+from polyfed.core.networks import load, trainable
+from polyfed.functional.fisher import squared_gradients
+from polyfed.functional.modes import evaluating, has_batchnorm, untracked_statistics
 
 CHUNK = 500  # rows per pass: fits the caches better than one large batch
+_GRADIENTS = 2**26  # numbers that the gradients of single rows may be together: 256 MiB
 
 
 def apply(function: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor, prepare: Prepare) -> Tensor:
@@ -30,6 +34,56 @@ def represent(model: nn.Module, x: Tensor, prepare: Prepare) -> Tensor:
     """Representations (N, D) of all rows of `x`."""
     function: Callable[[Tensor], Tensor] = model.represent  # type: ignore[assignment]
     return apply(function, model, x, prepare)
+
+
+def fisher(model: nn.Module, x: Tensor, y: Tensor, prepare: Prepare) -> dict[str, Tensor]:
+    """The diagonal Fisher information: the mean of `squared_gradients` over all rows of `x` (N, ...), as stored.
+
+    Returns:
+        Trainable parameter -> tensor of its shape.
+    """
+    device = next(iter(model.parameters())).device
+    rows = max(1, min(CHUNK, _GRADIENTS // sum(p.numel() for p in model.parameters())))
+    total: dict[str, Tensor] = {}
+    for some, labels in zip(x.split(rows), y.split(rows), strict=True):
+        found = squared_gradients(model, prepare(some.to(device)), labels.to(device))
+        total = {name: total[name] + t if name in total else t for name, t in found.items()}
+    return {name: t / len(x) for name, t in total.items()}
+
+
+def gradient(loss: Callable[[nn.Module, Batch], Tensor], client: Client, weights: Group) -> dict[str, Tensor]:
+    """Gradient of the mean `loss` over all training samples of a client at work, its network holding `weights`.
+
+    Taken in batches of the training's size and in random order, like the steps' own: BatchNorm normalises by the
+    batch, and a single row is left out where it could not. No dropout; the network and its statistics stay as they are.
+
+    Args:
+        loss: (model, batch) -> mean over the batch. client: its stream "gradient" gives the order.
+        weights: by name; the network has its own again afterwards.
+
+    Returns:
+        Trainable parameter -> gradient.
+    """
+    model, train = client.model, client.data.train
+    names, parameters = trainable(model)
+    device, own = parameters[0].device, {name: t.detach().clone() for name, t in model.state_dict().items()}
+    order = torch.randperm(len(train), generator=client.generator("gradient")).split(client.training.batch_size)
+    batches = [rows for rows in order if len(rows) > 1 or not has_batchnorm(model)]
+    share = 1 / sum(map(len, batches))
+    total = [torch.zeros_like(p) for p in parameters]
+    try:
+        load(model, weights)
+        with evaluating(model), untracked_statistics(model):
+            for rows in batches:
+                x, y = client.prepare(train.x[rows].to(device)), train.y[rows].to(device)
+                one = loss(model, Batch(x, y, torch.ones(len(rows), device=device)))
+                grads = torch.autograd.grad(one, parameters, allow_unused=True)
+                for sum_, g in zip(total, grads, strict=True):
+                    if g is not None:
+                        sum_.add_(g, alpha=share * len(rows))
+    finally:
+        load(model, own)
+    return dict(zip(names, total, strict=True))
 
 
 def represent_gradients(

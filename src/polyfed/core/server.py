@@ -70,6 +70,11 @@ class Server:
         """All architectures, also of clients that join later, in order of first use."""
         return list(dict.fromkeys(member.architecture for member in self._members.values()))
 
+    @property
+    def everybody(self) -> list[int]:
+        """Numbers of all clients, also of those that join later."""
+        return list(self._members)
+
     def admit(self, present: Iterable[int]) -> None:
         """Let `clients` be those of the given numbers; the engine does so before every round."""
         self.clients = {number: self._members[number] for number in present}

@@ -2,31 +2,47 @@
 
 Two ways, both from the FedIN paper: "layer-wise" (eq. 19) keeps the union of all architectures' tensors by name and
 averages each over the clients that have it; "same-shape" (eq. 20, 21) keeps one model per architecture and averages
-within it. With one architecture both are FedAvg.
+within it. With one architecture both are FedAvg. Beside the model other named tensors can be shared alike (`zeros`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Literal
 
+import torch
 from torch import Tensor
 
-from polyfed.core.message import Group, Message, group
+from polyfed.core.client import Client
+from polyfed.core.message import Group, Message, group, tensor
+from polyfed.core.method import Needs
 from polyfed.core.networks import floats
 from polyfed.core.server import Server
 from polyfed.functional.averaging import layer_wise_mean, weighted_mean
+from polyfed.models.split import Part
 
 Aggregation = Literal["layer-wise", "same-shape"]
+Weighting = Literal["samples", "uniform"]
+Target = Callable[[Group, list[int]], dict[str, Tensor]]  # a shared model, numbers of its clients -> where it should go
 _UNION = "union"
 
 
-def start(server: Server, aggregation: Aggregation, buffers: bool = True) -> None:
+def needs(aggregation: Aggregation, split_model: bool = False) -> Needs:
+    """What networks must be like: layer-wise, tensors of one name have one shape everywhere."""
+    instead = "use method.aggregation = 'same-shape'"
+    return Needs(split_model=split_model, nested=aggregation == "layer-wise", instead=instead)
+
+
+def start(
+    server: Server, aggregation: Aggregation, buffers: bool = True, parts: Collection[Part] | None = None
+) -> None:
     """Seeded initial weights into the server's state; the union takes every tensor from the largest that has it.
 
     Without `buffers`, of parameters alone: then clients send no others, and BatchNorm's statistics are their own.
+    With `parts`, of these parts of split models alone.
     """
-    models = {a: _shared(server, a, buffers) for a in server.architectures}
+    models = {a: _shared(server, a, buffers, parts) for a in server.architectures}
     if aggregation == "same-shape":
         for architecture, weights in models.items():
             server.state[_key("model", architecture)] = weights
@@ -38,36 +54,113 @@ def start(server: Server, aggregation: Aggregation, buffers: bool = True) -> Non
     server.state[_key("model", _UNION)] = union
 
 
-def read(server: Server, aggregation: Aggregation, architecture: str) -> Group:
-    """The shared weights of one architecture: the server's own tensors, not copies."""
+def zeros(server: Server, aggregation: Aggregation, what: str) -> None:
+    """Zeros in the shape of the shared model's parameters into the server's state, for `read` and `add`."""
+    names = parameters(server)
+    for shared in (_UNION,) if aggregation == "layer-wise" else server.architectures:
+        model = group(server.state, _key("model", shared))
+        server.state[_key(what, shared)] = {name: torch.zeros_like(t) for name, t in model.items() if name in names}
+
+
+def read(server: Server, aggregation: Aggregation, architecture: str, what: str = "model") -> Group:
+    """What is shared with one architecture: the server's own tensors, not copies."""
     if aggregation == "same-shape":
-        return group(server.state, _key("model", architecture))
-    union = group(server.state, _key("model", _UNION))
-    return {name: union[name] for name in group(server.state, _key("names", architecture))}
+        return group(server.state, _key(what, architecture))
+    union = group(server.state, _key(what, _UNION))
+    return {name: union[name] for name in group(server.state, _key("names", architecture)) if name in union}
+
+
+def parameters(server: Server) -> frozenset[str]:
+    """Names of the parameters of all architectures. All else that is shared are buffers: averaged, and no more."""
+    templates = (server.model(architecture, {}) for architecture in server.architectures)
+    return frozenset(name for template in templates for name in floats(template, buffers=False))
+
+
+def owners(server: Server, aggregation: Aggregation, architecture: str) -> dict[str, int]:
+    """N_k: how many of the clients present share each tensor of an architecture."""
+    counts = Counter(member.architecture for member in server.clients.values())
+    names = read(server, aggregation, architecture)
+    if aggregation == "same-shape":
+        return dict.fromkeys(names, counts[architecture])
+    held = {a: group(server.state, _key("names", a)) for a in counts}
+    return {name: sum(count for a, count in counts.items() if name in held[a]) for name in names}
 
 
 def average(
-    server: Server, aggregation: Aggregation, models: Mapping[int, Group], weights: Mapping[int, float]
+    server: Server,
+    aggregation: Aggregation,
+    models: Mapping[int, Group],
+    weights: Mapping[int, float],
+    rate: float = 1.0,
 ) -> None:
     """Replace the shared weights by the mean of the clients' `models`; what nobody sent keeps its value.
 
     Args:
         server: holds the shared weights. aggregation: see `start`.
         models: client number -> its weights by name. weights: client number -> its share, before normalisation.
+        rate: see `advance`.
     """
-    if not models:
-        return
-    if aggregation == "layer-wise":
-        base = group(server.state, _key("model", _UNION))
-        mean = layer_wise_mean(list(models.values()), [weights[i] for i in models], base)
-        server.state[_key("model", _UNION)] = mean
-        return
-    for architecture in server.architectures:
-        members = [i for i in models if server.clients[i].architecture == architecture]
-        if members:
-            server.state[_key("model", architecture)] = weighted_mean(
-                [models[i] for i in members], [weights[i] for i in members]
-            )
+
+    def mean(base: Group, members: list[int]) -> dict[str, Tensor]:
+        held, parts = [models[i] for i in members], [weights[i] for i in members]
+        return layer_wise_mean(held, parts, base) if aggregation == "layer-wise" else weighted_mean(held, parts)
+
+    advance(server, aggregation, models, mean, rate)
+
+
+def advance(
+    server: Server,
+    aggregation: Aggregation,
+    models: Mapping[int, Group],
+    target: Target,
+    rate: float = 1.0,
+    momentum: float = 0.0,
+) -> None:
+    """Move every shared model W towards V = `target` (W, its clients): the server's step.
+
+    Parameters: m <- momentum m + (V - W), W <- W + rate m, with m = 0 before the first round; with rate 1 and momentum
+    0 W is V, bit for bit. Buffers become V. A tensor that no client sent keeps its value, and its m.
+
+    Args:
+        server: holds W, and m if there is momentum. aggregation: see `start`.
+        models: client number -> its weights by name.
+    """
+    names = parameters(server) if rate != 1 or momentum else frozenset()
+    for shared, members in _by_model(server, aggregation, models):
+        base = group(server.state, _key("model", shared))
+        new = target(base, members)
+        sent = names & {name for i in members for name in models[i]}
+        change = {name: new[name] - base[name] for name in new if name in sent}
+        if momentum and change:
+            velocity = _key("velocity", shared)
+            before = group(server.state, velocity) if velocity in server.state else {}
+            change = {name: momentum * before[name] + c if name in before else c for name, c in change.items()}
+            server.state[velocity] = {**before, **change}
+        server.state[_key("model", shared)] = {**new, **{name: base[name] + rate * c for name, c in change.items()}}
+
+
+def add(server: Server, aggregation: Aggregation, what: str, changes: Mapping[int, Group]) -> None:
+    """Add the clients' `changes` (client number -> tensors by name) to what `zeros` has begun."""
+    for shared, members in _by_model(server, aggregation, changes):
+        total = dict(group(server.state, _key(what, shared)))
+        for name in total:
+            total[name] = sum((changes[i][name] for i in members if name in changes[i]), start=total[name])
+        server.state[_key(what, shared)] = total
+
+
+def broadcast(server: Server, aggregation: Aggregation, client_id: int) -> Message:
+    """The client's shared weights as a message: group "model"."""
+    return {"model": read(server, aggregation, server.clients[client_id].architecture)}
+
+
+def upload(client: Client) -> Message:
+    """The client's weights and float buffers as "model", its number of training samples (int64) as "n"."""
+    return {"model": floats(client.model), "n": torch.tensor(client.n)}
+
+
+def models(server: Server) -> dict[str, Group]:
+    """All shared weights by their names in the server's state: the union's, or one model's per architecture."""
+    return {name: group(server.state, name) for name in server.state if name.startswith(_key("model", ""))}
 
 
 def uploaded(uploads: Mapping[int, Message]) -> dict[int, Group]:
@@ -75,10 +168,25 @@ def uploaded(uploads: Mapping[int, Message]) -> dict[int, Group]:
     return {client_id: group(message, "model") for client_id, message in uploads.items()}
 
 
+def shares(uploads: Mapping[int, Message], weighting: Weighting) -> dict[int, float]:
+    """Every client's share before normalisation: its number of samples as sent, or 1."""
+    return {i: float(tensor(message, "n")) if weighting == "samples" else 1.0 for i, message in uploads.items()}
+
+
+def _by_model(server: Server, aggregation: Aggregation, ids: Iterable[int]) -> Iterator[tuple[str, list[int]]]:
+    """Each shared model that any of the clients `ids` has, with the numbers of those who do."""
+    numbers = list(ids)
+    if aggregation == "layer-wise":
+        groups = {_UNION: numbers}
+    else:
+        groups = {a: [i for i in numbers if server.clients[i].architecture == a] for a in server.architectures}
+    yield from ((shared, members) for shared, members in groups.items() if members)
+
+
 def _key(what: str, architecture: str) -> str:
     return f"{what} {architecture.replace('/', ':')}"  # a name in the state holds no "/", a user's architecture may
 
 
-def _shared(server: Server, architecture: str, buffers: bool) -> dict[str, Tensor]:
+def _shared(server: Server, architecture: str, buffers: bool, parts: Collection[Part] | None) -> dict[str, Tensor]:
     initial = server.initial(architecture)
-    return {name: initial[name] for name in floats(server.model(architecture, initial), buffers)}
+    return {name: initial[name] for name in floats(server.model(architecture, initial), buffers, parts)}

@@ -40,7 +40,7 @@ class Outcome:
 
     client_id: int
     message: Message
-    weights: dict[str, Tensor] | None  # None: it had none of its own, and was only asked or told something
+    weights: dict[str, Tensor] | None  # those from before where it had none of its own, and was only asked something
     state: State
     trained: Trained
     bytes_up: int = 0
@@ -105,11 +105,11 @@ def carry_out(job: Job, method: Method, architectures: Architectures) -> Outcome
             f"client {client.id} ({client.architecture}), round {job.round}, {stage}: {type(error).__name__}: {error}"
         ) from error
     weights = {name: tensor.detach().cpu().clone() for name, tensor in client.model.state_dict().items()}
-    passed_by = not job.exchange.trains and _still_initial(client, weights, job.variant, architectures)
+    passed_by = not job.exchange.trains and _still_initial(job.client, weights, job.variant, architectures)
     return Outcome(
         client.id,
         message,
-        None if passed_by else weights,
+        job.client.weights if passed_by else weights,
         client.state,
         trained,
         nbytes(message),
@@ -145,8 +145,8 @@ def own_weights(client: Client, variant: str, architectures: Architectures) -> d
 
 
 def _still_initial(client: Client, weights: dict[str, Tensor], variant: str, architectures: Architectures) -> bool:
-    """Whether a client without weights of its own has them as it would start from them."""
-    if client.weights is not None:
+    """Whether a client without weights of its own, of its present network, has them as it would start from them."""
+    if has_own(client, variant, architectures):
         return False
     initial = own_weights(client, variant, architectures)
     return all(torch.equal(tensor, initial[name].cpu()) for name, tensor in weights.items())

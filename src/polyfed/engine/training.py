@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from polyfed.core.client import Client, Prepare
 from polyfed.core.message import Group, group, tensor
 from polyfed.core.method import Batch, Context, Method, Phase, Trained
-from polyfed.core.networks import trainable
+from polyfed.core.networks import split, trainable
 from polyfed.core.settings import Training
 from polyfed.data.samples import Samples
 from polyfed.data.transforms import augmentation
@@ -115,7 +115,8 @@ def _only(model: nn.Module, phase: Phase) -> Iterator[None]:
     if phase.trains is None:
         yield
         return
-    trains = phase.trains
+    parts = phase.trains
+    trains = (lambda name: split(model).part_of(name) in parts) if isinstance(parts, tuple) else parts
     still = [(name, p) for name, p in model.named_parameters() if p.requires_grad and not trains(name)]
     for _, parameter in still:
         parameter.requires_grad_(False)

@@ -1,9 +1,16 @@
 """Pure tensor functions: PyTorch and the standard library only, each tested against an independent oracle.
 
-averaging   weighted and layer-wise means of models
+averaging   weighted, layer-wise and normalised means of models
+blocks      where a tensor stands in a network of repeated blocks
 centring    common rows, scale and centre of representations to compare
+clipping    gradients of bounded length
+cross_layer updates of one layer steered by those of another
+drift       how far a model has gone since it was received, and that way as it is released
+fisher      the diagonal Fisher information, from single samples
 kernels     linear CKA, its gradient, a low-rank factor of the mean kernel
-losses      weighted cross entropy, squared distance
+losses      weighted cross entropy, squared distance, contrast of representations
+masks       which entries of tensors are shared: growth, what is sent, means
+mixing      models mixed by what they gain
 modes       eval mode and untracked BatchNorm statistics for a while
 noise       Gaussian noise on features
 precision   matrices as float16 or int8 for the way
@@ -12,5 +19,7 @@ privacy     how much noise the Gaussian mechanism needs
 prototypes  class means, one header step on them
 rbf         CKA with RBF kernels, Nystroem features
 similarity  linear and RBF alignment and Procrustes behind one front
+steps       how far an optimiser's steps go for their gradient
+submodels   slices by width: windows, cutting, entry-wise averages
 surgery     combining two gradients
 """

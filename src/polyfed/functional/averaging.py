@@ -88,21 +88,73 @@ def layer_wise_mean(
 
     Source: FedIN, eq. 19 (groups ordered by size are the special case of nested names).
     """
+    mean = {}
+    for name, held in _parts(models, weights, base).items():
+        tensors, like = [models[i][name] for i, _ in held], base[name]
+        mean[name] = _mean(tensors, [share for _, share in held], like) if held else like.detach().clone()
+    return mean
+
+
+def normalised_mean(
+    models: Sequence[Mapping[str, Tensor]],
+    weights: Sequence[float],
+    normalisers: Sequence[float],
+    base: Mapping[str, Tensor],
+    lengths: Sequence[float] | None = None,
+) -> dict[str, Tensor]:
+    """w_l - tau_l sum_k p_k (w_l - w_l^k) / a_k, with tau_l = sum_k p_k t_k, over the models k that have tensor l.
+
+    Every model's way from ``base`` counts by its length per unit of a_k, not by its whole length. Where all a_k and
+    t_k are equal, it is ``layer_wise_mean`` up to rounding.
+
+    Args:
+        models, weights: as in ``layer_wise_mean``; p_k are the weights divided by their sum over those who have l.
+        normalisers: a_k > 0, one per model (see ``steps.normaliser``).
+        base: w, floating-point tensors; what no model of positive weight has is returned as a copy.
+        lengths: t_k, one per model; None: a_k.
+
+    Returns:
+        A new mapping with the names, order and dtypes of ``base``.
+
+    Raises:
+        ValueError: as ``layer_wise_mean``; or numbers that are not one per model or not positive.
+
+    Source: Wang et al. (FedNova), NeurIPS 2020, eq. 6.
+
+    >>> normalised_mean([{"w": torch.tensor([2.0])}, {"w": torch.tensor([4.0])}], [1, 1], [1, 4], {"w": torch.zeros(1)})
+    {'w': tensor([3.7500])}
+    """
+    lengths = normalisers if lengths is None else lengths
+    bad = [a for a in (*normalisers, *lengths) if not 0 < a < math.inf]
+    if bad or not len(models) == len(normalisers) == len(lengths):
+        given = f"{len(normalisers)} and {len(lengths)} for {len(models)} models" if not bad else f"{bad[0]}"
+        raise ValueError(f"expected one positive normaliser and length per model, got {given}")
+    parts = _parts(models, weights, base)
+    moved = {}
+    for name, like in base.items():
+        held = parts[name]
+        tau, way = sum(p * lengths[k] for k, p in held), torch.zeros_like(like, dtype=torch.float64)
+        for k, p in held:
+            way.add_(models[k][name].detach().double() - like.double(), alpha=p / normalisers[k])
+        moved[name] = (like.double() + tau * way).to(like.dtype) if held else like.detach().clone()
+    return moved
+
+
+def _parts(
+    models: Sequence[Mapping[str, Tensor]], weights: Sequence[float], base: Mapping[str, Tensor]
+) -> dict[str, list[tuple[int, float]]]:
+    """Name -> (place, share) of the models of positive weight that have it; the shares sum to 1."""
     shares = _shares(models, weights)
     for i, model in enumerate(models):
         for name, tensor in model.items():
             if name not in base:
                 raise ValueError(f"expected only tensors of the union model, got '{name}' from model {i}")
             _same_shape(name, base[name], tensor, f"model {i}", "the union model")
-    mean = {}
-    for name, like in base.items():
-        held = [(m[name], s) for m, s in zip(models, shares, strict=True) if name in m and s > 0]
-        if held:
-            tensors, parts = [t for t, _ in held], [s for _, s in held]
-            mean[name] = _mean(tensors, normalise(parts), like)
-        else:
-            mean[name] = like.detach().clone()
-    return mean
+    parts = {}
+    for name in base:
+        held = [i for i, (m, s) in enumerate(zip(models, shares, strict=True)) if name in m and s > 0]
+        parts[name] = list(zip(held, normalise([shares[i] for i in held]), strict=True)) if held else []
+    return parts
 
 
 def _shares(models: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> list[float]:

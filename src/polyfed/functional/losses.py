@@ -32,6 +32,60 @@ def cross_entropy(logits_NC: Tensor, y_N: Tensor, w_N: Tensor) -> Tensor:
     return (w_N * ce_N).sum() / torch.where(total > 0, total, torch.ones_like(total))
 
 
+def divergence(logits_NC: Tensor, teacher_NC: Tensor, w_N: Tensor) -> Tensor:
+    """KL(softmax(teacher) || softmax(logits)): summed over classes, weighted mean over the rows.
+
+    Args:
+        logits_NC: scores that are trained. teacher_NC: those to match, a constant for the gradient.
+        w_N: row weights, as in `cross_entropy`.
+
+    Returns:
+        0-d tensor; 0 where both give the same probabilities.
+
+    Raises:
+        ValueError: shapes do not fit.
+
+    >>> divergence(torch.zeros(1, 2), torch.tensor([[50.0, -50.0]]), torch.ones(1))  # log 2
+    tensor(0.6931)
+    """
+    if logits_NC.dim() != 2 or teacher_NC.shape != logits_NC.shape or w_N.shape != logits_NC.shape[:1]:
+        shapes = f"{tuple(logits_NC.shape)}, {tuple(teacher_NC.shape)} and {tuple(w_N.shape)}"
+        raise ValueError(f"expected logits and teacher (N, C) and w (N,), got {shapes}")
+    log_p, log_q = (torch.log_softmax(one, dim=1) for one in (teacher_NC.detach(), logits_NC))
+    kl_N = (log_p.exp() * (log_p - log_q)).sum(dim=1)
+    total = w_N.sum()
+    return (w_N * kl_N).sum() / torch.where(total > 0, total, torch.ones_like(total))
+
+
+def contrast(z_ND: Tensor, near_ND: Tensor, far_ND: Tensor, temperature: float, w_N: Tensor) -> Tensor:
+    """-log[e^(cos(z, near) / T) / (e^(cos(z, near) / T) + e^(cos(z, far) / T))], weighted mean over the rows.
+
+    Args:
+        z_ND: representations that are trained. near_ND, far_ND: where they should and should not point; constants for
+            the gradient.
+        temperature: T > 0.
+        w_N: row weights, as in `cross_entropy`.
+
+    Returns:
+        0-d tensor; log 2 where near and far are alike, or T is large.
+
+    Raises:
+        ValueError: shapes do not fit, or T is not positive.
+
+    Source: Li, He and Song (MOON), CVPR 2021, eq. 3.
+
+    >>> z = torch.eye(2)
+    >>> contrast(z, z, -z, 0.5, torch.ones(2))  # log(1 + e^-4)
+    tensor(0.0181)
+    """
+    if temperature <= 0 or not z_ND.shape == near_ND.shape == far_ND.shape:
+        shapes = f"{tuple(z_ND.shape)}, {tuple(near_ND.shape)} and {tuple(far_ND.shape)}"
+        raise ValueError(f"expected three tensors of one shape and T above 0, got {shapes} and {temperature}")
+    others = (near_ND.detach(), far_ND.detach())
+    logits_N2 = torch.stack([F.cosine_similarity(z_ND, other, dim=1) for other in others], dim=1) / temperature
+    return cross_entropy(logits_N2, torch.zeros_like(w_N, dtype=torch.int64), w_N)
+
+
 def squared_distance(params: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> Tensor:
     """||w - w_ref||^2: the squared norm, summed over all elements of all tensors in ``params``.
 
@@ -64,3 +118,20 @@ def squared_distance(params: Mapping[str, Tensor], reference: Mapping[str, Tenso
             raise ValueError(f"expected '{name}' and its reference in one shape, got {shapes}")
         terms.append((w - reference[name].detach()).square().sum())
     return torch.stack(terms).sum()
+
+
+def only_classes(logits_NC: Tensor, present_C: Tensor) -> Tensor:
+    """Logits with 0 in the place of every class that is not present: such a class neither gains nor loses.
+
+    0, not minus infinity: an absent class keeps its share of the softmax, and its row gets no gradient.
+
+    Args:
+        logits_NC: scores before the softmax. present_C: bool; classes beyond its end count as absent.
+
+    Source: HeteroFL (Diao et al., ICLR 2021), section 3, masked cross entropy.
+
+    >>> only_classes(torch.tensor([[3.0, 5.0, 7.0]]), torch.tensor([True, False]))
+    tensor([[3., 0., 0.]])
+    """
+    rest = logits_NC.shape[1] - len(present_C)
+    return torch.where(F.pad(present_C, (0, rest)), logits_NC, torch.zeros_like(logits_NC))

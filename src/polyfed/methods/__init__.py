@@ -8,12 +8,46 @@ from polyfed.registry import METHODS
 
 if TYPE_CHECKING:
     from polyfed.methods.fedavg import FedAvg
+    from polyfed.methods.feddpa import FedDPA
+    from polyfed.methods.fedfomo import FedFomo
+    from polyfed.methods.fedgen import FedGen
     from polyfed.methods.fedgh import FedGH
     from polyfed.methods.fedhenn import FedHeNN
     from polyfed.methods.fedin import FedIN
+    from polyfed.methods.fednova import FedNova
+    from polyfed.methods.fedprox import FedProx
+    from polyfed.methods.fedrep import FedRep
+    from polyfed.methods.fedrolex import FedRolex
+    from polyfed.methods.fedselect import FedSelect
+    from polyfed.methods.fjord import FjORD
+    from polyfed.methods.heterofl import HeteroFL
+    from polyfed.methods.inclusivefl import InclusiveFL
+    from polyfed.methods.incoavg import InCoAvg
     from polyfed.methods.local import Local
+    from polyfed.methods.moon import MOON
+    from polyfed.methods.scaffold import SCAFFOLD
 
-__all__ = ["FedAvg", "FedGH", "FedHeNN", "FedIN", "Local"]
+__all__ = [
+    "MOON",
+    "SCAFFOLD",
+    "FedAvg",
+    "FedDPA",
+    "FedFomo",
+    "FedGH",
+    "FedGen",
+    "FedHeNN",
+    "FedIN",
+    "FedNova",
+    "FedProx",
+    "FedRep",
+    "FedRolex",
+    "FedSelect",
+    "FjORD",
+    "HeteroFL",
+    "InCoAvg",
+    "InclusiveFL",
+    "Local",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -11,16 +11,15 @@ statistics are averaged like weights; its batch counter stays with the client. (
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from polyfed.core import shared_model
 from polyfed.core.client import Client
-from polyfed.core.message import Message, group, tensor
+from polyfed.core.message import Message, group
 from polyfed.core.method import Batch, Context, Method, Needs, Trained, knobs
-from polyfed.core.networks import floats, load
+from polyfed.core.networks import load
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.functional.losses import cross_entropy
@@ -32,13 +31,17 @@ class FedAvg(Method):
 
     name: ClassVar[str] = "fedavg"
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
+    differs: ClassVar[str] = "depth: tensors of one name have one shape (same-shape: anything)"
+    down: ClassVar[str] = "P"
+    up: ClassVar[str] = "P + 1"
+    states: ClassVar[str] = "server: w"
 
     aggregation: shared_model.Aggregation = "layer-wise"  # or "same-shape"; alike where all share one architecture
-    weighting: Literal["samples", "uniform"] = "samples"  # "uniform" counts every client once
+    weighting: shared_model.Weighting = "samples"  # "uniform" counts every client once
 
     @property
     def needs(self) -> Needs:
-        return Needs(nested=self.aggregation == "layer-wise", instead="use method.aggregation = 'same-shape'")
+        return shared_model.needs(self.aggregation)
 
     @property
     def scored(self) -> Stage:
@@ -49,12 +52,11 @@ class FedAvg(Method):
         shared_model.start(server, self.aggregation)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        return {"model": shared_model.read(server, self.aggregation, server.clients[client_id].architecture)}
+        return shared_model.broadcast(server, self.aggregation, client_id)
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        by_samples = self.weighting == "samples"
-        counts = {i: float(tensor(message, "n")) if by_samples else 1.0 for i, message in uploads.items()}
-        shared_model.average(server, self.aggregation, shared_model.uploaded(uploads), counts)
+        shares = shared_model.shares(uploads, self.weighting)
+        shared_model.average(server, self.aggregation, shared_model.uploaded(uploads), shares)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
@@ -65,4 +67,4 @@ class FedAvg(Method):
         return cross_entropy(model(batch.x), batch.y, batch.w)
 
     def upload(self, client: Client, trained: Trained) -> Message:
-        return {"model": floats(client.model), "n": torch.tensor(client.n)}
+        return shared_model.upload(client)

@@ -40,6 +40,10 @@ class FedGH(Method):
 
     name: ClassVar[str] = "fedgh"
     paper: ClassVar[str] = "Yi et al., ACM MM 2023"
+    differs: ClassVar[str] = "anything before the head, which is one linear layer on equally many features"
+    down: ClassVar[str] = "C D + C"
+    up: ClassVar[str] = "S D + S"
+    states: ClassVar[str] = "server: the header"
 
     header_lr: Annotated[float, Field(ge=0)] = 0.01  # eta_theta; 0 keeps the header as it was drawn (the ablation)
     header_epochs: Annotated[int, Field(ge=1)] = 1  # passes over the received pairs per round

@@ -40,8 +40,9 @@ class FedHeNN(Method):
 
     name: ClassVar[str] = "fedhenn"
     paper: ClassVar[str] = "Makhija et al., ICML 2022"
+    down, up, states = "L inputs + L r (homogeneous: P)", "P (kernels: L D)", "server: the RAD, latest w_k or A_k"
 
-    setting: Literal["heterogeneous", "homogeneous"] = "heterogeneous"
+    setting: Literal["heterogeneous", "homogeneous"] = "heterogeneous"  # Algorithm 2, or 1: one architecture
     similarity: Similarity = "linear"  # kernel, or "procrustes" (homogeneous only, in its scale-free form)
     width: Annotated[float, Field(gt=0)] = 0.5  # RBF: kernel width over the median distance
     landmarks: Annotated[int, Field(ge=1)] = 256  # RBF: Nystroem rows per client in the factor of K_bar
@@ -60,7 +61,7 @@ class FedHeNN(Method):
     kernel_norm: Literal["none", "fro"] = "none"  # "fro": K_j / ||H K_j H||_F, so that no network's scale dominates
     exclude_self: bool = False  # leave K_k out of client k's K_bar
     rank: Annotated[int, Field(ge=1)] = 128  # columns of F, where the exact one would have more than `exact_rank`
-    exact_rank: Annotated[int, Field(ge=0)] = 256
+    exact_rank: Annotated[int, Field(ge=0)] = 256  # up to so many columns K_bar is sent exactly
     precision: Precision = "float32"  # of F, and of A_k in kernel uploads
     final_average: bool = False  # homogeneous: after the last round the mean of all clients' latest weights
     final_finetune_epochs: Annotated[int, Field(ge=0)] = 0  # all train so long after the last round, and keep it
@@ -111,9 +112,8 @@ class FedHeNN(Method):
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         message = {} if server.exchange == "average" else self._alignment.message(server, client_id)
-        if self.setting == "homogeneous" and server.exchange in ("train", "finetune"):
-            message["model"] = shared_model.read(server, "same-shape", server.clients[client_id].architecture)
-        return message
+        shares = self.setting == "homogeneous" and server.exchange in ("train", "finetune")
+        return {**message, **(shared_model.broadcast(server, "same-shape", client_id) if shares else {})}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         if server.exchange == rad.EXCHANGE:

@@ -25,14 +25,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core import feature_pool, passes, shared_model
+from polyfed.core import feature_pool, passes, proximal, shared_model
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group
 from polyfed.core.method import Batch, Context, Gradients, Method, Needs, Trained, knobs
 from polyfed.core.networks import floats, load, split
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
-from polyfed.functional.losses import cross_entropy, squared_distance
+from polyfed.functional.losses import cross_entropy
 from polyfed.functional.modes import has_batchnorm, untracked_statistics
 from polyfed.functional.noise import add_noise
 from polyfed.functional.surgery import combine, cosine
@@ -44,8 +44,12 @@ class FedIN(Method):
 
     name: ClassVar[str] = "fedin"
     paper: ClassVar[str] = "Chan et al., arXiv:2304.00759"
+    differs: ClassVar[str] = "depth between equal cuts: tensors of one name have one shape (same-shape: anything)"
+    down: ClassVar[str] = "P + n_S q"
+    up: ClassVar[str] = "P + n_S q"
+    states: ClassVar[str] = "server: w, this round's pairs"
 
-    aggregation: shared_model.Aggregation = "layer-wise"
+    aggregation: shared_model.Aggregation = "layer-wise"  # or "same-shape": within each architecture
     weighting: Literal["paper", "samples", "uniform"] = "paper"  # uniform layer-wise, by samples same-shape
     mu: Annotated[float, Field(ge=0)] = 0.1  # proximal weight (the paper gives mu/2 = 0.05); 0 is off
     combine: Literal["simple", "project", "literal", "adaptive", "none"] = "simple"  # "none" adds them
@@ -91,8 +95,7 @@ class FedIN(Method):
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
         load(model := split(client.model), group(message, "model"))
-        context: dict[str, Any] = {}
-        context["reference"] = {name: p.detach().clone() for name, p in model.named_parameters() if self.mu}
+        context = proximal.reference(model, self.mu)
         features = group(message, "features") if "features" in message else {}
         if features and len(features["s_in"]) > has_batchnorm(model):  # BatchNorm takes no single row
             like = next(model.parameters())
@@ -116,10 +119,7 @@ class FedIN(Method):
         z = model.transform(z)
         if "z_out" in context:
             z = add_noise(z, self.noise, context["z_out"][:rows])
-        task = cross_entropy(model.head(z), batch.y, batch.w)
-        if not self.mu:
-            return task
-        return task + self.mu / 2 * squared_distance(dict(model.named_parameters()), context["reference"])
+        return proximal.added(cross_entropy(model.head(z), batch.y, batch.w), model, context, self.mu)
 
     def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
         local = super().gradients(model, batch, context)

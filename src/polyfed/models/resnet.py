@@ -1,7 +1,8 @@
-"""FedIN's five ResNets (He et al., arXiv 1512.03385, basic blocks of widths 64-128-256-512), nested by name.
+"""FedIN's five ResNets (He et al., arXiv 1512.03385, basic blocks of widths 64-128-256-512), and a ResNet152 to be cut.
 
-Extractor = stem (conv, BN, ReLU, max pool); intermediate = four stages, average pool, flatten; head = Linear(512, C).
-Every tensor of a smaller model has the name and shape it has in ResNet26, so layers can be averaged by name.
+The five: extractor = stem (conv, BN, ReLU, max pool); intermediate = four stages, average pool, flatten; head =
+Linear(512, C). Every tensor of a smaller model has the name and shape it has in ResNet26, so layers can be averaged by
+name.
 
     name      blocks   3 channels, 10 classes  1 channel   BN buffers (floats)
     resnet10  1 1 1 1   4 910 922               4 904 650   5 760
@@ -13,6 +14,12 @@ Every tensor of a smaller model has the name and shape it has in ResNet26, so la
 The mean, 12 288 023 (12 281 751), is the 12.28 M of FedIN (arXiv 2304.00759). Stem: 7 x 7 stride 2, 3 x 3 pool stride
 2; with 32 x 32 images s_in is 64 x 8 x 8. `resnetNN_cifar` has a 3 x 3 stride 1 stem without pool (s_in 64 x 32 x 32).
 FedGH's network for CIFAR-100 (11 475 432 parameters) is ``build("resnet18-cifar", (3, 32, 32), 100, feature_dim=500)``.
+
+`resnet152_preact` is the large network that HeteroFL and FedRolex cut by width (He et al., arXiv 1603.05027: bottleneck
+blocks 3 8 36 3 with BatchNorm first, 3 x 3 stride 1 stem without pool; s_in 64 x 32 x 32, D = 2048). At the rates 1,
+1/2, 1/4, 1/8, 1/16 it has 58 148 938, 14 578 730, 3 665 434, 926 738, 236 878 parameters with 10 classes and
+60 177 448, 15 593 480, 4 173 304, 1 181 168, 364 588 with 1000. The mean of the latter, 16 297 997.6, is FedIN's 16.29
+M: its networks have 1000 rows in the head whatever the number of classes, as `resnet152_preact_1000` has.
 """
 
 from __future__ import annotations
@@ -58,10 +65,63 @@ class BasicBlock(nn.Module):
         return F.relu(self.bn2(self.conv2(inner)) + self.shortcut(x))
 
 
-def _resnet(name: str, depth: int, in_shape: ImageShape, classes: int, cifar: bool) -> SplitModel:
+class PreActBottleneck(nn.Module):
+    """1 x 1, 3 x 3 and 1 x 1 convolutions, each behind BatchNorm and ReLU, around a shortcut.
+
+    Args:
+        c_in: channels in.
+        planes: channels inside; four times as many go out.
+        stride: s, of the 3 x 3 convolution; the shortcut is a strided 1 x 1 convolution of what the first BatchNorm
+            and ReLU give where a shape changes, and what comes in otherwise.
+    """
+
+    def __init__(self, c_in: int, planes: int, stride: int) -> None:
+        super().__init__()
+        c_out = 4 * planes
+        self.bn1, self.conv1 = nn.BatchNorm2d(c_in), nn.Conv2d(c_in, planes, 1, bias=False)
+        self.bn2, self.conv2 = nn.BatchNorm2d(planes), nn.Conv2d(planes, planes, 3, stride, padding=1, bias=False)
+        self.bn3, self.conv3 = nn.BatchNorm2d(planes), nn.Conv2d(planes, c_out, 1, bias=False)
+        changes = stride != 1 or c_in != c_out
+        self.shortcut = nn.Conv2d(c_in, c_out, 1, stride, bias=False) if changes else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """N x c_in x h x w -> N x 4 planes x h/s x w/s."""
+        first = F.relu(self.bn1(x))
+        inner = self.conv2(F.relu(self.bn2(self.conv1(first))))
+        out: Tensor = self.conv3(F.relu(self.bn3(inner)))
+        return out + (x if self.shortcut is None else self.shortcut(first))
+
+
+def _preact(name: str, blocks: tuple[int, ...], in_shape: ImageShape, classes: int) -> SplitModel:
+    channels = _image_channels(name, in_shape, classes)
+    stem: OrderedDict[str, nn.Module] = OrderedDict(conv1=nn.Conv2d(channels, WIDTHS[0], 3, padding=1, bias=False))
+    body: OrderedDict[str, nn.Module] = OrderedDict()
+    c_in = WIDTHS[0]
+    for s, (planes, count) in enumerate(zip(WIDTHS, blocks, strict=True), start=1):
+        first = PreActBottleneck(c_in, planes, stride=1 if s == 1 else 2)
+        c_in = 4 * planes
+        body[f"stage{s}"] = nn.Sequential(first, *(PreActBottleneck(c_in, planes, stride=1) for _ in range(count - 1)))
+    body["bn"], body["relu"] = nn.BatchNorm2d(c_in), nn.ReLU()
+    body["pool"], body["flatten"] = nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    return _initialised(Staged(nn.Sequential(stem), nn.Sequential(body), nn.Linear(c_in, classes), architecture=name))
+
+
+def _image_channels(name: str, in_shape: ImageShape, classes: int) -> int:
     channels, height, width = check_request(name, in_shape, classes)
     if min(height, width) < _LEAST:
         raise RequestError(f"{name} needs images of at least {_LEAST} x {_LEAST}; {height} x {width} came: resize them")
+    return channels
+
+
+def _initialised(model: SplitModel) -> SplitModel:
+    for module in model.modules():  # BatchNorm starts at weight 1, bias 0 by itself
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return model
+
+
+def _resnet(name: str, depth: int, in_shape: ImageShape, classes: int, cifar: bool) -> SplitModel:
+    channels = _image_channels(name, in_shape, classes)
     stem: OrderedDict[str, nn.Module] = OrderedDict()
     kernel, stride = (3, 1) if cifar else (7, 2)
     stem["conv1"] = nn.Conv2d(channels, WIDTHS[0], kernel, stride, padding=kernel // 2, bias=False)
@@ -77,11 +137,7 @@ def _resnet(name: str, depth: int, in_shape: ImageShape, classes: int, cifar: bo
         c_in = c_out
     body["pool"] = nn.AdaptiveAvgPool2d(1)
     body["flatten"] = nn.Flatten()
-    model = Staged(nn.Sequential(stem), nn.Sequential(body), nn.Linear(c_in, classes), architecture=name)
-    for module in model.modules():  # BatchNorm starts at weight 1, bias 0 by itself
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-    return model
+    return _initialised(Staged(nn.Sequential(stem), nn.Sequential(body), nn.Linear(c_in, classes), architecture=name))
 
 
 def resnet10(in_shape: ImageShape, classes: int) -> SplitModel:
@@ -132,3 +188,17 @@ def resnet22_cifar(in_shape: ImageShape, classes: int) -> SplitModel:
 def resnet26_cifar(in_shape: ImageShape, classes: int) -> SplitModel:
     """Blocks 3 3 3 3, 3 x 3 stem without pool."""
     return _resnet("resnet26-cifar", 26, in_shape, classes, cifar=True)
+
+
+_BLOCKS_152 = (3, 8, 36, 3)
+_IMAGENET_CLASSES = 1000
+
+
+def resnet152_preact(in_shape: ImageShape, classes: int) -> SplitModel:
+    """Bottleneck blocks 3 8 36 3 with BatchNorm first, 3 x 3 stem without pool."""
+    return _preact("resnet152-preact", _BLOCKS_152, in_shape, classes)
+
+
+def resnet152_preact_1000(in_shape: ImageShape, classes: int) -> SplitModel:
+    """The same with at least 1000 rows in the head, of which a task uses the first."""
+    return _preact("resnet152-preact-1000", _BLOCKS_152, in_shape, max(classes, _IMAGENET_CLASSES))

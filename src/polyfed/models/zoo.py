@@ -15,10 +15,13 @@ from polyfed.registry import MODELS
 
 _CIFAR10, _CIFAR100, _DIGITS = ((3, 32, 32), 10), ((3, 32, 32), 100), ((1, 8, 8), 10)
 _FEDHENN = "FedHeNN, Makhija et al., ICML 2022"
+_PREACT = "He et al., ECCV 2016, arXiv 1603.05027; as HeteroFL and FedRolex cut it"
 _HOMES = (  # pattern of names -> (home data: image shape, classes), paper; the first that fits counts
     ("fedgh-*", _CIFAR10, "FedGH, Yi et al., ACM MM 2023, doi:10.1145/3581783.3611781"),
     ("fedhenn-cifar100", _CIFAR100, _FEDHENN),
     ("fedhenn-*", _CIFAR10, _FEDHENN),
+    ("resnet152-preact-1000", ((3, 32, 32), 1000), _PREACT),
+    ("resnet152-preact", _CIFAR10, _PREACT),
     ("resnet*-cifar", _CIFAR10, "He et al., CVPR 2016, arXiv 1512.03385; stem for 32 x 32 images"),
     ("resnet*", _CIFAR10, "FedIN, Chan et al., arXiv 2304.00759"),
     ("digits-*", _DIGITS, "polyfed"),

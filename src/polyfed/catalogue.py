@@ -1,0 +1,236 @@
+"""The methods side by side: what each is, sends, keeps and takes; and which of them a recipe's models and data carry.
+
+What is said of a method is said once, in its own file: class variables of `Method` and the comments beside the knobs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import io
+import textwrap
+import tokenize
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polyfed.errors import PolyfedError
+from polyfed.registry import METHODS
+from polyfed.units import human_bytes
+
+if TYPE_CHECKING:
+    from polyfed.recipe import Recipe
+
+__all__ = ["Fit", "Knob", "describe", "fits", "fits_lines", "knobs", "to_markdown", "to_text"]
+
+_SIZES = len("1023.9 KiB to 1023.9 KiB")
+_SYMBOLS = (
+    ("P", "floats of a client's network: weights and float buffers; P(r): of its slice of width r"),
+    ("P_h, P_G", "of its head, of a generator of features"),
+    ("C, S, D", "classes of the task, classes that the client has, features that enter the head"),
+    ("L, r", "inputs that everybody sees, columns of the mean kernel's factor"),
+    ("n_S, q", "pairs of intermediate features, floats of one"),
+    ("M, M_k", "models of others, entries that stay with client k"),
+    ("S(r)", "floats of BatchNorm's statistics at width r"),
+    ("w, phi, h", "weights, those before the head, those of the head; w_k, h_k: client k's own"),
+    ("c, m, a, A", "control variates, momentum or masks, anchors, affinities; c_k, m_k, a_k: client k's own"),
+)
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A setting of a method. name: as a recipe has it. default: its value. about: what the comment beside it says."""
+
+    name: str
+    default: Any
+    about: str
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Whether a recipe can run a method.
+
+    Attributes:
+        method: its name, or a variant's of the recipe. why: what does not fit; None where all does.
+        down, up: architecture -> bytes to and from one client in round 2; empty where it does not fit.
+    """
+
+    method: str
+    why: str | None
+    down: Mapping[str, int] = field(default_factory=dict)
+    up: Mapping[str, int] = field(default_factory=dict)
+
+
+# what a method is -------------------------------------------------------------------------------------------------
+
+
+def describe() -> list[dict[str, Any]]:
+    """One row per registered method: name, paper, differs, down, up, states, scored, needs, knobs (name -> default)
+    and about (name -> what the knob does).
+    """
+    rows = []
+    for name, kind in METHODS.items():
+        method, own = kind(), knobs(kind)
+        told = {key: getattr(kind, key) for key in ("paper", "differs", "down", "up", "states")}
+        row = {"name": name, **told, "scored": method.scored, "needs": _needs(method.needs)}
+        rows.append(row | {"knobs": {k.name: k.default for k in own}, "about": {k.name: k.about for k in own}})
+    return rows
+
+
+def knobs(kind: type[Any]) -> list[Knob]:
+    """The fields of a method's class in order. Where its source cannot be read, nothing is said about them."""
+    said = _comments(kind)
+    return [Knob(f.name.rstrip("_"), f.default, said.get(f.name, "")) for f in dataclasses.fields(kind)]
+
+
+def _needs(needs: Any) -> list[str]:
+    """What is not off."""
+    given = {f.name: getattr(needs, f.name) for f in dataclasses.fields(needs) if f.name != "instead"}
+    off = {f.name: f.default for f in dataclasses.fields(needs)}
+    return [name if value is True else f"{name}={value}" for name, value in given.items() if value != off[name]]
+
+
+def _comments(kind: type[Any]) -> dict[str, str]:
+    """Name of a class's attribute -> the comment at the end of its line, or else those on the lines above it."""
+    try:
+        source = textwrap.dedent(inspect.getsource(kind))
+    except (OSError, TypeError):
+        return {}
+    found: dict[str, str] = {}
+    above: list[str] = []
+    for line in _lines(source):
+        words = [token.string for token in line if token.type != tokenize.COMMENT]
+        said = [token.string.lstrip("# ") for token in line if token.type == tokenize.COMMENT]
+        if words[1:2] == [":"]:
+            found[words[0]] = " ".join(said or above)
+        above = [] if words or not said else [*above, *said]  # a comment before an empty line is another's
+    return found
+
+
+def _lines(source: str) -> Iterator[list[tokenize.TokenInfo]]:
+    """The logical lines of a source, comments included, without what only tells of their shape."""
+    shape = {tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    line: list[tokenize.TokenInfo] = []
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type in (tokenize.NEWLINE, tokenize.NL) and (token.type == tokenize.NEWLINE or not _open(line)):
+            yield line
+            line = []
+        elif token.type not in shape and token.type != tokenize.NL:
+            line.append(token)
+
+
+def _open(line: Sequence[tokenize.TokenInfo]) -> bool:
+    """Whether a bracket is still open, so that the line goes on."""
+    words = [token.string for token in line if token.type == tokenize.OP]
+    return sum(word in "([{" for word in words) > sum(word in ")]}" for word in words)
+
+
+# showing ----------------------------------------------------------------------------------------------------------
+
+
+def to_text(rows: Sequence[Mapping[str, Any]], width: int = 100) -> str:
+    """The rows of `describe` for a terminal: a paragraph per method, a line per knob."""
+    lines = []
+    for row in rows:
+        lines += [f"{row['name']}: {row['paper']}"]
+        for head, value in (
+            ("may differ", row["differs"]),
+            ("down", row["down"]),
+            ("up", row["up"]),
+            ("keeps", row["states"]),
+            ("scored", row["scored"]),
+            ("needs", ", ".join(row["needs"]) or "nothing"),
+        ):
+            lines += textwrap.wrap(f"{head:<10}  {value}", width, initial_indent="  ", subsequent_indent=" " * 14)
+        for name, default in row["knobs"].items():
+            head = f"{name} = {_shown(default)}"
+            about = f"  # {row['about'][name]}" if row["about"][name] else ""
+            lines += textwrap.wrap(head + about, width, initial_indent="    ", subsequent_indent=" " * 8)
+        lines.append("")
+    return "\n".join([*lines, *(f"{symbol:<11} {meaning}" for symbol, meaning in _SYMBOLS)])
+
+
+def to_markdown() -> str:
+    """The table of methods as docs/methods/README.md has it."""
+    heads = ["method", "paper", "may differ between clients", "down", "up", "kept between rounds", "scored", "knobs"]
+    lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join("---" for _ in heads) + " |"]
+    for row in describe():
+        own = ", ".join(f"`{name}` {_shown(default)}" for name, default in row["knobs"].items())
+        cells = [
+            f"[{row['name']}]({row['name']}.md)",
+            *(row[key] for key in ("paper", "differs", "down", "up", "states")),
+        ]
+        lines.append("| " + " | ".join(_cell(cell) for cell in (*cells, f"`{row['scored']}`", own or "none")) + " |")
+    symbols = "\n".join(f"| {_cell(symbol)} | {_cell(meaning)} |" for symbol, meaning in _SYMBOLS)
+    return (
+        "# Methods\n\n"
+        "Made by `polyfed methods --markdown`; `polyfed methods` also says what each knob does. Sizes are in\n"
+        "numbers, of 4 bytes where nothing else is said, per client and round. For bytes with models and data of\n"
+        "your own, and for what does not fit them: `polyfed methods --fits RECIPE.toml`.\n\n"
+        + "\n".join(lines)
+        + "\n\n| symbol | |\n| --- | --- |\n"
+        + symbols
+        + "\n"
+    )
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _shown(value: Any) -> str:
+    """A value as a recipe has it."""
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def fits_lines(found: Iterable[Fit]) -> Iterator[str]:
+    """The answers of `fits` for a terminal, each as it comes: bytes per client, least to most, or why not."""
+    column = max(map(len, METHODS))
+    yield f"{'method':<{column}}  runs  {'down, per client':<{_SIZES}}  up, per client"
+    for one in found:
+        why = None if one.why is None else " ".join(one.why.removeprefix(one.method).split())
+        answer = f"yes   {_range(one.down):<{_SIZES}}  {_range(one.up)}" if why is None else f"no    {why}"
+        yield f"{one.method:<{column}}  {answer}".rstrip()
+
+
+def _range(sizes: Mapping[str, int]) -> str:
+    if not sizes:
+        return ""
+    low, high = human_bytes(min(sizes.values())), human_bytes(max(sizes.values()))
+    return low if low == high else f"{low} to {high}"
+
+
+# what fits a recipe -----------------------------------------------------------------------------------------------
+
+
+def fits(recipe: str | Path | Recipe, overrides: Sequence[str] = (), measure: bool = True) -> Iterator[Fit]:
+    """For every method, and every variant in the recipe's ``[methods]``: does it run on these models and data?
+
+    With the knobs that the recipe gives to a method; the others have their defaults. Bytes are those of messages, from
+    two rounds of one batch each with one client of every architecture. Nothing is written.
+
+    Args:
+        recipe: a TOML file, or a `Recipe`. overrides: ``"data.clients=20"``, as ``--set`` on the command line.
+        measure: play the rounds; False: only ask whether models and data fit, and tell no bytes.
+
+    Raises:
+        RequestError: the recipe is wrong, or its data are not there.
+    """
+    from polyfed.preflight import message_bytes
+    from polyfed.recipe import Recipe
+    from polyfed.session import Prepared, prepare
+
+    base = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe, overrides)
+    data = Prepared()
+    data.dealt(base)
+    for name in dict.fromkeys([*METHODS, *base.variants()]):
+        try:
+            federation = prepare(base.choose(name), data=data)
+            down, up = message_bytes(federation) if measure else ({}, {})
+        except PolyfedError as error:
+            yield Fit(name, str(error))
+        else:
+            yield Fit(name, None, down, up)

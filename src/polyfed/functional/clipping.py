@@ -1,0 +1,22 @@
+"""Gradients of bounded length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+
+def clipped(grads: Mapping[str, Tensor | None], most: float) -> dict[str, Tensor | None]:
+    """The gradients shrunk together, so that their common norm is at most `most`; 0 is no limit.
+
+    >>> clipped({"w": torch.tensor([3.0]), "b": torch.tensor([4.0]), "unused": None}, 1.0)["b"]
+    tensor([0.8000])
+    """
+    present = [g for g in grads.values() if g is not None]
+    if not most or not present:
+        return dict(grads)
+    norm = torch.stack([g.square().sum() for g in present]).sum().sqrt()
+    shrink = most / norm.clamp(min=most)
+    return {name: None if g is None else g * shrink for name, g in grads.items()}

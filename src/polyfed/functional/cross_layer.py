@@ -1,0 +1,116 @@
+"""Updates of deep layers steered by those of other layers: InCo's correction, InclusiveFL's momentum.
+
+An update is what averaging changes: new weights minus old. Shapes: O, I channels of a convolution, K x K its kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from polyfed.functional.blocks import blocks
+
+ThetaRule = Literal["code", "paper"]
+Granularity = Literal["kernel", "tensor"]
+_EPSILON = 1e-7  # of the authors' code
+
+
+def references(weights: Mapping[str, Tensor]) -> dict[str, str]:
+    """Which convolution is corrected by which: name -> name of its reference.
+
+    Corrected are the convolutions (larger than 1 x 1) of all blocks of a stage but its first. The reference is the
+    first block's last convolution of the same shape: in a basic block conv2, as its conv1 may have another input
+    width. Without one of that shape a convolution is left out.
+
+    Source: InCo Aggregation (Chan et al., ICLR 2024) and its authors' code.
+    """
+    found: dict[str, str] = {}
+    for members in blocks(name for name, t in weights.items() if _has_kernels(t)).values():
+        first, *deeper = members.values()
+        for name in (name for block in deeper for name in block.values()):
+            alike = [other for other in first.values() if weights[other].shape == weights[name].shape]
+            found |= {name: alike[-1]} if alike else {}
+    return found
+
+
+def corrected(
+    g_k: Tensor,
+    g_0: Tensor,
+    rule: ThetaRule = "code",
+    granularity: Granularity = "kernel",
+    theta_max: float = 5.0,
+    update_max: float = 0.1,
+) -> Tensor:
+    """The update g_k of a deep convolution, turned by that of a shallow one.
+
+    With alpha = <g_0, g_0> and beta = <g_0, g_k>, for every kernel (or the whole tensor) by itself:
+
+    - "paper": g_k + theta g_0, theta = max(0, -beta / alpha), is the nearest to g_k that does not point against g_0.
+    - "code": (g_k / ||g_k|| + theta g_0 / ||g_0||) (||g_k|| + ||g_0||) / 2, theta = min(|beta| / (alpha + 1e-7),
+      theta_max), whatever beta's sign.
+
+    Where g_k or g_0 is zero, g_k stays as it is.
+
+    Args:
+        g_k: (O, I, K, K). g_0: the same shape.
+        rule: which of the two. granularity: what has a theta of its own.
+        theta_max: of "code". update_max: the largest size of an entry of the result; 0: any.
+
+    Returns:
+        (O, I, K, K) in g_k's dtype.
+
+    Raises:
+        ValueError: the shapes differ, or a limit is negative.
+
+    Source: InCo Aggregation, section 3; "code" is what its published figures were made with.
+    """
+    if g_k.shape != g_0.shape or g_k.dim() != 4:
+        raise ValueError(f"expected two updates (O, I, K, K) of one shape, got {tuple(g_k.shape)}, {tuple(g_0.shape)}")
+    if theta_max < 0 or update_max < 0:
+        raise ValueError(f"expected limits of at least 0, got theta_max {theta_max} and update_max {update_max}")
+    deep, shallow = (g.double().flatten(2 if granularity == "kernel" else 0) for g in (g_k, g_0))
+    alpha, beta = ((shallow * g).sum(-1, keepdim=True) for g in (shallow, deep))
+    long, short = deep.norm(dim=-1, keepdim=True), shallow.norm(dim=-1, keepdim=True)
+    if rule == "paper":
+        turned = deep + (-beta / alpha).clamp(min=0) * shallow
+    else:
+        theta = (beta.abs() / (alpha + _EPSILON)).clamp(max=theta_max)
+        turned = (deep / long + theta * shallow / short) * (long + short) / 2
+    turned = torch.where((long > 0) & (short > 0), turned, deep)
+    if update_max:
+        turned = turned.clamp(-update_max, update_max)
+    return turned.reshape(g_k.shape).to(g_k.dtype)
+
+
+def last_blocks(small: Mapping[str, Tensor], large: Mapping[str, Tensor]) -> dict[str, list[str]]:
+    """A small network's last blocks, and what they can learn from in a larger one.
+
+    Of every stage in which the larger has more blocks, the tensors of the small network's last block.
+
+    Args:
+        small, large: two networks' tensors by name.
+
+    Returns:
+        Name in `small` -> names in `large`: that block and all deeper ones of the stage. None where these are not all
+        of one shape (in a block that halves its input or changes its width).
+
+    Source: InclusiveFL (Liu et al., KDD 2022), momentum knowledge distillation; stages are FedIN's reading.
+    """
+    found: dict[str, list[str]] = {}
+    deeper = blocks(large)
+    for stage, members in blocks(small).items():
+        last = max(members)
+        others = [layers for number, layers in deeper.get(stage, {}).items() if number >= last]
+        if len(others) > 1:
+            for layer, name in members[last].items():
+                names = [layers[layer] for layers in others if layer in layers]
+                alike = len(names) == len(others) and all(large[n].shape == small[name].shape for n in names)
+                found[name] = names if alike else []
+    return found
+
+
+def _has_kernels(t: Tensor) -> bool:
+    return t.dim() == 4 and t.shape[2:].numel() > 1

@@ -1,0 +1,62 @@
+"""How far a model has gone since it was received: that length as a penalty, and the way as it is released (FedDPA)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from polyfed.functional.clipping import clipped
+from polyfed.functional.losses import squared_distance
+
+Norms = Literal["squared", "tensorwise"]
+
+
+def length(params: Mapping[str, Tensor], reference: Mapping[str, Tensor], norms: Norms) -> Tensor:
+    """``||w - w_ref||^2`` over all entries ("squared"), or the sum of the tensors' own norms, unsquared ("tensorwise").
+
+    Args:
+        params: w by name. reference: w_ref, a constant for the gradient, with at least these names.
+
+    Returns:
+        0-d tensor. Where a tensor is equal to its reference its norm has the gradient 0.
+
+    Source: Yang et al. (FedDPA), NeurIPS 2023, and its code ("tensorwise").
+
+    >>> w, w_ref = {"a": torch.tensor([3.0, 4.0]), "b": torch.ones(1)}, {"a": torch.zeros(2), "b": torch.zeros(1)}
+    >>> length(w, w_ref, "squared"), length(w, w_ref, "tensorwise")
+    (tensor(26.), tensor(6.))
+    """
+    return squared_distance(params, reference) if norms == "squared" else _norms(params, reference).sum()
+
+
+def gap(params: Mapping[str, Tensor], reference: Mapping[str, Tensor], bound: float, norms: Norms) -> Tensor:
+    """``(||w - w_ref|| - C)^2`` ("squared"), or the sum of the tensors' norms: its absolute distance to C.
+
+    Arguments as in `length`; `bound` is C. Source: FedDPA, and its code ("tensorwise").
+
+    >>> w, w_ref = {"a": torch.tensor([3.0, 4.0]), "b": torch.ones(1)}, {"a": torch.zeros(2), "b": torch.ones(1)}
+    >>> gap(w, w_ref, 7.0, "squared"), gap(w, w_ref, 7.0, "tensorwise")
+    (tensor(4.), tensor(2.))
+    """
+    each = _norms(params, reference)
+    return (torch.linalg.vector_norm(each) - bound).square() if norms == "squared" else (each.sum() - bound).abs()
+
+
+def released(update: Mapping[str, Tensor], bound: float, std: float, generator: torch.Generator) -> dict[str, Tensor]:
+    """The update, shortened to the norm `bound` if it is longer, plus N(0, std^2) on every entry; std 0 draws nothing.
+
+    >>> released({"a": torch.tensor([3.0, 4.0])}, 1.0, 0.0, torch.Generator())
+    {'a': tensor([0.6000, 0.8000])}
+    """
+    short = {name: t for name, t in clipped(update, bound).items() if t is not None}
+    if not std:
+        return short
+    return {name: t + std * torch.randn(t.shape, generator=generator).to(t) for name, t in short.items()}
+
+
+def _norms(params: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> Tensor:
+    """(L,) norms of the L tensors' differences."""
+    return torch.stack([torch.linalg.vector_norm(w - reference[name].detach()) for name, w in params.items()])

@@ -1,0 +1,135 @@
+"""Masks over the entries of tensors: growing them, sending only what they leave, averages over who shares an entry.
+
+A mask is a boolean tensor, True where the entry is its owner's own and is not shared. A name that a group of masks does
+not have is a tensor that is shared whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from polyfed.functional.averaging import layer_wise_mean
+
+Masks = Mapping[str, Tensor]
+
+
+def grown(mask: Tensor, delta: Tensor, share: float, limit: float) -> Tensor:
+    """The mask with `share` of the entries that are still shared added: those where `delta` is largest.
+
+    Exactly round(share * shared) entries; of equal ones those that come first, so that a tensor that has not moved is
+    not taken whole. A mask of which `limit` or more is True stays as it is, so that it may end beyond by one step.
+
+    Args:
+        mask: boolean, any shape. delta: how far each entry has moved, of the same shape, not negative.
+        share: in [0, 1]. limit: in [0, 1].
+
+    Returns:
+        A new boolean tensor, True wherever `mask` is.
+
+    Raises:
+        ValueError: the shapes differ.
+
+    Source: FedSelect (Tamirisa et al., CVPR 2024), and its code.
+
+    >>> grown(torch.tensor([True, False, False, False, False]), torch.tensor([9.0, 1, 3, 3, 2]), 0.5, 0.8)
+    tensor([ True, False,  True,  True, False])
+    """
+    if mask.shape != delta.shape:
+        raise ValueError(f"expected a mask and its delta in one shape, got {tuple(mask.shape)}, {tuple(delta.shape)}")
+    more = mask.flatten().clone()
+    open_places = (~more).nonzero().flatten()
+    if len(more) - len(open_places) < limit * len(more):
+        order = delta.flatten()[open_places].argsort(descending=True, stable=True)
+        more[open_places[order[: round(share * len(open_places))]]] = True
+    return more.reshape(mask.shape)
+
+
+def packed(mask: Tensor) -> Tensor:
+    """Eight entries of a mask in a byte, the first in the lowest bit; (ceil(n / 8),) uint8.
+
+    >>> packed(torch.tensor([True, False, False, True, False, False, False, False, True]))
+    tensor([9, 1], dtype=torch.uint8)
+    """
+    bits = torch.nn.functional.pad(mask.flatten().to(torch.uint8), (0, -mask.numel() % 8)).reshape(-1, 8)
+    return (bits << torch.arange(8, dtype=torch.uint8, device=bits.device)).sum(dim=1, dtype=torch.uint8)
+
+
+def unpacked(bits: Tensor, shape: Sequence[int]) -> Tensor:
+    """The inverse of `packed`: a boolean tensor of this shape.
+
+    Raises:
+        ValueError: not as many bytes as the shape needs.
+    """
+    count = torch.Size(shape).numel()
+    if bits.dtype != torch.uint8 or bits.shape != (-(-count // 8),):
+        expected = f"{-(-count // 8)} bytes for a mask of shape {tuple(shape)}"
+        raise ValueError(f"expected {expected}, got {bits.dtype} of shape {tuple(bits.shape)}")
+    entries = (bits[:, None] >> torch.arange(8, dtype=torch.uint8, device=bits.device)) & 1
+    return entries.flatten()[:count].reshape(tuple(shape)).bool()
+
+
+def shared(tensors: Mapping[str, Tensor], masks: Masks) -> dict[str, Tensor]:
+    """What is sent: of a tensor with a mask the entries where it is False, (n,); all others as they are."""
+    return {name: t[~masks[name].to(t.device)] if name in masks else t for name, t in tensors.items()}
+
+
+def fits(values: Mapping[str, Tensor], masks: Masks, own: Mapping[str, Tensor]) -> bool:
+    """Whether `values` have the shapes that `shared` gives tensors like `own` under these masks."""
+    expected = shared({name: own[name].detach() for name in values}, masks)
+    return all(value.shape == expected[name].shape for name, value in values.items())
+
+
+def filled(values: Mapping[str, Tensor], masks: Masks, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of `shared`: whole tensors with `values` where the masks are False, and `own` elsewhere.
+
+    Raises:
+        ValueError: not as many values as the mask leaves.
+    """
+    whole = {}
+    for name, value in values.items():
+        if name not in masks:
+            whole[name] = value
+            continue
+        places = ~masks[name].to(own[name].device)
+        if value.shape != (int(places.sum()),):
+            raise ValueError(f"expected {int(places.sum())} shared entries of '{name}', got shape {tuple(value.shape)}")
+        tensor = own[name].detach().clone()
+        tensor[places] = value.to(tensor)
+        whole[name] = tensor
+    return whole
+
+
+def entry_wise_mean(
+    models: Sequence[Mapping[str, Tensor]], masks: Sequence[Masks], base: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Entry by entry the plain mean over the models that have the tensor and share the entry.
+
+    An entry that nobody shares keeps the value that it has in `base`. Where nobody has a mask for a tensor this is
+    `averaging.layer_wise_mean` with equal weights, bit for bit. Sums are float64 and cast back.
+
+    Args:
+        models: whole tensors by name, any subset of ``base``; what they hold in places that are not shared has no say.
+        masks: one group per model, True where the entry is not shared.
+        base: the shared model.
+
+    Returns:
+        A new mapping with the names, order and dtypes of ``base``.
+
+    Raises:
+        ValueError: see `layer_wise_mean`.
+    """
+    mean = layer_wise_mean(models, [1.0] * len(models), base)
+    for name in {name for group in masks for name in group if name in base}:
+        held = [(m[name], group.get(name)) for m, group in zip(models, masks, strict=True) if name in m]
+        total = torch.zeros_like(base[name], dtype=torch.float64, requires_grad=False)
+        count = torch.zeros_like(total)
+        for tensor, mask in held:
+            share = torch.ones_like(count) if mask is None else (~mask).to(count)
+            total += share * tensor.detach()
+            count += share
+        entries = (total / count.clamp(min=1)).to(base[name].dtype)
+        mean[name] = torch.where(count > 0, entries, base[name].detach())
+    return mean

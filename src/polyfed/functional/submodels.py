@@ -1,0 +1,165 @@
+"""Sub-models cut from one large model by width: which channels, cutting them out, averaging what comes back.
+
+A network's channels form *groups*: all tensors on one residual stream share one, a hidden layer is one of its own. A
+plan says for every dimension of every tensor which group it belongs to; a sub-model keeps some channels of each group.
+Nothing here knows how a plan is found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+WHOLE = 0  # the group of every dimension that is never cut: inputs, kernels
+OUTPUT = 1  # the group of the classes: no sub-model cuts it, but who lacks a class may have no say in its row
+
+Kept = Mapping[int, Tensor]  # group -> the channels that are kept, (L,) int64; a group that is not in it is kept whole
+
+
+class Axis(NamedTuple):
+    """One dimension of a tensor: the group of its channels, each `repeat` entries long (pixels, once flattened)."""
+
+    group: int
+    repeat: int = 1
+
+
+@dataclass(frozen=True)
+class ChannelPlan:
+    """Which channels a network has, and where.
+
+    axes: tensor name -> one axis per dimension. sizes: group -> its number of channels, of the groups that are cut.
+    """
+
+    axes: Mapping[str, tuple[Axis, ...]]
+    sizes: Mapping[int, int]
+
+    def kept(self, window: Callable[[int], Tensor]) -> dict[int, Tensor]:
+        """The channels of every group that is cut. window: number of channels -> those that are kept."""
+        return {group: window(size) for group, size in self.sizes.items()}
+
+
+class Part(NamedTuple):
+    """A sub-model that comes back: its tensors by name (any subset), and which channels they are."""
+
+    tensors: Mapping[str, Tensor]
+    kept: Kept
+
+
+def width(size: int, rate: float) -> int:
+    """ceil(rate * size), at least 1: how many of so many channels a sub-model keeps.
+
+    >>> [width(10, rate) for rate in (1.0, 0.5, 0.1, 0.07)], width(100, 0.07)
+    ([10, 5, 1, 1], 7)
+    """
+    return max(1, math.ceil(rate * size - 1e-9))  # 0.07 * 100 is a little more than 7
+
+
+def first(size: int, rate: float) -> Tensor:
+    """The first ceil(rate * size) channels (HeteroFL).
+
+    >>> first(6, 0.5)
+    tensor([0, 1, 2])
+    """
+    return torch.arange(width(size, rate))
+
+
+def rolling(size: int, rate: float, step: int) -> Tensor:
+    """As many, from channel `step` on and around the end (FedRolex): the window moves forwards by one a step.
+
+    >>> rolling(6, 0.5, 4)
+    tensor([4, 5, 0])
+    """
+    return (first(size, rate) + step % size) % size
+
+
+def take(plan: ChannelPlan, tensors: Mapping[str, Tensor], kept: Kept) -> dict[str, Tensor]:
+    """The sub-model's tensors; those of which nothing is cut are handed on as they are. Differentiable.
+
+    Args:
+        plan: knows every name in `tensors`. tensors: of the large model. kept: channels by group.
+
+    >>> plan = ChannelPlan({"weight": (Axis(OUTPUT), Axis(2, repeat=2))}, {2: 3})
+    >>> take(plan, {"weight": torch.arange(6).reshape(1, 6)}, {2: torch.tensor([2, 0])})
+    {'weight': tensor([[4, 5, 0, 1]])}
+    """
+    return {name: _cut(tensor, _places(plan.axes[name], kept)) for name, tensor in tensors.items()}
+
+
+def covered_mean(
+    plan: ChannelPlan, base: Mapping[str, Tensor], parts: Sequence[Part], weights: Sequence[float] | None = None
+) -> dict[str, Tensor]:
+    """Entry by entry the mean over the parts that hold the entry; what none holds keeps its value bit for bit.
+
+    Sums are float64 and cast back, so that the mean of equal entries is that entry.
+
+    Args:
+        plan: knows every name in `base`. base: the large model's tensors.
+        parts: sub-models; a tensor that a part does not have counts as not held.
+        weights: one per part, none negative; an entry's are divided by their sum over the parts that hold it. None:
+            all alike.
+
+    Returns:
+        A new mapping with the names and dtypes of `base`; tensors that no part holds are those of `base`.
+
+    Raises:
+        ValueError: not one weight per part; a part has a name that is not in `base`, or a shape that is not its
+            channels'.
+
+    Source: HeteroFL (Diao et al., ICLR 2021), eq. 3 to 6; FedRolex (Alam et al., NeurIPS 2022), eq. 2.
+    """
+    shares = [1.0] * len(parts) if weights is None else [float(weight) for weight in weights]
+    if len(shares) != len(parts):
+        raise ValueError(f"expected one weight per part, got {len(shares)} weights for {len(parts)} parts")
+    if unknown := [name for part in parts for name in part.tensors if name not in base]:
+        raise ValueError(f"expected only tensors of the large model, got '{unknown[0]}'")
+    mean = {}
+    for name, whole in base.items():
+        held = [(part, share) for part, share in zip(parts, shares, strict=True) if name in part.tensors and share > 0]
+        mean[name] = _covered(name, whole, plan.axes[name], held) if held else whole
+    return mean
+
+
+def _covered(name: str, whole: Tensor, axes: Sequence[Axis], held: Sequence[tuple[Part, float]]) -> Tensor:
+    total = torch.zeros_like(whole, dtype=torch.float64, requires_grad=False)
+    count = torch.zeros_like(total)
+    for part, share in held:
+        places = _places(axes, part.kept)
+        tensor = part.tensors[name].detach()
+        expected = tuple(len(p) if p is not None else n for p, n in zip(places, whole.shape, strict=True))
+        if tuple(tensor.shape) != expected:
+            raise ValueError(f"expected '{name}' of shape {expected} as its channels say, got {tuple(tensor.shape)}")
+        where = _index(places, whole.shape)
+        total[where] += share * tensor.to(total)
+        count[where] += share
+    mean = (total / count.clamp(min=torch.finfo(count.dtype).tiny)).to(whole.dtype)
+    return torch.where(count > 0, mean, whole)
+
+
+def _places(axes: Sequence[Axis], kept: Kept) -> list[Tensor | None]:
+    """Per dimension which entries are kept; None: all."""
+    return [_entries(kept[axis.group], axis.repeat) if axis.group in kept else None for axis in axes]
+
+
+def _entries(channels: Tensor, repeat: int) -> Tensor:
+    if repeat == 1:
+        return channels
+    return (channels[:, None] * repeat + torch.arange(repeat, device=channels.device)).flatten()
+
+
+def _cut(tensor: Tensor, places: Sequence[Tensor | None]) -> Tensor:
+    for dim, place in enumerate(places):
+        if place is not None:
+            tensor = tensor.index_select(dim, place.to(tensor.device))
+    return tensor
+
+
+def _index(places: Sequence[Tensor | None], shape: Sequence[int]) -> tuple[Tensor, ...]:
+    """The same places as an index into the large tensor; trailing dimensions that are kept whole are left out."""
+    last = max((dim for dim, place in enumerate(places) if place is not None), default=-1)
+    index = [torch.arange(n) if p is None else p for p, n in zip(places[: last + 1], shape, strict=False)]
+    return torch.meshgrid(*index, indexing="ij") if index else ()

@@ -1,0 +1,127 @@
+"""FedFomo: every client weighs others' models by what they gain on its own data (Zhang et al., ICLR 2021).
+
+Client k:  delta_n = (L(w_old) - L(w_n)) / ||w_n - w_old||, L the mean cross entropy on its validation rows;
+           w_k <- w_old + sum_n omega_n (w_n - w_old), omega_n = max(delta_n, 0) / their sum, w_n being the models sent
+           and its own last one;  then E epochs of SGD on CE(f(x; w_k), y) on its training rows.
+Server:    keeps every client's last model;  A_kn <- A_kn + delta_n;  sends client k the M others with the largest A_kn,
+           each replaced by a random other with probability epsilon_t = max(0, epsilon - (t - 1) decay).
+Sent per round, P floats of weights and float buffers: up 4 P + 4 M, down 4 M P; in a first round nothing down, up 4 P.
+Deviations from the paper: (1) where architectures differ, a candidate is sent as far as its tensors are the client's,
+counts as w_old in the others, and is as far away as the common ones are; or only those of one's own architecture are
+sent. (2) w_old is the model from before the last local training (`baseline = "mixed"`), so that what the client learnt
+is weighed like what others learnt; with "trained" it is that training's result. (3) The client's own last model is a
+candidate beside the M, and is not sent down. (4) Models of which nothing is known come in random order. (5) Distances
+are over parameters; BatchNorm's statistics travel and are mixed, but have no say. (6) The validation rows are the
+recipe's (`data.split`), and never trained on. From the authors' code: its distance is L1 by default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from polyfed.core import passes, shared_model
+from polyfed.core.client import Client
+from polyfed.core.message import Group, Message, group, tensor
+from polyfed.core.method import Batch, Context, Method, Needs, Trained, knobs
+from polyfed.core.networks import floats, load
+from polyfed.core.server import Server
+from polyfed.functional.losses import cross_entropy
+from polyfed.functional.mixing import distance, improvements, moved_towards, positive_shares
+
+
+@knobs
+class FedFomo(Method):
+    """A mixture of others' models for every client, by their validation loss there."""
+
+    name: ClassVar[str] = "fedfomo"
+    paper: ClassVar[str] = "Zhang et al., ICLR 2021"
+    differs: ClassVar[str] = "depth: tensors of one name have one shape (same-shape: anything)"
+    down: ClassVar[str] = "M P, M others' models"
+    up: ClassVar[str] = "P + M"
+    states: ClassVar[str] = "client: w before training; server: all w_k, A (N x N)"
+
+    models: Annotated[int, Field(ge=1)] = 5  # M, others' models that a client is sent
+    epsilon: Annotated[float, Field(ge=0, le=1)] = 0.3  # chance of a random model in round 1; 0: always the best known
+    epsilon_decay: Annotated[float, Field(ge=0)] = 0.05  # what epsilon loses every round; 0: nothing
+    baseline: Literal["mixed", "trained"] = "mixed"  # w_old: before the last local training, or after it
+    norm: Literal["l2", "l1"] = "l2"  # of w_n - w_old
+    aggregation: shared_model.Aggregation = "layer-wise"  # or "same-shape": candidates of one's own architecture only
+
+    @property
+    def needs(self) -> Needs:
+        return dataclasses.replace(shared_model.needs(self.aggregation), validation=True)
+
+    # server ------------------------------------------------------------------------------------------------
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        names = floats(server.model(server.clients[client_id].architecture, {})).keys()
+        sent = [server.weights(n) for n in self._chosen(server, client_id)]
+        return {f"candidate {place}": {k: w[k] for k in w if k in names} for place, w in enumerate(sent)}
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        affinity = self._affinity(server)
+        for i, message in uploads.items():
+            if "delta" in message:
+                affinity[i, self._chosen(server, i)] += tensor(message, "delta").double()
+        for i, message in uploads.items():
+            server.keep(i, group(message, "model"))
+        server.state["affinity"] = affinity
+
+    def _affinity(self, server: Server) -> Tensor:
+        """A copy of A with a row and a column for everybody who is present; 0 where nothing is known."""
+        known = tensor(server.state, "affinity") if "affinity" in server.state else torch.zeros(0, 0)
+        size = max(len(known), 1 + max(server.clients))
+        affinity = torch.zeros(size, size, dtype=torch.float64)
+        affinity[: len(known), : len(known)] = known
+        return affinity
+
+    def _chosen(self, server: Server, client_id: int) -> list[int]:
+        """Whose models a client is sent in this round; the same whenever it is asked before they are taken in."""
+        mine, draws = server.clients[client_id].architecture, server.generator("candidates", client_id)
+        fits = [n for n, m in server.clients.items() if self.aggregation == "layer-wise" or m.architecture == mine]
+        others = [n for n in fits if n != client_id and server.has_kept(n)]
+        order = [others[place] for place in torch.randperm(len(others), generator=draws).tolist()]
+        row = self._affinity(server)[client_id].tolist()
+        ranked = sorted(order, key=lambda n: -row[n])  # equal ones stay in random order
+        chosen, rest = ranked[: self.models], ranked[self.models :]
+        epsilon = self.epsilon - self.epsilon_decay * (server.round - 1)
+        for slot, draw in enumerate(torch.rand(len(chosen), generator=draws).tolist()):
+            if rest and draw < epsilon:
+                other = int(torch.randint(len(rest), (), generator=draws))
+                chosen[slot], rest[other] = rest[other], chosen[slot]
+        return chosen
+
+    # client ------------------------------------------------------------------------------------------------
+    def receive(self, client: Client, message: Message) -> Context:
+        own = {name: t.clone() for name, t in floats(client.model).items()}
+        mine = [own] if "before" in client.state else []  # else w_old is the client's own model
+        old = group(client.state, "before") if mine else own
+        candidates = [*mine, *(group(message, f"candidate {place}") for place in range(len(message)))]
+        delta = self._delta(client, old, candidates)
+        mixed = moved_towards(old, candidates, positive_shares(delta).tolist())
+        load(client.model, mixed)
+        if self.baseline == "mixed":
+            client.state["before"] = {name: t.cpu() for name, t in mixed.items()}
+        return {"delta": delta[len(mine) :]}
+
+    def _delta(self, client: Client, old: Group, candidates: list[Group]) -> Tensor:
+        """How much each candidate gains over `old` on the client's validation rows, for its distance."""
+        held, losses = client.data.validation, []
+        for candidate in (old, *candidates):
+            load(client.model, {**old, **candidate})
+            logits = passes.apply(client.model, client.model, held.x, client.prepare).cpu()
+            losses.append(float(cross_entropy(logits, held.y, torch.ones(len(held)))))
+        weights = {name: old[name] for name, _ in client.model.named_parameters()}
+        return improvements(losses[0], losses[1:], [distance(weights, one, self.norm) for one in candidates])
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        return cross_entropy(model(batch.x), batch.y, batch.w)
+
+    def upload(self, client: Client, trained: Trained) -> Message:
+        delta: Tensor = client.context["delta"]
+        return {"model": floats(client.model), **({"delta": delta} if len(delta) else {})}

@@ -1,0 +1,149 @@
+"""FedGen: clients learn from features that a server-trained generator makes (Zhu, Hong and Zhou, ICML 2021).
+
+G(z, y) makes what enters the head h from noise z and a class y; f is the whole network, of D features and C classes.
+Client k:  w <- received;  E local epochs of SGD on  CE(f(x; w), y)
+               + a_t (R / B) CE(h(G(z', y')), y') + b_t KL(softmax h(G(z, y)) || softmax f(x)),
+           y' drawn R times as often as the clients have it; a_t, b_t = (alpha, beta) * decay^(t - 1), at least 1e-4.
+Server:    w <- sum_k p_k w_k;  G by Adam on  sum_k omega_ky CE(h_k(G(z, y)), y) + diversity * L_div, omega_ky = n_ky /
+           sum_j n_jy, heads h_k as received, L_div = exp(-mean over pairs |z_a - z_b|^2 |G_a - G_b|).
+Sent per round, P floats of weights and buffers, G's P_G: down 4 P, from round 2 on 4 (P + P_G + C); up 4 (P + C), the
+counts n_ky (int32); P_G = (Z + C + 5) H + (H + 1) D with Z numbers of noise and H hidden units.
+Deviations from the paper (arXiv:2105.10056): (1) the KL term and the weights are those of the authors' code, as is the
+sum of the clients' losses; the paper has the loss of their mean logits ("logits"). (2) Noise is normal, in that code
+uniform. (3) y' follows the counts of those who answered last, so these go down, too; a class with one sample in all is
+not made. (4) No generated features in round 1, when G is untrained. (5) Architectures may differ: weights are averaged
+layer-wise, or within each architecture, while G is of them all. (6) On clients G uses its running statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from polyfed.core import feature_generator, shared_model
+from polyfed.core.client import Client
+from polyfed.core.message import Message, group, tensor
+from polyfed.core.method import Batch, Context, Method, Needs, Trained, knobs
+from polyfed.core.networks import floats, load, split
+from polyfed.core.server import Server
+from polyfed.core.settings import Stage
+from polyfed.functional.losses import cross_entropy, divergence
+from polyfed.functional.modes import untracked_statistics
+
+_LEAST = 1e-4  # of a_t and b_t
+
+
+@knobs
+class FedGen(Method):
+    """Averaging of weights, and features of all classes from a generator trained on the clients' heads."""
+
+    name: ClassVar[str] = "fedgen"
+    paper: ClassVar[str] = "Zhu et al., ICML 2021"
+    differs: ClassVar[str] = "depth, one feature width (same-shape: anything before the head)"
+    down: ClassVar[str] = "P + P_G + C"
+    up: ClassVar[str] = "P + C"
+    states: ClassVar[str] = "server: w, G and its Adam, class counts"
+
+    alpha: Annotated[float, Field(ge=0)] = 10.0  # weight of the loss on features made for drawn classes; 0 is off
+    beta: Annotated[float, Field(ge=0)] = 10.0  # weight of the KL towards features of the batch's classes; 0 is off
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.98  # of both weights, per round; 1 is off
+    rows: Annotated[int, Field(ge=1)] | None = None  # R, drawn classes per step; None: the batch size
+    noise: Annotated[int, Field(ge=1)] = 32  # Z, numbers of noise that G takes
+    hidden: Annotated[int, Field(ge=1)] = 256  # H, hidden units of G
+    generator_steps: Annotated[int, Field(ge=1)] = 50  # steps of Adam per round
+    generator_batch: Annotated[int, Field(ge=2)] = 128  # features made in each
+    generator_lr: Annotated[float, Field(gt=0)] = 3e-4  # its learning rate in round 1
+    generator_lr_decay: Annotated[float, Field(gt=0, le=1)] = 0.98  # of that, per round; 1 is off
+    generator_weight_decay: Annotated[float, Field(ge=0)] = 0.01  # L2 penalty in Adam; 0 is off
+    diversity: Annotated[float, Field(ge=0)] = 1.0  # weight of L_div; 0 is off
+    ensemble: feature_generator.Ensemble = "losses"  # or "logits", the paper's
+    aggregation: shared_model.Aggregation = "layer-wise"  # or "same-shape": within each architecture
+    weighting: shared_model.Weighting = "samples"  # "uniform" counts every client once
+
+    @property
+    def needs(self) -> Needs:
+        layered, instead = self.aggregation == "layer-wise", "use method.aggregation = 'same-shape'"
+        return Needs(split_model=True, one_feature_dim=True, nested=layered, instead=instead)
+
+    @property
+    def scored(self) -> Stage:
+        return "received"
+
+    # server ------------------------------------------------------------------------------------------------
+    def start(self, server: Server) -> None:
+        shared_model.start(server, self.aggregation)
+        features = split(server.model(server.architectures[0], {})).feature_dim
+        draws = server.generator("generator")
+        server.state["generator"] = feature_generator.fresh(self.noise, server.classes, self.hidden, features, draws)
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        message = shared_model.broadcast(server, self.aggregation, client_id)
+        return {**message, **{name: server.state[name] for name in ("generator", "counts") if "counts" in server.state}}
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        counts = {i: tensor(message, "counts") for i, message in uploads.items()}
+        shares = {i: float(n.sum()) if self.weighting == "samples" else 1.0 for i, n in counts.items()}
+        shared_model.average(server, self.aggregation, shared_model.uploaded(uploads), shares)
+        if counts and (self.alpha or self.beta):
+            self._train_generator(server, uploads, torch.stack([counts[i].long() for i in uploads]))
+
+    def _train_generator(self, server: Server, uploads: Mapping[int, Message], counts_SC: Tensor) -> None:
+        known = feature_generator.known_classes(counts_SC)
+        if not known.any():
+            return
+        models = ((server.clients[i].architecture, group(message, "model")) for i, message in uploads.items())
+        heads = [feature_generator.frozen_head(server.model(*model)) for model in models]
+        moments = group(server.state, "moments") if "moments" in server.state else {}
+        lr = self.generator_lr * self.generator_lr_decay ** (server.round - 1)
+        weights, moments, server.log["generator_loss"] = feature_generator.fit(
+            group(server.state, "generator"), moments, heads, counts_SC, self._fitting(lr), server.generator("features")
+        )
+        server.state |= {"generator": dict(weights), "moments": dict(moments), "counts": known.int()}
+
+    def _fitting(self, lr: float) -> feature_generator.Fitting:
+        steps, batch, weight_decay = self.generator_steps, self.generator_batch, self.generator_weight_decay
+        return feature_generator.Fitting(steps, batch, lr, weight_decay, self.diversity, self.ensemble)
+
+    # client ------------------------------------------------------------------------------------------------
+    def receive(self, client: Client, message: Message) -> Context:
+        load(client.model, group(message, "model"))
+        if "generator" not in message:
+            return {}
+        like = next(client.model.parameters())
+        generator = {name: t.to(like, copy=True) for name, t in group(message, "generator").items()}
+        a, b = (max(w * self.decay ** (client.round - 1), min(w, _LEAST)) for w in (self.alpha, self.beta))
+        a *= self._rows(client) / client.training.batch_size
+        return {"generator": generator, "counts": tensor(message, "counts").clone(), "weights": like.new_tensor([a, b])}
+
+    def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+        if "generator" not in client.context:
+            return {}
+        rows, device = self._rows(client), client.context["weights"].device
+        drawn = torch.multinomial(client.context["counts"].double(), rows, replacement=True, generator=generator)
+        noise = [torch.randn(n, self.noise, generator=generator) for n in (rows, client.training.batch_size)]
+        return {"y": drawn.to(device), "z_y": noise[0].to(device), "z": noise[1].to(device)}
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        scores = model(batch.x)
+        task = cross_entropy(scores, batch.y, batch.w)
+        if "generator" not in context:
+            return task
+        a, b = context["weights"]
+        drawn = feature_generator.generate(context["generator"], context["z_y"], context["y"])
+        made = feature_generator.generate(context["generator"], context["z"][: len(batch.y)], batch.y)
+        with untracked_statistics(model.head):
+            of_drawn, teacher = model.head(drawn), model.head(made)
+        invented = cross_entropy(of_drawn, context["y"], torch.ones_like(drawn[:, 0]))
+        loss: Tensor = task + a * invented + b * divergence(scores, teacher, batch.w)
+        return loss
+
+    def upload(self, client: Client, trained: Trained) -> Message:
+        counts = torch.bincount(client.data.train.y, minlength=client.classes).int()
+        return {"model": floats(client.model), "counts": counts}
+
+    def _rows(self, client: Client) -> int:
+        return self.rows or client.training.batch_size

@@ -1,0 +1,94 @@
+"""FedRep: one representation for all, a head of one's own (Collins, Hassani, Mokhtari and Shakkottai, ICML 2021).
+
+w_k = (phi_k, h_k): h_k is the network's head, phi_k all before it.
+Client k:  phi_k <- phi;  `head_epochs` epochs of SGD on CE(h_k(phi_k(x)), y) in h_k alone, then `extractor_epochs` in
+           phi_k alone.
+Server:    phi <- sum_k p_k phi_k over those who answered, p_k = 1 / their number (or n_k / sum n_k).
+Sent per round, P floats of weights and float buffers, P_h of them the head's: 4 (P - P_h) bytes each way.
+Scored: the newest phi under the client's own head, the stage `received`, also for clients that were not drawn.
+Deviations from the paper: (1) where architectures differ, phi is averaged layer-wise or within each architecture; the
+paper has one. (2) No head is ever sent, so that each starts from its client's own draw, not from a common one. (3) The
+part that rests is in eval mode: its BatchNorm statistics rest, too; those of phi are averaged like weights.
+(4) `final_head_epochs`, from the authors' code: after the last round everybody fits the head to the newest phi.
+From the authors' code: it weighs by n_k (`weighting = "samples"`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from polyfed.core import shared_model
+from polyfed.core.client import Client
+from polyfed.core.message import Message, group
+from polyfed.core.method import Batch, Context, Exchange, Method, Needs, Phase, Trained, knobs
+from polyfed.core.networks import BODY, HEAD, floats, load
+from polyfed.core.server import Server
+from polyfed.core.settings import Stage, Training
+from polyfed.functional.losses import cross_entropy
+
+
+@knobs
+class FedRep(Method):
+    """A shared extractor under personal heads, trained in turn."""
+
+    name: ClassVar[str] = "fedrep"
+    paper: ClassVar[str] = "Collins et al., ICML 2021"
+    differs: ClassVar[str] = "depth: tensors of one name have one shape (same-shape: anything)"
+    down: ClassVar[str] = "P - P_h"
+    up: ClassVar[str] = "P - P_h"
+    states: ClassVar[str] = "client: h_k; server: phi"
+
+    aggregation: shared_model.Aggregation = "layer-wise"  # or "same-shape"; alike where all share one architecture
+    weighting: shared_model.Weighting = "uniform"  # "samples": p_k in proportion to training samples
+    head_epochs: Annotated[int, Field(ge=0)] = 10  # of the head, under a resting extractor; 0 leaves it as drawn
+    extractor_epochs: Annotated[int, Field(ge=0)] | None = None  # of the extractor; None: training.epochs
+    final_head_epochs: Annotated[int, Field(ge=0)] = 0  # everybody's head, after the last round; 0 is off
+
+    @model_validator(mode="after")
+    def _trains_something(self) -> FedRep:
+        if not self.head_epochs and self.extractor_epochs == 0:
+            raise ValueError("expected head_epochs or extractor_epochs above 0, came 0 for both: nothing would train")
+        return self
+
+    @property
+    def needs(self) -> Needs:
+        return shared_model.needs(self.aggregation, split_model=True)
+
+    @property
+    def scored(self) -> Stage:
+        return "received"
+
+    def closing(self) -> Sequence[Exchange]:
+        fit = Exchange("head", who="all", phases=(Phase(self.final_head_epochs, HEAD, name="head"),))
+        return (fit,) if self.final_head_epochs else ()
+
+    # server ------------------------------------------------------------------------------------------------
+    def start(self, server: Server) -> None:
+        shared_model.start(server, self.aggregation, parts=BODY)
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        return shared_model.broadcast(server, self.aggregation, client_id)
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        if server.exchange == "train":  # in the closing round nothing comes up
+            weights = {i: float(server.clients[i].n) if self.weighting == "samples" else 1.0 for i in uploads}
+            shared_model.average(server, self.aggregation, shared_model.uploaded(uploads), weights)
+
+    # client ------------------------------------------------------------------------------------------------
+    def receive(self, client: Client, message: Message) -> Context:
+        load(client.model, group(message, "model"))
+        return {}
+
+    def phases(self, training: Training) -> Sequence[Phase]:
+        epochs = training.epochs if self.extractor_epochs is None else self.extractor_epochs
+        return Phase(self.head_epochs, HEAD, name="head"), Phase(epochs, BODY, name="extractor")
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        return cross_entropy(model(batch.x), batch.y, batch.w)
+
+    def upload(self, client: Client, trained: Trained) -> Message:
+        return {"model": floats(client.model, parts=BODY)} if client.exchange == "train" else {}

@@ -1,0 +1,145 @@
+"""FedSelect: every client finds, entry by entry, which weights are its own (Tamirisa et al., CVPR 2024).
+
+m_k is 1 where an entry of w_k is personal and 0 where it is shared; all 0 at first.
+Client k:  w_k <- what came, where m_k = 0;
+           every q rounds, in each weight tensor of which less than `limit` is personal: the share p of the shared
+           entries that moved most, |w_k - a_k|, becomes personal;  a_k <- w_k;
+           epochs of SGD on CE(f(x; w_k), y) in the personal entries alone, then in the shared ones alone.
+Server:    per entry, w <- mean of w_k over those who answered with m_k = 0; what nobody shares keeps its value.
+Sent per round, P floats of weights and float buffers, M_k of them personal: 4 (P - M_k) bytes each way. In the round in
+which m_k has grown it still comes down by the old mask; up go a bit for every entry of the tensors that have a mask.
+Deviations from the paper: (1) where architectures differ, the mean is layer-wise or within each architecture.
+(2) Weight tensors are those of two dimensions or more; biases and BatchNorm are shared, its statistics averaged. (3) Of
+entries that moved alike the first are taken, never more than p. (4) What has become personal starts from the newest
+shared value, as in the authors' code. (5) While nothing is personal the first stretch is left out. (6) q counts the
+rounds in which the client took part; a_k is at first what it received. (7) If an upload with a new mask is lost, the
+client sees so by what it is sent, and says its mask again before it grows on.
+From the authors' code: q counts all rounds, the first growth being after round q + 1; the clients of the first round
+are those of every round; buffers are not averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from polyfed.core import shared_model
+from polyfed.core.client import Client
+from polyfed.core.message import Group, Message, State, group, tensor
+from polyfed.core.method import Batch, Context, Method, Needs, Phase, Trained, knobs
+from polyfed.core.networks import floats, load
+from polyfed.core.server import Server
+from polyfed.core.settings import Training
+from polyfed.functional import masks
+from polyfed.functional.losses import cross_entropy
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+@knobs
+class FedSelect(Method):
+    """Averaging of those entries that clients do not keep for themselves."""
+
+    name: ClassVar[str] = "fedselect"
+    paper: ClassVar[str] = "Tamirisa et al., CVPR 2024"
+    differs: ClassVar[str] = "depth: tensors of one name have one shape (same-shape: anything)"
+    down: ClassVar[str] = "P - M_k, M_k the client's personal entries"
+    up: ClassVar[str] = "P - M_k (and P / 32 when M_k has grown)"
+    states: ClassVar[str] = "client: m_k, a_k; server: w, all m_k"
+
+    growth: Share = 0.25  # p, share of the entries still shared that becomes personal; 0 is FedAvg (uniform)
+    limit: Share = 0.8  # of a tensor's entries; from here on it keeps its mask; 0 is FedAvg (uniform)
+    every: Annotated[int, Field(ge=1)] = 3  # q, rounds of the client from one growth to the next
+    personal_epochs: Annotated[int, Field(ge=0)] | None = None  # of the personal entries; None: training.epochs
+    shared_epochs: Annotated[int, Field(ge=1)] | None = None  # of the shared entries, after them; None: the same
+    aggregation: shared_model.Aggregation = "layer-wise"  # or "same-shape"; alike where all share one architecture
+
+    @property
+    def needs(self) -> Needs:
+        return shared_model.needs(self.aggregation)
+
+    # server ------------------------------------------------------------------------------------------------
+    def start(self, server: Server) -> None:
+        shared_model.start(server, self.aggregation)
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        model = shared_model.read(server, self.aggregation, server.clients[client_id].architecture)
+        return {"model": masks.shared(model, _masks(server.state, f"mask {client_id}"))}
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        models: dict[int, Group] = {}
+        for i, message in uploads.items():
+            model = shared_model.read(server, self.aggregation, server.clients[i].architecture)
+            if "mask" in message:
+                bits = group(message, "mask")
+                server.state[f"mask {i}"] = {name: masks.unpacked(b, model[name].shape) for name, b in bits.items()}
+            models[i] = masks.filled(group(message, "model"), _masks(server.state, f"mask {i}"), model)
+
+        def mean(base: Group, members: list[int]) -> dict[str, Tensor]:
+            held = [_masks(server.state, f"mask {i}") for i in members]
+            return masks.entry_wise_mean([models[i] for i in members], held, base)
+
+        shared_model.advance(server, self.aggregation, models, mean)
+
+    # client ------------------------------------------------------------------------------------------------
+    def receive(self, client: Client, message: Message) -> Context:
+        values, own, state = group(message, "model"), floats(client.model), client.state
+        heard = masks.fits(values, known := _masks(state, "mask"), own)
+        if not heard:  # its last upload was lost, the server still has the mask before
+            known = _masks(state, "mask before")
+        news = self._grow(client, own) if heard else True
+        load(client.model, masks.filled(values, known, own))
+        if "anchor" not in state and (first := _matrices(client)):
+            state["anchor"] = first
+        mine, nothing = _masks(state, "mask"), torch.tensor(False)
+        personal = {name: mine.get(name, nothing) for name, _ in client.model.named_parameters()}
+        rows = torch.arange(client.n if mine else 0)
+        return {"personal": personal, "shared": {n: ~m for n, m in mine.items()}, "rows": rows, "news": news}
+
+    def _grow(self, client: Client, own: Group) -> bool:
+        """Grow the masks if it is time; whether they have changed. `own`: the weights after the last training."""
+        state, old = client.state, _masks(client.state, "mask")
+        taken = int(tensor(state, "rounds")) if "rounds" in state else 0
+        if not taken or taken % self.every or "anchor" not in state:
+            return False
+        new, anchor = dict(old), group(state, "anchor")
+        for name, before in anchor.items():
+            mask = old.get(name, torch.zeros_like(before, dtype=torch.bool))
+            more = masks.grown(mask, (own[name].cpu() - before).abs(), self.growth, self.limit)
+            if not torch.equal(more, mask):
+                new[name] = more
+        state["anchor"] = _matrices(client)
+        if changed := any(mask is not old.get(name) for name, mask in new.items()):
+            state["mask"], state["mask before"] = new, dict(old)
+            if not old:
+                del state["mask before"]  # an empty group does not outlive a checkpoint
+        return changed
+
+    def phases(self, training: Training) -> Sequence[Phase]:
+        mine, ours = (training.epochs if e is None else e for e in (self.personal_epochs, self.shared_epochs))
+        own = Phase(mine, rows="rows", mask="personal", name="personal")
+        return own, Phase(ours, mask="shared", name="shared")
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        return cross_entropy(model(batch.x), batch.y, batch.w)
+
+    def upload(self, client: Client, trained: Trained) -> Message:
+        state, mine = client.state, _masks(client.state, "mask")
+        state["rounds"] = tensor(state, "rounds") + 1 if "rounds" in state else torch.tensor(1)
+        message = {"model": masks.shared(floats(client.model), mine)}
+        news = {"mask": {name: masks.packed(mask) for name, mask in mine.items()}} if client.context["news"] else {}
+        return {**message, **news}
+
+
+def _masks(state: State, name: str) -> Group:
+    return group(state, name) if name in state else {}
+
+
+def _matrices(client: Client) -> dict[str, Tensor]:
+    """Copies of the weight tensors that masks can grow in."""
+    parameters = client.model.named_parameters(remove_duplicate=False)
+    return {name: p.detach().cpu().clone() for name, p in parameters if p.dim() > 1}

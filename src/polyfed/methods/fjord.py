@@ -1,0 +1,108 @@
+"""FjORD: ordered dropout, so that every prefix of a network's channels is a network (Horváth et al., arXiv:2102.13451).
+
+Widths p = 1/n, 2/n, ..., 1; client i holds up to p_i, dealt in blocks. A width keeps the first ceil(p K) of K channels.
+Client i:  w_i <- w[first ceil(p_i K)];  for every batch a width p <= p_i is drawn, all alike likely; one step on
+           CE(f(x; w_i), y) + [p < p_i] KL(softmax f(x; w_i) || softmax f(x; w_i[p])), its left side a constant (self-
+           distillation), or without it on CE(f(x; w_i[p]), y);  BatchNorm normalises by the batch, width by width.
+Server:    every entry of w <- mean over the clients that hold it, weighted by n_i.  Then BatchNorm's statistics are
+           reported, as in HeteroFL, for the width that is scored.
+Sent per round, P floats of weights of the sub-model of p_i, S of its BatchNorm's statistics: down 4 (P + S) (P alone at
+first), up 4 P; where there is BatchNorm, for the statistics down 4 P, up 4 S + 8 (and how many batches, int64).
+Deviations from the paper: (1) one width p_i per client, all classes of clients equally large, where the paper has
+clusters of devices. (2) BatchNorm's statistics are taken after the average, for each client's largest width alone.
+(3) The distillation has weight 1 and temperature 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from polyfed.core import submodels
+from polyfed.core.client import Client
+from polyfed.core.message import Message
+from polyfed.core.method import Batch, Context, Exchange, Method, Needs, Trained, knobs
+from polyfed.core.server import Server
+from polyfed.core.settings import Stage
+from polyfed.functional.losses import cross_entropy, divergence
+from polyfed.functional.submodels import first
+
+
+@knobs
+class FjORD(Method):
+    """Prefixes of one network, trained side by side."""
+
+    name: ClassVar[str] = "fjord"
+    paper: ClassVar[str] = "Horváth et al., NeurIPS 2021"
+    differs: ClassVar[str] = "the width: slices of one network"
+    down: ClassVar[str] = "P(p_i) + S(p_i), and P(p_i) for the statistics"
+    up: ClassVar[str] = "P(p_i), and S(p_i) + 1 for the statistics"
+    states: ClassVar[str] = "server: w, BatchNorm's statistics by width"
+
+    widths: Annotated[int, Field(ge=1)] = 5  # n: widths are 1/n, 2/n, ..., 1; 1 is FedAvg
+    limited: bool = True  # clients hold 1/n to 1, in blocks of equal size; False: all hold the whole network
+    distill: bool = True  # narrower passes learn from the widest; False: from the labels, and alone
+    statistics: Literal["all", "selected"] = "all"  # who reports BatchNorm's
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(one_architecture=True)
+
+    @property
+    def scored(self) -> Stage:
+        return "received"
+
+    def exchanges(self, round: int) -> Sequence[Exchange]:
+        return submodels.exchanges(self.statistics)
+
+    # server ------------------------------------------------------------------------------------------------
+    def start(self, server: Server) -> None:
+        submodels.start(server)
+
+    def _level(self, server: Server, client_id: int) -> int:
+        """p_i times n, from 1 to n."""
+        everybody = server.everybody
+        return 1 + everybody.index(client_id) * self.widths // len(everybody) if self.limited else self.widths
+
+    def variant(self, server: Server, client_id: int) -> str:
+        return str(self._level(server, client_id))
+
+    def build(self, model: Any, variant: str) -> nn.Module:
+        return submodels.ordered(model, [k / self.widths for k in range(1, int(variant or self.widths) + 1)])
+
+    def _kept(self, server: Server, client_id: int) -> dict[int, Tensor]:
+        largest = self._level(server, client_id) / self.widths
+        return submodels.kept(server, lambda size: first(size, largest))
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        return submodels.send(server, self.variant(server, client_id), self._kept(server, client_id))
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        variants = {i: self.variant(server, i) for i in uploads}
+        kept, counts = {i: self._kept(server, i) for i in uploads}, {i: server.clients[i].n for i in uploads}
+        submodels.average(server, uploads, variants, kept, counts)
+
+    # client ------------------------------------------------------------------------------------------------
+    def receive(self, client: Client, message: Message) -> Context:
+        return submodels.receive(client, message, masked=False)
+
+    def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+        return {"width": int(torch.randint(submodels.widths(client.model), (), generator=generator))}
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        width, widest = context["width"], submodels.widths(model) - 1
+        if not self.distill or width == widest:
+            return cross_entropy(submodels.narrower(model, width, batch.x), batch.y, batch.w)
+        widest_logits = model(batch.x)
+        learns = divergence(submodels.narrower(model, width, batch.x), widest_logits, batch.w)
+        return cross_entropy(widest_logits, batch.y, batch.w) + learns
+
+    def upload(self, client: Client, trained: Trained) -> Message:
+        return submodels.upload(client, masked=False)
+
+    def paper_nbytes(self, message: Message) -> int:
+        return submodels.paper_nbytes(message)

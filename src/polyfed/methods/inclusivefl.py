@@ -1,0 +1,148 @@
+"""InclusiveFL: networks of several depths, the small ones' last blocks taught by the larger (Liu et al., KDD 2022).
+
+Architectures are nested by name and ordered by size; l_g is the last block of architecture g in a stage in which the
+next larger one, g + 1, has more.
+Client k:  w <- w_g;  E local epochs of SGD on CE(f(x; w), y).
+Server:    u_g = sum_k p_k w_k - w_g over the clients of g, p_k = n_k / sum n_k;
+           u_g[l_g] <- beta m_g + (1 - beta) u_g[l_g],  m_g the mean of u_{g+1} over its blocks l_g and deeper (of that
+           stage), as of the last round in which clients of g + 1 answered;
+           w_g[l_g] <- w_g[l_g] + u_g[l_g] stays with g;  all else is averaged layer-wise by samples (eq. 19 of FedIN).
+Sent per round, as in FedAvg, P floats of weights and float buffers: down 4 P bytes; up 4 P + 8 (n_k, int64).
+Deviations from the paper (arXiv:2202.08036): (1) clients train E epochs and the server adds the mean update; there they
+send gradients and the server has an optimiser. (2) Its transformers are one stage; here every stage has its last block.
+(3) The classifier is shared, as FedIN counts the traffic; `local_classifier` keeps one per architecture, as there.
+(4) A tensor of l_g without equals in all those blocks (a block that halves its input) is not distilled. (5) m_g is of
+what the clients sent, before the larger one's own distillation. (6) BatchNorm's statistics are averaged, not distilled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Annotated, Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from polyfed.core import shared_model
+from polyfed.core.client import Client
+from polyfed.core.message import Group, Message, group
+from polyfed.core.method import Batch, Context, Method, Needs, Trained, knobs
+from polyfed.core.networks import load, split
+from polyfed.core.server import Server
+from polyfed.core.settings import Stage
+from polyfed.functional.averaging import weighted_mean
+from polyfed.functional.cross_layer import last_blocks
+from polyfed.functional.losses import cross_entropy
+
+_LAYERS: shared_model.Aggregation = "layer-wise"
+
+
+@knobs
+class InclusiveFL(Method):
+    """Layer-wise averaging, with the last blocks of smaller networks taught by the next larger one."""
+
+    name: ClassVar[str] = "inclusivefl"
+    paper: ClassVar[str] = "Liu et al., KDD 2022"
+    differs: ClassVar[str] = "depth: tensors of one name have one shape"
+    down: ClassVar[str] = "P"
+    up: ClassVar[str] = "P + 1"
+    states: ClassVar[str] = "server: w, every architecture's own layers and m"
+
+    beta: Annotated[float, Field(ge=0, le=1)] = 0.2  # share of the larger one's update; 0 is no distillation
+    local_last_block: bool = True  # False: last blocks are averaged layer-wise, too
+    local_classifier: bool = False  # True: every architecture has a classifier of its own
+
+    @property
+    def needs(self) -> Needs:
+        instead = "use fedavg with method.aggregation = 'same-shape'"
+        return Needs(split_model=self.local_classifier, nested=True, instead=instead)
+
+    @property
+    def scored(self) -> Stage:
+        return "received"
+
+    # server ------------------------------------------------------------------------------------------------
+    def start(self, server: Server) -> None:
+        shared_model.start(server, _LAYERS)
+        for architecture in server.architectures:
+            w, own = self._model(server, architecture), self._own(server, architecture)
+            _keep(server, "own", architecture, {name: w[name].clone() for name in w if name in own})
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        return {"model": self._model(server, server.clients[client_id].architecture)}
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        models, shares = shared_model.uploaded(uploads), shared_model.shares(uploads, "samples")
+        shared: dict[int, Group] = {}
+        by_size = _by_size(server)
+        for smaller, architecture in zip([None, *by_size], by_size, strict=False):  # upwards: m is of earlier rounds
+            members = [i for i in uploads if server.clients[i].architecture == architecture]
+            if not members:
+                continue
+            w, own = self._model(server, architecture), self._own(server, architecture)
+            mean = weighted_mean([models[i] for i in members], [shares[i] for i in members])
+            update = {name: mean[name] - w[name] for name in w}
+            momentum = _kept(server, "momentum", architecture, w)
+            shift = {name: self.beta * (m - update[name]) for name, m in momentum.items()}
+            shared |= {i: _shifted(models[i], w.keys() - own, shift) for i in members}
+            _keep(server, "own", architecture, _shifted(mean, own, shift))
+            if smaller is not None and self.beta:
+                _keep(server, "momentum", smaller, _lesson(server, smaller, architecture, update))
+        shared_model.average(server, _LAYERS, shared, shares)
+
+    def _model(self, server: Server, architecture: str) -> Group:
+        """What an architecture's clients get: what all share, and its own layers."""
+        w = shared_model.read(server, _LAYERS, architecture)
+        return {**w, **_kept(server, "own", architecture, w)}
+
+    def _own(self, server: Server, architecture: str) -> set[str]:
+        """Names of the tensors that stay with an architecture; the largest one's are what all share."""
+        deeper = _by_size(server)
+        deeper = deeper[deeper.index(architecture) + 1 :]
+        last = _last_blocks(server, architecture, deeper[0]) if deeper and self.local_last_block else ()
+        head = split(server.model(architecture, {})).names("head") if deeper and self.local_classifier else ()
+        return {*last, *head}
+
+    # client ------------------------------------------------------------------------------------------------
+    def receive(self, client: Client, message: Message) -> Context:
+        load(client.model, group(message, "model"))
+        return {}
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        return cross_entropy(model(batch.x), batch.y, batch.w)
+
+    def upload(self, client: Client, trained: Trained) -> Message:
+        return shared_model.upload(client)
+
+
+def _by_size(server: Server) -> list[str]:
+    models = {a: shared_model.read(server, _LAYERS, a) for a in server.architectures}
+    return sorted(models, key=lambda a: sum(t.numel() for t in models[a].values()))
+
+
+def _last_blocks(server: Server, small: str, large: str) -> dict[str, list[str]]:
+    return last_blocks(*(shared_model.read(server, _LAYERS, a) for a in (small, large)))
+
+
+def _lesson(server: Server, small: str, large: str, update: Group) -> dict[str, Tensor]:
+    """m: the mean of the larger one's update over the blocks that the small one's last block stands for."""
+    weights, taught = shared_model.parameters(server), _last_blocks(server, small, large)
+    sources = {name: names for name, names in taught.items() if names and name in weights}
+    return {name: torch.stack([update[n] for n in names]).mean(0) for name, names in sources.items()}
+
+
+def _shifted(model: Group, names: Collection[str], shift: Group) -> dict[str, Tensor]:
+    return {n: t + shift[n] if n in shift else t for n, t in model.items() if n in names}
+
+
+def _kept(server: Server, what: str, architecture: str, names: Iterable[str]) -> Group:
+    """What `_keep` has kept of these tensors."""
+    kept = group(server.state, what) if what in server.state else {}
+    return {name: kept[f"{architecture} {name}"] for name in names if f"{architecture} {name}" in kept}
+
+
+def _keep(server: Server, what: str, architecture: str, tensors: Group) -> None:
+    kept = group(server.state, what) if what in server.state else {}
+    if tensors:  # no empty groups in a state
+        server.state[what] = {**kept, **{f"{architecture} {name}": t for name, t in tensors.items()}}

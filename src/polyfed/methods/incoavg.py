@@ -1,0 +1,94 @@
+"""InCoAvg: deep layers' updates steered by shallow ones (InCo Aggregation: Chan et al., ICLR 2024, arXiv:2308.11464).
+
+Client k:  w <- received;  E local epochs of SGD on CE(f(x; w), y).
+Server:    g = mean of w_k - w, tensor by tensor over the clients that have it;  w <- w + g', where for convolutions of
+           all blocks of a stage but the first, with g_0 the update of the stage's first block (its last convolution of
+           that shape),  g_k' = (g_k / ||g_k|| + theta g_0 / ||g_0||) (||g_k|| + ||g_0||) / 2,  else g' = g.
+Sent per round, as in FedAvg, P floats of weights and float buffers: down 4 P bytes; up 4 P + 8 (n_k, int64).
+theta = min(|<g_0, g_k>| / (||g_0||^2 + 1e-7), theta_max), for every kernel by itself, and entries of g' are at most
+`update_max` in size: so the authors' code ("code"), which made the published figures. The paper's theorem ("paper") has
+g_k' = g_k + theta g_0, theta = max(0, -<g_0, g_k> / ||g_0||^2), the nearest to g_k that does not point against g_0.
+Deviations from the paper: (1) "code" is the default; even with theta = 0 it scales a step by (1 + ||g_0||/||g_k||) / 2.
+(2) Clients send weights, of which the server knows the differences; so what is not corrected, BatchNorm's statistics
+too, is the plain mean. (3) A layer that nobody sent, or a kernel that did not change, is neither corrected nor a
+reference. (4) Convolutions alone, larger than 1 x 1; transformers (one norm layer in the paper) are averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from polyfed.core import shared_model
+from polyfed.core.client import Client
+from polyfed.core.message import Group, Message, group
+from polyfed.core.method import Batch, Context, Method, Needs, Trained, knobs
+from polyfed.core.networks import load
+from polyfed.core.server import Server
+from polyfed.core.settings import Stage
+from polyfed.functional.cross_layer import Granularity, corrected, references
+from polyfed.functional.losses import cross_entropy
+
+
+@knobs
+class InCoAvg(Method):
+    """Averaging, with the updates of deep layers steered by those of shallow ones."""
+
+    name: ClassVar[str] = "incoavg"
+    paper: ClassVar[str] = "Chan et al., ICLR 2024"
+    differs: ClassVar[str] = "depth: tensors of one name have one shape (same-shape: anything)"
+    down: ClassVar[str] = "P"
+    up: ClassVar[str] = "P + 1"
+    states: ClassVar[str] = "server: w"
+
+    theta_rule: Literal["code", "paper", "none"] = "code"  # how far towards g_0; "none" corrects nothing: FedAvg
+    granularity: Granularity = "kernel"  # what has a theta of its own, or the whole "tensor"
+    theta_max: Annotated[float, Field(ge=0)] = 5.0  # of "code"; 0 leaves the rescaling alone
+    update_max: Annotated[float, Field(ge=0)] = 0.1  # largest entry of a corrected update; 0: any
+    aggregation: shared_model.Aggregation = "layer-wise"  # or "same-shape": within each architecture
+    weighting: shared_model.Weighting = "uniform"  # "samples": clients count by n_k
+
+    @property
+    def needs(self) -> Needs:
+        return shared_model.needs(self.aggregation)
+
+    @property
+    def scored(self) -> Stage:
+        return "received"
+
+    # server ------------------------------------------------------------------------------------------------
+    def start(self, server: Server) -> None:
+        shared_model.start(server, self.aggregation)
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        return shared_model.broadcast(server, self.aggregation, client_id)
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        before, shares = shared_model.models(server), shared_model.shares(uploads, self.weighting)
+        shared_model.average(server, self.aggregation, shared_model.uploaded(uploads), shares)
+        for name, mean in shared_model.models(server).items():
+            server.state[name] = {**mean, **self._corrected(before[name], mean)}
+
+    def _corrected(self, w: Group, mean: Group) -> dict[str, Tensor]:
+        """The convolutions that do not move as the mean of the clients says."""
+        moved: dict[str, Tensor] = {}
+        for name, reference in references(w).items():
+            g_k, g_0 = mean[name] - w[name], mean[reference] - w[reference]
+            if self.theta_rule != "none" and g_k.any() and g_0.any():
+                limits = self.theta_max, self.update_max
+                moved[name] = w[name] + corrected(g_k, g_0, self.theta_rule, self.granularity, *limits)
+        return moved
+
+    # client ------------------------------------------------------------------------------------------------
+    def receive(self, client: Client, message: Message) -> Context:
+        load(client.model, group(message, "model"))
+        return {}
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        return cross_entropy(model(batch.x), batch.y, batch.w)
+
+    def upload(self, client: Client, trained: Trained) -> Message:
+        return shared_model.upload(client)

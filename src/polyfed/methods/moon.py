@@ -1,0 +1,88 @@
+"""MOON: model-contrastive learning (Li, He and Song, CVPR 2021, arXiv:2103.16257), also among differing networks.
+
+z = R(x; w) is the representation, sim the cosine; w^t what the client received, w' what its own last round ended with.
+Client k:  w <- w^t;  E local epochs of SGD on CE(f(x; w), y) + mu l_con,
+           l_con = -log[e(z, R(x; w^t)) / (e(z, R(x; w^t)) + e(z, R(x; w')))],  e(a, b) = exp(sim(a, b) / T) (eq. 3).
+Server:    w <- sum_k p_k w_k over those who answered, p_k = n_k / sum n_k (or 1 / their number).
+Sent per round, P floats of weights and float buffers: down 4 P bytes; up 4 P + 8 (n_k, int64).
+Deviations from the paper: (1) where architectures differ, tensors are averaged layer-wise over the clients that have
+them, or within each architecture. (2) z is what enters the network's head; the paper puts two layers before it, for
+which `models.feature_dim` adds one. (3) In a client's first round w' = w^t: l_con is log 2, without gradient; the paper
+leaves it out. (4) Both reference networks run in eval mode. (5) w' is the client's own model, which it keeps anyway.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from polyfed.core import shared_model
+from polyfed.core.client import Client
+from polyfed.core.message import Message, group
+from polyfed.core.method import Batch, Context, Method, Needs, Trained, knobs
+from polyfed.core.networks import floats, frozen, load
+from polyfed.core.server import Server
+from polyfed.core.settings import Stage
+from polyfed.functional.losses import contrast, cross_entropy
+
+
+@knobs
+class MOON(Method):
+    """Averaging of weights, with representations drawn to the received model's and away from the client's last."""
+
+    name: ClassVar[str] = "moon"
+    paper: ClassVar[str] = "Li et al., CVPR 2021"
+    differs: ClassVar[str] = "depth: tensors of one name have one shape (same-shape: anything)"
+    down: ClassVar[str] = "P"
+    up: ClassVar[str] = "P + 1"
+    states: ClassVar[str] = "server: w"
+
+    mu: Annotated[float, Field(ge=0)] = 1.0  # weight of l_con; 0 is FedAvg
+    temperature: Annotated[float, Field(gt=0)] = 0.5  # T; the larger, the weaker
+    aggregation: shared_model.Aggregation = "layer-wise"  # or "same-shape"; alike where all share one architecture
+    weighting: shared_model.Weighting = "samples"  # "uniform" counts every client once
+
+    @property
+    def needs(self) -> Needs:
+        return shared_model.needs(self.aggregation, split_model=True)
+
+    @property
+    def scored(self) -> Stage:
+        return "received"
+
+    # server ------------------------------------------------------------------------------------------------
+    def start(self, server: Server) -> None:
+        shared_model.start(server, self.aggregation)
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        return shared_model.broadcast(server, self.aggregation, client_id)
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        shares = shared_model.shares(uploads, self.weighting)
+        shared_model.average(server, self.aggregation, shared_model.uploaded(uploads), shares)
+
+    # client ------------------------------------------------------------------------------------------------
+    def receive(self, client: Client, message: Message) -> Context:
+        model, contrasted = client.model, self.mu > 0 and client.weights is not None  # None: its first round
+        previous = {name: t.clone() for name, t in floats(model).items()} if contrasted else {}
+        load(model, group(message, "model"))
+        if not contrasted:
+            return {}
+        received = {name: t.clone() for name, t in floats(model).items()}
+        return {"received": frozen(model, received), "previous": frozen(model, previous)}
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
+        z = model.represent(batch.x)
+        task = cross_entropy(model.head(z), batch.y, batch.w)
+        if "previous" not in context:
+            return task + self.mu * math.log(2)
+        near, far = context["received"].represent(batch.x), context["previous"].represent(batch.x)
+        term = contrast(z, near, far, self.temperature, batch.w)
+        return task + self.mu * term, {"contrast": term}
+
+    def upload(self, client: Client, trained: Trained) -> Message:
+        return shared_model.upload(client)

@@ -1,0 +1,124 @@
+"""SCAFFOLD: control variates against client drift (Karimireddy et al., ICML 2020, arXiv:1910.06378).
+
+Client k:  w <- w^t, c received;  tau_k steps along g(w) - c_k + c, with g the gradient of CE(f(x; w), y).
+           c_k+ = mean of the g of its steps ("mean"), gradient of all its samples at w^t ("I"), or
+                  c_k - c + (w^t - w_k) / (tau_k lr) ("II"; under plain SGD the same as "mean").
+Server:    w <- w^t + server_lr mean_k (w_k - w^t);   c <- c + (1/N) sum_k (c_k+ - c_k).
+N counts all clients present, c and c_k start at zero; who is not drawn keeps c_k.
+Sent per round, P floats of weights and buffers, Q of them parameters: down 4 (P + Q) bytes; up 4 (P + Q) + 8 (n_k).
+Deviations from the paper: (1) where architectures differ, all means are per tensor, N those of the clients present that
+have it, or within each architecture. (2) "mean" is the default: "II" is no gradient under momentum, weight decay or
+Adam, where the correction enters before the optimiser. (3) Clients send w_k, of which the server takes the difference.
+(4) The server keeps the sum of all c_k and sends it over N, so that c stays their mean when clients join. (5)
+BatchNorm's statistics are averaged, without server_lr, and have no variates; "I" normalises by batches of all samples.
+(6) What drops out after training has moved c_k, and c does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from polyfed.core import passes, shared_model
+from polyfed.core.client import Client
+from polyfed.core.message import Group, Message, group
+from polyfed.core.method import Batch, Context, Gradients, Method, Needs, Trained, knobs
+from polyfed.core.networks import floats, load
+from polyfed.core.server import Server
+from polyfed.core.settings import Stage
+from polyfed.errors import RequestError
+from polyfed.functional.losses import cross_entropy
+
+_SUM = "control"  # in the server's state: the sum of all c_k
+_RAW = "gradient "  # before a parameter's name: its gradients' sum over the steps
+
+
+@knobs
+class SCAFFOLD(Method):
+    """Averaging of weights, with steps corrected for what a client's data alone would do."""
+
+    name: ClassVar[str] = "scaffold"
+    paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
+    differs: ClassVar[str] = "depth: tensors of one name have one shape (same-shape: anything)"
+    down: ClassVar[str] = "2 P"
+    up: ClassVar[str] = "2 P + 1"
+    states: ClassVar[str] = "client: c_k; server: w, c"
+
+    control: Literal["mean", "I", "II"] = "mean"  # c_k+: the mean of the steps' gradients, or the paper's option
+    server_lr: Annotated[float, Field(gt=0)] = 1.0  # of the server's step; 1 is the plain mean
+    aggregation: shared_model.Aggregation = "layer-wise"  # or "same-shape"; alike where all share one architecture
+    weighting: shared_model.Weighting = "uniform"  # of the mean of w_k; "samples" counts clients by n_k
+
+    @property
+    def needs(self) -> Needs:
+        return shared_model.needs(self.aggregation)
+
+    @property
+    def scored(self) -> Stage:
+        return "received"
+
+    # server ------------------------------------------------------------------------------------------------
+    def start(self, server: Server) -> None:
+        if self.control == "II" and not server.training.lr:
+            raise RequestError("scaffold: control 'II' divides by training.lr, came 0; take control 'mean'")
+        shared_model.start(server, self.aggregation)
+        shared_model.zeros(server, self.aggregation, _SUM)
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        architecture = server.clients[client_id].architecture
+        total = shared_model.read(server, self.aggregation, architecture, _SUM)
+        owners = shared_model.owners(server, self.aggregation, architecture)
+        control = {name: c / owners[name] for name, c in total.items()}
+        return {**shared_model.broadcast(server, self.aggregation, client_id), "control": control}
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        shares, models = shared_model.shares(uploads, self.weighting), shared_model.uploaded(uploads)
+        shared_model.average(server, self.aggregation, models, shares, self.server_lr)
+        changes = {i: group(message, "control") for i, message in uploads.items()}
+        shared_model.add(server, self.aggregation, _SUM, changes)
+
+    # client ------------------------------------------------------------------------------------------------
+    def receive(self, client: Client, message: Message) -> Context:
+        load(client.model, group(message, "model"))
+        received = {name: w.clone() for name, w in floats(client.model, buffers=False).items()}
+        c, own = group(message, "control"), _control(client)
+        return {"received": received, "correction": {name: (c[name] - own[name]).to(w) for name, w in received.items()}}
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        return cross_entropy(model(batch.x), batch.y, batch.w)
+
+    def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
+        raw = super().gradients(model, batch, context)
+        correction: Mapping[str, Tensor] = context["correction"]
+        grads = {n: correction[n] if g is None else g + correction[n] for n, g in raw.grads.items()}
+        sums = {_RAW + n: g[None] for n, g in raw.grads.items() if g is not None and self.control == "mean"}
+        return Gradients(grads, raw.loss, {**raw.sums, **sums})
+
+    def upload(self, client: Client, trained: Trained) -> Message:
+        own, new = _control(client), {name: t.cpu() for name, t in self._new_control(client, trained).items()}
+        client.state["control"] = new
+        return {**shared_model.upload(client), "control": {name: new[name] - own[name] for name in new}}
+
+    def _new_control(self, client: Client, trained: Trained) -> dict[str, Tensor]:
+        """c_k+, on the network's device."""
+        received, correction = client.context["received"], client.context["correction"]
+        if self.control == "II":
+            now, way = floats(client.model, buffers=False), trained.steps * client.lr
+            return {name: (w - now[name]) / way - correction[name] for name, w in received.items()}
+        if self.control == "I":
+            found = passes.gradient(lambda model, batch: self.loss(model, batch, {}), client, received)
+        else:
+            sums = trained.sums or {}
+            found = {name: sums[_RAW + name][0] / trained.steps for name in received if _RAW + name in sums}
+        return {name: found[name] if name in found else torch.zeros_like(w) for name, w in received.items()}
+
+
+def _control(client: Client) -> Group:
+    """c_k as the client's last round left it; zeros before the first."""
+    if "control" in client.state:
+        return group(client.state, "control")
+    return {name: torch.zeros_like(w, device="cpu") for name, w in floats(client.model, buffers=False).items()}

@@ -1,0 +1,176 @@
+"""Blocks by name, InCo's correction and InclusiveFL's momentum against NumPy by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from polyfed.functional.blocks import blocks, place
+from polyfed.functional.cross_layer import corrected, last_blocks, references
+from polyfed.models import zoo
+
+
+def draw(*shape, seed=0, scale=0.01):
+    return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def numpy_code(g_k, g_0, theta_max, update_max):
+    """One kernel, or one tensor, of the authors' code."""
+    a, b = g_0.astype(np.float64), g_k.astype(np.float64)
+    theta = min(abs((a * b).sum()) / ((a * a).sum() + 1e-7), theta_max)
+    long, short = np.sqrt((b * b).sum()), np.sqrt((a * a).sum())
+    out = (b / long + theta * a / short) * (long + short) / 2
+    return np.clip(out, -update_max, update_max) if update_max else out
+
+
+def numpy_paper(g_k, g_0, *_):
+    a, b = g_0.astype(np.float64), g_k.astype(np.float64)
+    inner = (a * b).sum()
+    return b if inner >= 0 else b - inner / (a * a).sum() * a
+
+
+ORACLES = {"code": numpy_code, "paper": numpy_paper}
+
+
+@pytest.mark.parametrize("rule", ["code", "paper"])
+@pytest.mark.parametrize("limits", [(5.0, 0.0), (0.3, 0.0), (5.0, 0.008)])
+def test_kernel_by_kernel(rule, limits):
+    g_k, g_0 = draw(4, 3, 3, 3), draw(4, 3, 3, 3, seed=1)
+    found = corrected(g_k, g_0, rule, "kernel", *limits).numpy()
+    signs = set()
+    for o in range(4):
+        for i in range(3):
+            expected = ORACLES[rule](g_k[o, i].numpy(), g_0[o, i].numpy(), *limits)
+            if limits[1]:
+                expected = np.clip(expected, -limits[1], limits[1])
+            np.testing.assert_allclose(found[o, i], expected, rtol=1e-5, atol=1e-9)
+            signs.add(np.sign((g_k[o, i] * g_0[o, i]).sum().item()))
+    assert signs == {-1.0, 1.0}
+
+
+@pytest.mark.parametrize("rule", ["code", "paper"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_whole_tensors(rule, sign):
+    g_0 = draw(4, 3, 3, 3, seed=1)
+    g_k = draw(4, 3, 3, 3) + sign * 0.5 * g_0
+    found = corrected(g_k, g_0, rule, "tensor", update_max=0.0)
+    np.testing.assert_allclose(found.numpy(), ORACLES[rule](g_k.numpy(), g_0.numpy(), 5.0, 0.0), rtol=1e-5, atol=1e-9)
+    other = corrected(g_k, g_0, rule, "kernel", update_max=0.0)
+    assert not torch.allclose(found, other)
+
+
+def test_the_papers_rule_never_points_against_and_leaves_alone_what_agrees():
+    g_k, g_0 = draw(40, 3, 3, 3), draw(40, 3, 3, 3, seed=1)
+    found = corrected(g_k, g_0, "paper", update_max=0.0)
+    before, after = ((g.double() * g_0.double()).sum((-1, -2)) for g in (g_k, found))
+    assert (before < 0).any()
+    assert (after >= -1e-9).all()
+    assert torch.equal(found[before >= 0], g_k[before >= 0])
+
+
+def test_theta_has_no_sign_in_the_code_and_is_limited():
+    """A kernel that points against the reference is pushed as far towards it as one that points along it."""
+    g_0 = torch.ones(1, 1, 2, 2)
+    for g_k in (0.5 * g_0, -0.5 * g_0):
+        sign = float(g_k.sign().mean())
+        found = corrected(g_k, g_0, "code", update_max=0.0)  # theta = 0.5, norms 1 and 2
+        torch.testing.assert_close(found, torch.full_like(g_0, (sign * 0.5 + 0.5 * 0.5) * 1.5))
+    far = corrected(100 * g_0, g_0, "code", update_max=0.0)  # theta would be 100: 5 units of the mean norm, and 1
+    torch.testing.assert_close(far, 0.5 * (1 + 5) * 101 * torch.ones_like(g_0))
+    assert float(corrected(100 * g_0, g_0).max()) == pytest.approx(0.1)
+    assert float(corrected(-100 * g_0, g_0, theta_max=0.0).min()) == pytest.approx(-0.1)
+
+
+def test_a_kernel_without_an_update_is_left_alone():
+    g_k, g_0 = draw(2, 2, 3, 3), draw(2, 2, 3, 3, seed=1)
+    g_k[0, 0], g_0[1, 1] = 0.0, 0.0
+    for rule in ("code", "paper"):
+        found = corrected(g_k, g_0, rule)
+        assert torch.isfinite(found).all()
+        assert torch.equal(found[0, 0], g_k[0, 0])
+        assert torch.equal(found[1, 1], g_k[1, 1])
+        assert torch.equal(corrected(g_k, 0 * g_0, rule), g_k)
+    assert corrected(g_k, g_0).dtype == g_k.dtype
+
+
+def test_wrong_shapes_and_limits():
+    with pytest.raises(ValueError, match="one shape"):
+        corrected(draw(2, 2, 3, 3), draw(2, 1, 3, 3))
+    with pytest.raises(ValueError, match="at least 0"):
+        corrected(draw(2, 2, 3, 3), draw(2, 2, 3, 3), update_max=-1.0)
+
+
+def test_blocks_of_a_resnet():
+    weights = zoo.build("resnet22", (3, 32, 32), 10).state_dict()
+    stages = blocks(weights)
+    assert {stage: list(members) for stage, members in stages.items()} == {
+        "intermediate.stage1.": [0, 1],
+        "intermediate.stage2.": [0, 1],
+        "intermediate.stage3.": [0, 1, 2],
+        "intermediate.stage4.": [0, 1, 2],
+    }
+    assert stages["intermediate.stage3."][2]["conv1.weight"] == "intermediate.stage3.2.conv1.weight"
+    assert place("extractor.bn1.weight") is None
+    assert place("head.weight") is None
+    assert place("net.layer1.0.shortcut.conv.weight") == ("net.layer1.", 0, "shortcut.conv.weight")
+    assert place("encoder.layer_7.attention.out.bias") == ("encoder.layer_", 7, "attention.out.bias")
+
+
+def test_references_of_a_resnet_are_the_first_blocks_second_convolution():
+    with torch.device("meta"):
+        weights = zoo.build("resnet22", (3, 32, 32), 10).state_dict()
+    found = references(weights)
+    assert len(found) == 2 * (1 + 1 + 2 + 2)
+    for name, reference in found.items():
+        stage, block = name.split(".")[1:3]
+        assert block != "0"
+        assert reference == f"intermediate.{stage}.0.conv2.weight"
+        assert weights[name].shape == weights[reference].shape
+    with torch.device("meta"):
+        assert references(zoo.build("resnet10", (3, 32, 32), 10).state_dict()) == {}
+        assert references(zoo.build("fedgh-cnn1", (3, 32, 32), 10).state_dict()) == {}
+
+
+def test_no_reference_across_shapes_and_no_1_x_1():
+    weights = {
+        "body.0.conv.weight": torch.zeros(4, 3, 3, 3),
+        "body.1.conv.weight": torch.zeros(4, 4, 3, 3),
+        "body.2.conv.weight": torch.zeros(4, 3, 3, 3),
+        "top.0.conv.weight": torch.zeros(4, 4, 1, 1),
+        "top.1.conv.weight": torch.zeros(4, 4, 1, 1),
+        "fc.0.linear.weight": torch.zeros(4, 4),
+        "fc.1.linear.weight": torch.zeros(4, 4),
+    }
+    assert references(weights) == {"body.2.conv.weight": "body.0.conv.weight"}
+
+
+def zoo_weights(name):
+    with torch.device("meta"):
+        return zoo.build(name, (3, 32, 32), 10).state_dict()
+
+
+def test_last_blocks_of_the_resnets():
+    """ResNet10 has 1 1 1 1 blocks, 14 1 1 2 2, 18 2 2 2 2, 22 2 2 3 3, 26 3 3 3 3."""
+    chain = {14: {3: 0, 4: 0}, 18: {1: 0, 2: 0}, 22: {3: 1, 4: 1}, 26: {1: 1, 2: 1}}
+    small = zoo_weights("resnet10")
+    for depth, stages in chain.items():
+        large = zoo_weights(f"resnet{depth}")
+        found = last_blocks(small, large)
+        assert {tuple(name.split(".")[1:3]) for name in found} == {(f"stage{s}", str(b)) for s, b in stages.items()}
+        for name, names in found.items():
+            stage, block, layer = name.split(".", 3)[1:]
+            halves = block == "0" and stage != "stage1"
+            changes = halves and (layer.startswith(("conv1", "shortcut")))
+            expected = [f"intermediate.{stage}.{int(block) + i}.{layer}" for i in (0, 1)]
+            assert names == ([] if changes else expected)
+            assert all(large[n].shape == small[name].shape for n in names)
+        assert last_blocks(large, small) == {}
+        assert last_blocks(large, large) == {}
+        small = large
+
+
+def test_last_blocks_count_all_deeper_ones():
+    small = {"b.0.w.weight": torch.zeros(2), "c.0.w.weight": torch.zeros(2)}
+    large = {f"b.{i}.w.weight": torch.zeros(2) for i in range(4)}
+    assert last_blocks(small, large) == {"b.0.w.weight": [f"b.{i}.w.weight" for i in range(4)]}

@@ -1,0 +1,140 @@
+"""The diagonal Fisher information and the length of an update, against NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from polyfed.core import passes
+from polyfed.core.client import as_floats
+from polyfed.functional.drift import gap, length, released
+from polyfed.functional.fisher import squared_gradients, unit_range
+
+
+def data(n: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(0)
+    return torch.randn(n, 4, generator=g), torch.randint(0, 3, (n,), generator=g)
+
+
+def linear() -> nn.Linear:
+    torch.manual_seed(1)
+    return nn.Linear(4, 3)
+
+
+def by_hand(model: nn.Linear, x: torch.Tensor, y: torch.Tensor) -> dict[str, np.ndarray]:
+    """Sum over samples of ((p - e_y) x^T)^2."""
+    w, b, inputs = (t.detach().double().numpy() for t in (model.weight, model.bias, x))
+    logits = inputs @ w.T + b
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    d = p / p.sum(1, keepdims=True) - np.eye(3)[y.numpy()]
+    return {"weight": np.einsum("nc,nd->cd", d**2, inputs**2), "bias": (d**2).sum(0)}
+
+
+@pytest.mark.parametrize("count", [1, 7])
+def test_a_linear_model_by_hand(count: int) -> None:
+    model, (x, y) = linear(), data(count)
+    found, expected = squared_gradients(model, x, y), by_hand(model, x, y)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-7)
+    if count > 1:  # the square of the sum is something else
+        loss = nn.functional.cross_entropy(model(x), y, reduction="sum")
+        (summed,) = torch.autograd.grad(loss, model.weight)
+        assert not np.allclose(summed.square(), expected["weight"], rtol=0.05)
+
+
+def test_all_rows_in_whatever_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, (x, y) = linear(), data(11)
+    whole = passes.fisher(model, x, y, as_floats)
+    np.testing.assert_allclose(whole["weight"], by_hand(model, x, y)["weight"] / 11, rtol=1e-4, atol=1e-7)
+    for numbers in (1, 3 * 15, 5 * 15):
+        monkeypatch.setattr(passes, "_GRADIENTS", numbers)
+        for name, value in passes.fisher(model, x, y, as_floats).items():
+            torch.testing.assert_close(value, whole[name])
+
+
+class Recurrent(nn.Module):
+    """Reads four numbers one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.out = nn.LSTM(1, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.cell(x[:, :, None])[0][:, -1])
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Dropout(0.5), nn.Linear(5, 3))
+
+
+@pytest.mark.parametrize("build", [network, Recurrent])
+def test_sample_by_sample_in_eval_mode_and_nothing_else_changes(build: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, (x, y) = build().train(), data()
+    next(model.parameters()).requires_grad_(build is Recurrent)
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    found = squared_gradients(model, x, y)
+    assert model.training
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+    model.eval()
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert found.keys() == parameters.keys()
+    total = {name: torch.zeros_like(p) for name, p in parameters.items()}
+    for i in range(len(x)):
+        loss = nn.functional.cross_entropy(model(x[i : i + 1]), y[i : i + 1])
+        for name, g in zip(total, torch.autograd.grad(loss, list(parameters.values())), strict=True):
+            total[name] += g.square()
+    for name, value in total.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-7)
+
+
+def test_a_constant_tensor_has_the_range_0() -> None:
+    t = torch.tensor([[0.3, -1.0], [2.0, 0.0]])
+    np.testing.assert_allclose(unit_range(t), (t.numpy() + 1) / 3, atol=1e-7)
+    assert unit_range(torch.full((3,), 2.5)).tolist() == [0, 0, 0]
+    assert unit_range(torch.zeros(0)).shape == (0,)
+
+
+PLACES = {"a": torch.tensor([[0.5, -2.0], [1.0, 0.1]]), "b": torch.tensor([0.4, -0.3])}
+ORIGIN = {"a": torch.tensor([[0.1, -1.0], [2.0, 0.1]]), "b": torch.tensor([0.4, -0.3]), "c": torch.ones(1)}
+
+
+def test_lengths_by_hand() -> None:
+    gaps = [PLACES[n].double().numpy() - ORIGIN[n].double().numpy() for n in PLACES]
+    assert {np.sign(g) for g in np.concatenate([g.ravel() for g in gaps])} == {-1.0, 0.0, 1.0}
+    norms = [np.linalg.norm(g) for g in gaps]
+    whole = np.sqrt(sum(n**2 for n in norms))
+    assert float(length(PLACES, ORIGIN, "squared")) == pytest.approx(whole**2, rel=1e-6)
+    assert float(length(PLACES, ORIGIN, "tensorwise")) == pytest.approx(sum(norms), rel=1e-6)
+    for bound in (0.3, 9.0):
+        assert float(gap(PLACES, ORIGIN, bound, "squared")) == pytest.approx((whole - bound) ** 2, rel=1e-5)
+        assert float(gap(PLACES, ORIGIN, bound, "tensorwise")) == pytest.approx(abs(sum(norms) - bound), rel=1e-5)
+
+
+@pytest.mark.parametrize("norms", ["squared", "tensorwise"])
+def test_where_nothing_has_moved_there_is_no_gradient(norms: str) -> None:
+    here = {name: ORIGIN[name].clone().requires_grad_() for name in PLACES}
+    for value in (length(here, ORIGIN, norms), gap(here, ORIGIN, 0.5, norms)):
+        for g in torch.autograd.grad(value, list(here.values())):
+            assert not g.any()
+
+
+@pytest.mark.parametrize("bound", [0.5, 100.0])
+def test_an_update_is_shortened_to_the_bound(bound: float) -> None:
+    update = {name: PLACES[name] * 3 for name in PLACES}
+    norm = float(torch.cat([t.flatten() for t in update.values()]).norm())
+    found = released(update, bound, 0.0, torch.Generator())
+    for name, t in update.items():
+        torch.testing.assert_close(found[name], t * min(1.0, bound / norm))
+
+
+def test_noise_is_added_to_what_was_shortened() -> None:
+    update = {"a": torch.full((200, 200), 5.0), "b": torch.zeros(3)}
+    calm = released(update, 1.0, 0.0, torch.Generator())
+    found = released(update, 1.0, 0.3, torch.Generator().manual_seed(0))
+    added = found["a"] - calm["a"]
+    assert float(added.std()) == pytest.approx(0.3, rel=0.02)
+    assert abs(float(added.mean())) < 0.01
+    assert found["b"].all()

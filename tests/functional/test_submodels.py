@@ -1,0 +1,169 @@
+"""Cutting, putting back and averaging by entries, against loops in NumPy."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from polyfed.functional.clipping import clipped
+from polyfed.functional.losses import only_classes
+from polyfed.functional.submodels import (
+    OUTPUT,
+    WHOLE,
+    Axis,
+    ChannelPlan,
+    Part,
+    covered_mean,
+    first,
+    rolling,
+    take,
+    width,
+)
+
+PLAN = ChannelPlan(
+    axes={
+        "conv": (Axis(2), Axis(WHOLE), Axis(WHOLE)),
+        "inner": (Axis(3), Axis(2)),
+        "flat": (Axis(OUTPUT), Axis(3, repeat=2)),
+        "bias": (Axis(OUTPUT),),
+        "count": (),
+    },
+    sizes={2: 5, 3: 4},
+)
+SHAPES = {"conv": (5, 2, 3), "inner": (4, 5), "flat": (3, 8), "bias": (3,), "count": ()}
+
+
+def tensors(seed: int) -> dict[str, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=g) for name, shape in SHAPES.items()}
+
+
+def kept(**groups: list[int]) -> dict[int, torch.Tensor]:
+    return {int(name[1:]): torch.tensor(channels) for name, channels in groups.items()}
+
+
+def places(name: str, channels: dict[int, torch.Tensor]) -> list[list[int]]:
+    """Per dimension which entries of the large tensor a part holds, by hand."""
+    return [
+        [c * axis.repeat + i for c in channels[axis.group].tolist() for i in range(axis.repeat)]
+        if axis.group in channels
+        else list(range(size))
+        for axis, size in zip(PLAN.axes[name], SHAPES[name], strict=True)
+    ]
+
+
+def numpy_mean(base, parts, weights):
+    found = {}
+    for name, whole in base.items():
+        total, count = np.zeros(SHAPES[name]), np.zeros(SHAPES[name])
+        for part, weight in zip(parts, weights, strict=True):
+            if name in part.tensors:
+                values = part.tensors[name].double().numpy()
+                for here, there in zip(
+                    itertools.product(*map(range, values.shape)),
+                    itertools.product(*places(name, part.kept)),
+                    strict=True,
+                ):
+                    total[there] += weight * values[here]
+                    count[there] += weight
+        found[name] = np.where(count > 0, total / np.maximum(count, 1e-300), whole.double().numpy())
+    return found
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.5, 0.25, 1 / 16, 0.7, 0.07])
+def test_widths_are_rounded_up_and_never_0(rate):
+    for size in (1, 2, 3, 7, 16, 100, 2000):
+        assert width(size, rate) == max(1, math.ceil(round(rate * size, 6)))
+        assert first(size, rate).tolist() == list(range(width(size, rate)))
+
+
+def test_the_window_rolls_forwards_and_around_the_end():
+    assert [rolling(5, 0.5, step).tolist() for step in range(6)] == [
+        [0, 1, 2], [1, 2, 3], [2, 3, 4], [3, 4, 0], [4, 0, 1], [0, 1, 2],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("size", "rate"), [(5, 0.5), (4, 0.25), (7, 1.0), (3, 1 / 16)])
+def test_in_as_many_steps_as_channels_each_is_in_the_window_alike_often(size, rate):
+    counts = torch.bincount(torch.cat([rolling(size, rate, step) for step in range(size)]), minlength=size)
+    assert counts.tolist() == [width(size, rate)] * size
+
+
+def test_a_cut_is_numpys():
+    large, channels = tensors(0), kept(g2=[4, 0], g3=[1, 2, 3])
+    small = take(PLAN, large, channels)
+    for name, whole in large.items():
+        expected = whole.numpy()[np.ix_(*places(name, channels))] if whole.dim() else whole.numpy()
+        np.testing.assert_array_equal(small[name].numpy(), expected)
+    assert small["bias"] is large["bias"]
+
+
+def test_a_cut_is_differentiable():
+    large = {"inner": tensors(0)["inner"].requires_grad_()}
+    take(PLAN, large, kept(g2=[1], g3=[0, 2]))["inner"].sum().backward()
+    expected = torch.zeros(4, 5)
+    expected[[0, 2], 1] = 1
+    assert torch.equal(large["inner"].grad, expected)
+
+
+@pytest.mark.parametrize("channels", [kept(g2=[0, 1], g3=[0]), kept(g2=[3, 4, 0], g3=[3, 0]), {}])
+def test_what_was_cut_out_and_comes_back_untouched_changes_nothing(channels):
+    large = tensors(0)
+    back = covered_mean(PLAN, large, [Part(take(PLAN, large, channels), channels)] * 3)
+    assert all(torch.equal(back[name], whole) for name, whole in large.items())
+
+
+@pytest.mark.parametrize("weights", [None, [2.0, 0.5, 3.0]])
+def test_the_mean_is_over_those_who_hold_the_entry(weights):
+    base = tensors(0)
+    held = [kept(g2=[0, 1], g3=[0, 1, 2]), kept(g2=[4, 0, 1], g3=[3, 0]), kept(g2=[0], g3=[1], g1=[2, 0])]
+    parts = [Part(take(PLAN, tensors(seed), channels), channels) for seed, channels in enumerate(held, 1)]
+    del parts[1].tensors["bias"]
+    found, expected = covered_mean(PLAN, base, parts, weights), numpy_mean(base, parts, weights or [1.0] * 3)
+    for name in base:
+        np.testing.assert_allclose(found[name].numpy(), expected[name], atol=1e-6)
+    untouched = torch.ones(5, dtype=torch.bool)
+    untouched[[0, 1, 4]] = False
+    assert torch.equal(found["conv"][untouched], base["conv"][untouched])
+    assert not torch.equal(found["conv"][0], base["conv"][0])
+
+
+def test_a_part_of_weight_0_has_no_say_and_nobody_changes_nothing():
+    base, other = tensors(0), tensors(1)
+    for parts, weights in (([], None), ([Part(other, {})], [0.0])):
+        assert all(torch.equal(t, base[name]) for name, t in covered_mean(PLAN, base, parts, weights).items())
+
+
+def test_wrong_parts_are_refused():
+    base = tensors(0)
+    with pytest.raises(ValueError, match=r"expected 'conv' of shape \(2, 2, 3\).*\(5, 2, 3\)"):
+        covered_mean(PLAN, base, [Part({"conv": base["conv"]}, kept(g2=[0, 1]))])
+    with pytest.raises(ValueError, match="got 'other'"):
+        covered_mean(PLAN, base, [Part({"other": base["conv"]}, {})])
+    with pytest.raises(ValueError, match="got 2 weights for 1 parts"):
+        covered_mean(PLAN, base, [Part(base, {})], [1.0, 2.0])
+
+
+def test_clipping_is_of_the_common_norm():
+    grads = {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([[-4.0]]), "c": None}
+    small = clipped(grads, 2.0)
+    np.testing.assert_allclose(small["a"].numpy(), [1.2, 0.0], atol=1e-6)
+    np.testing.assert_allclose(small["b"].numpy(), [[-1.6]], atol=1e-6)
+    assert small["c"] is None
+    for most in (5.0, 6.0, 0.0):  # within the limit, or none: bit for bit
+        assert all(g is None or torch.equal(g, grads[name]) for name, g in clipped(grads, most).items())
+
+
+def test_absent_classes_have_logit_0_and_no_gradient():
+    logits = torch.tensor([[1.0, -2.0, 3.0], [0.5, 0.5, -1.0]], requires_grad=True)
+    masked = only_classes(logits, torch.tensor([True, False]))
+    assert masked.tolist() == [[1.0, 0.0, 0.0], [0.5, 0.0, 0.0]]
+    torch.nn.functional.cross_entropy(masked, torch.tensor([0, 0])).backward()
+    assert not logits.grad[:, 1:].any()
+    assert bool((logits.grad[:, 0] < 0).all())
+    p = np.exp(1.0) / (np.exp(1.0) + 2)  # the absent ones keep their share of the softmax
+    np.testing.assert_allclose(float(logits.grad[0, 0]), (p - 1) / 2, atol=1e-6)

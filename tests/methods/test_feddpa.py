@@ -1,0 +1,251 @@
+"""FedDPA against NumPy by hand: which entries are personal, which move when, what is released."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from toys import INPUTS, NETS, batch, clients, federation, model_with, rounds, same, samples
+
+from polyfed.core.client import Client
+from polyfed.methods import FedAvg, Local
+from polyfed.methods.feddpa import FedDPA
+
+
+class Flat(nn.Module):
+    """Logits W x, W being 3 x 2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([[0.3, -0.2], [0.1, -0.4], [0.5, 0.2]]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.T
+
+
+def two_clients() -> list[Client]:
+    one = Client("flat", (torch.tensor([[2.0, -1.3]]), torch.tensor([0])))
+    return [one, Client("flat", (torch.tensor([[1.0, 0.5], [-3.0, 1.0], [0.5, -2.0]]), torch.tensor([1, 0, 2])))]
+
+
+def errors(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    p = np.exp(x @ w.T)
+    return p / p.sum(1, keepdims=True) - np.eye(3)[y]
+
+
+def numpy_client(
+    own: np.ndarray, w: np.ndarray, data: Any, m: FedDPA, lr: float, epochs: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The client's weights after training, and its mask."""
+    x, y = data.x.double().numpy(), data.y.numpy()
+    fisher = np.einsum("nc,nd->cd", errors(own, x, y) ** 2, x**2) / len(x)
+    mask = (fisher - fisher.min()) / (fisher.max() - fisher.min()) > m.threshold
+    end = np.where(mask, own, w)
+    for moves, first, count in ((mask, True, epochs[0]), (~mask, False, epochs[1])):
+        for _ in range(count):
+            grad, u = errors(end, x, y).T @ x / len(x), end - w
+            size = np.linalg.norm(u)
+            unit = u / size if size else u
+            if first:
+                grad = grad + m.lambda1 / 2 * (2 * u if m.norms == "squared" else unit)
+            else:
+                sign = np.sign(size - m.bound)
+                grad = grad + m.lambda2 / 2 * unit * (2 * (size - m.bound) if m.norms == "squared" else sign)
+            end = end - lr * moves * grad
+    return end, mask
+
+
+@pytest.mark.parametrize("norms", ["squared", "tensorwise"])
+@pytest.mark.parametrize(("share_personal", "clip"), [(False, True), (True, False)])
+def test_two_clients_by_hand(norms: Any, share_personal: bool, clip: bool) -> None:
+    members, lr = two_clients(), 0.3
+    m = FedDPA(lambda1=0.6, lambda2=0.8, bound=0.2, norms=norms, share_personal=share_personal, clip=clip)
+    m = type(m)(**{**vars(m), "personal_epochs": 2, "shared_epochs": 3})
+    history = rounds(m, members, {"flat": Flat}, rounds=4, batch_size=8, lr=lr)
+    w = Flat().weight.detach().double().numpy()
+    own = [w, w]
+    signs: set[float] = set()
+    for round in history:
+        ends, sent = [], []
+        for i, client in enumerate(members):
+            end, mask = numpy_client(own[i], w, client.data.train, m, lr, (2, 3))
+            assert 0 < mask.sum() < 6
+            u = end - w if share_personal else np.where(mask, 0, end - w)
+            if clip:
+                u = u * min(1, 0.2 / np.linalg.norm(u))
+            np.testing.assert_allclose(round.weights[i]["weight"], end, atol=1e-5)
+            np.testing.assert_allclose(round.up[i]["model"]["weight"], w + u, atol=1e-5)
+            signs |= set(np.sign(u).ravel().tolist())
+            ends, sent = [*ends, end], [*sent, u]
+        own = ends
+        w = w + 0.25 * sent[0] + 0.75 * sent[1]
+        np.testing.assert_allclose(round.after["model union"]["weight"], w, atol=1e-5)
+    assert signs >= {-1.0, 1.0}
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+@pytest.mark.parametrize("architectures", [["bn"] * 3, ["shallow", "deep", "deep"]])
+def test_with_nothing_personal_and_no_pull_it_is_fedavg(weighting: Any, architectures: list[str]) -> None:
+    methods = (FedDPA(threshold=1.0, lambda2=0.0, weighting=weighting), FedAvg(weighting=weighting))
+    runs = [
+        rounds(m, clients(architectures, [6, 9, 14]), rounds=3, participation=0.7, epochs=2, momentum=0.5)
+        for m in methods
+    ]
+    for mine, plain in zip(*runs, strict=True):
+        assert same(mine.after["model union"], plain.after["model union"])
+        assert mine.record["samples"] == plain.record["samples"], "the stretch of nothing is left out"
+
+
+def given(*sizes: int, lr: float = 0.1) -> list[Client]:
+    """Clients that start from one network of their own."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(INPUTS, 5), nn.Tanh(), nn.Linear(5, 3))
+    return [Client(model, samples(n, i)) for i, n in enumerate(sizes)]
+
+
+def test_with_everything_personal_and_no_pull_it_is_local() -> None:
+    runs = [rounds(m, given(9, 14), rounds=3, momentum=0.5) for m in (FedDPA(threshold=-0.1, lambda1=0.0), Local())]
+    assert all(same(runs[0][-1].weights[i], runs[1][-1].weights[i]) for i in (0, 1))
+    start = runs[0][0].before["model union"]
+    assert all(same(round.after["model union"], start) for round in runs[0]), "nothing reaches w"
+    pulled = rounds(FedDPA(threshold=-0.1, lambda1=2.0), given(9, 14), rounds=3, momentum=0.5)
+    far, near = (
+        sum(float((history[-1].weights[0][n] - start[n]).square().sum()) for n in start)
+        for history in (runs[0], pulled)
+    )
+    assert near < 0.8 * far
+
+
+class Seen(FedDPA):
+    """Keeps the network before every step, and the masks."""
+
+    def inputs(self, client: Client, step: int, generator: torch.Generator) -> dict[str, Any]:
+        if client.id == 0:
+            now = {n: t.clone() for n, t in client.model.state_dict().items()}
+            STEPS.append((client.round, client.phase, now, client.context["personal"]))
+        return dict(super().inputs(client, step, generator))
+
+
+STEPS: list[tuple[int, str, dict[str, Tensor], dict[str, Tensor]]] = []
+
+
+@pytest.mark.parametrize("training", [{"momentum": 0.9, "weight_decay": 0.1}, {"optimizer": "adam"}])
+def test_personal_entries_move_first_and_the_others_after(training: dict[str, Any]) -> None:
+    STEPS.clear()
+    (one, two) = rounds(Seen(), clients(["bn"] * 2, 12), rounds=2, epochs=2, **training)
+    for number, round in ((1, one), (2, two)):
+        mine = [step for step in STEPS if step[0] == number]
+        assert [step[1] for step in mine] == ["personal"] * 6 + ["shared"] * 6
+        start, turn, end, masks = mine[0][2], mine[6][2], round.weights[0], mine[0][3]
+        w = round.down[0]["model"]
+        for name, mask in masks.items():
+            assert torch.equal(start[name][~mask], turn[name][~mask])
+            assert torch.equal(turn[name][mask], end[name][mask])
+            assert not mask.any() or not torch.equal(start[name][mask], turn[name][mask])
+            assert torch.equal(start[name][~mask], w[name][~mask])
+            before = w[name] if number == 1 else one.weights[0][name]
+            assert torch.equal(start[name][mask], before[mask]), "in its first round a client takes w whole"
+        running = "extractor.bn.running_mean"
+        assert torch.equal(start[running], w[running])
+        assert running not in masks
+
+
+def test_personal_entries_of_the_update_stay_at_home() -> None:
+    STEPS.clear()
+    (round,) = rounds(Seen(), clients(["shallow"] * 2), rounds=1)
+    masks, w = STEPS[0][3], round.down[0]["model"]
+    assert sum(int(m.sum()) for m in masks.values()) > 10
+    for name, mask in masks.items():
+        sent = round.up[0]["model"][name]
+        assert torch.equal(sent[mask], w[name][mask])
+        assert torch.equal(sent[~mask], round.weights[0][name][~mask])
+    (open_,) = rounds(FedDPA(share_personal=True), clients(["shallow"] * 2), rounds=1)
+    assert same(open_.up[0]["model"], {n: open_.weights[0][n] for n in w})
+
+
+def norm(a: Any, b: Any) -> float:
+    return float(torch.cat([(a[n] - b[n]).flatten() for n in a]).norm())
+
+
+def test_updates_are_clipped_to_the_bound() -> None:
+    loose = rounds(FedDPA(lambda2=0.0), clients(["shallow"] * 2), rounds=2, lr=0.5)
+    tight = rounds(FedDPA(lambda2=0.0, clip=True, bound=0.01), clients(["shallow"] * 2), rounds=2, lr=0.5)
+    for round in tight:
+        for i in (0, 1):
+            assert norm(round.up[i]["model"], round.down[i]["model"]) <= 0.01 * (1 + 1e-4)
+    assert norm(loose[0].up[0]["model"], loose[0].down[0]["model"]) > 0.05
+    assert same(loose[0].weights[0], tight[0].weights[0]), "what is kept is not clipped"
+
+
+def test_the_second_pull_brings_the_update_to_the_bound() -> None:
+    def off(lambda2: float, bound: float) -> float:
+        method = FedDPA(threshold=1.0, lambda2=lambda2, bound=bound)
+        (round,) = rounds(method, clients(["shallow"], 12), rounds=1, epochs=20)
+        return abs(norm(round.up[0]["model"], round.down[0]["model"]) - bound)
+
+    for bound in (0.1, 6.0):  # from above and from below
+        assert off(5.0, bound) < 0.6 * off(0.0, bound)
+
+
+def test_noise_has_the_deviation_that_was_asked_for() -> None:
+    calm = FedDPA(clip=True, bound=0.4, share_personal=False)
+    loud = FedDPA(clip=True, bound=0.4, noise=1.5)
+    people = lambda: clients(["bn"] * 4, 10)  # noqa: E731
+    (plain,), (noisy,) = (rounds(m, people(), rounds=1, participation=0.5) for m in (calm, loud))
+    names = {name for name, _ in NETS["bn"]().named_parameters()}
+    added = []
+    for i in plain.up:
+        a, b = plain.up[i]["model"], noisy.up[i]["model"]
+        assert all(torch.equal(a[n], b[n]) for n in a if n not in names), "statistics carry no noise"
+        added.append(torch.cat([(b[n] - a[n]).flatten() for n in sorted(names)]))
+        assert added[-1].all(), "personal entries get it too"
+    assert float(torch.cat(added).std()) == pytest.approx(0.4 * 1.5 / np.sqrt(2), rel=0.1)  # two of four take part
+    assert not torch.equal(added[0], added[1])
+    assert noisy.record["bytes_down"] - plain.record["bytes_down"] == 2 * 8
+    assert same(plain.weights[min(plain.up)], noisy.weights[min(plain.up)])
+
+
+def test_bytes() -> None:
+    history = rounds(FedDPA(), clients(["bn"] * 3), rounds=2, participation=0.7)
+    count = sum(t.numel() for t in NETS["bn"]().state_dict().values() if t.is_floating_point())
+    assert all((r.record["bytes_down"], r.record["bytes_up"]) == (2 * 4 * count,) * 2 for r in history)
+
+
+def test_who_is_absent_keeps_its_model() -> None:
+    fed, watch = federation(FedDPA(), clients(["shallow"] * 4), rounds=4, participation=0.5)
+    fed.run()
+    for i in range(4):
+        kept = [(r.weights[i], i in r.record["clients"]) for r in watch.rounds]
+        for (before, _), (after, took) in itertools.pairwise(kept):
+            if before is not None:
+                assert same(before, after) != took
+    assert watch.rounds[0].record["accuracy"] == {}
+
+
+def test_the_losses_of_both_stretches() -> None:
+    model = model_with(NETS["shallow"], NETS["shallow"]().state_dict())
+    data, w = samples(6, 0), {n: p.detach() + 0.1 for n, p in model.named_parameters()}
+    task = float(nn.functional.cross_entropy(model(data.x), data.y).detach())
+    squared = 0.01 * sum(p.numel() for p in model.parameters())
+    for first, expected in ((True, 0.3 / 2 * squared), (False, 0.7 / 2 * (np.sqrt(squared) - 2.0) ** 2)):
+        method = FedDPA(lambda1=0.3, lambda2=0.7, bound=2.0)
+        found = method.loss(model, batch(data), {"w": w, "personal turn": first}).detach()
+        assert float(found) == pytest.approx(task + expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"noise": 0.5}, "expected clip = true"),
+        ({"bound": 0.0}, "greater than 0"),
+        ({"threshold": 1.5}, "less than or equal to 1"),
+        ({"shared_epochs": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_what_does_not_fit_is_refused(knobs: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FedDPA(**knobs)

@@ -1,0 +1,210 @@
+"""FedFomo against NumPy by hand: who is sent to whom, and what each makes of it."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from toys import NETS, Round, batch, clients, federation, model_with, moved, rounds, same, samples
+
+from polyfed.core.client import Client
+from polyfed.core.message import nbytes
+from polyfed.core.networks import floats
+from polyfed.errors import RequestError
+from polyfed.methods import Local
+from polyfed.methods.fedfomo import FedFomo
+
+
+def members(architectures: list[str], sizes: list[int] | int = 10, held: int = 9) -> list[Client]:
+    """Clients with validation rows; whose classes differ."""
+    counts = [sizes] * len(architectures) if isinstance(sizes, int) else sizes
+    return [
+        Client(a, samples(n, i), samples(6, 100 + i), samples(held, 200 + i))
+        for i, (a, n) in enumerate(zip(architectures, counts, strict=True))
+    ]
+
+
+def numpy_loss(architecture: str, weights: Any, client: Client) -> float:
+    """The mean cross entropy on validation rows, from the logits."""
+    held = client.data.validation
+    logits = model_with(NETS[architecture], weights)(held.x).detach().double().numpy()
+    logits -= logits.max(1, keepdims=True)
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    return float(-np.log(p[np.arange(len(held)), held.y.numpy()]).mean())
+
+
+class Kept(FedFomo):
+    """Keeps what a client starts its training from."""
+
+    def receive(self, client: Client, message: Any) -> Any:
+        context = super().receive(client, message)
+        STARTS[client.round, client.id] = {n: t.clone() for n, t in floats(client.model).items()}
+        return context
+
+
+STARTS: dict[tuple[int, int], dict[str, Tensor]] = {}
+
+
+def by_hand(
+    architecture: str, old: Any, candidates: list[Any], client: Client, norm: str = "l2"
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """What a client should start from, and delta."""
+    parameters = [name for name, _ in NETS[architecture]().named_parameters()]
+    before, delta = numpy_loss(architecture, old, client), []
+    for one in candidates:
+        gap = [(one[n].double() - old[n].double()).numpy().ravel() for n in parameters if n in one]
+        size = np.linalg.norm(np.concatenate(gap), 2 if norm == "l2" else 1)
+        gain = before - numpy_loss(architecture, {**old, **one}, client)
+        delta.append(gain / size if size >= 1e-12 else 0.0)
+    shares = np.maximum(delta, 0)
+    shares = shares / shares.sum() if shares.sum() > 0 else shares
+    start = {n: t.double().numpy() for n, t in old.items()}
+    for one, share in zip(candidates, shares, strict=True):
+        for name in one:
+            start[name] = start[name] + share * (one[name].double() - old[name].double()).numpy()
+    return start, np.array(delta)
+
+
+@pytest.mark.parametrize("baseline", ["mixed", "trained"])
+@pytest.mark.parametrize(("architectures", "norm"), [(["bn"] * 3, "l2"), (["shallow", "deep", "deep"], "l1")])
+def test_every_start_by_hand(baseline: Any, architectures: list[str], norm: Any) -> None:
+    STARTS.clear()
+    people = members(architectures)
+    history = rounds(Kept(baseline=baseline, norm=norm), people, rounds=4)
+    signs: set[float] = set()
+    affinity = np.zeros((3, 3))
+    for number, (before, round) in enumerate(itertools.pairwise(history), 2):
+        for i, client in enumerate(people):
+            mine = {n: before.weights[i][n] for n in STARTS[1, i]}
+            sent = [round.down[i][f"candidate {place}"] for place in range(2)]
+            old = STARTS[number - 1, i] if baseline == "mixed" else mine
+            start, delta = by_hand(architectures[i], old, [mine, *sent], client, norm)
+            for name, value in STARTS[number, i].items():
+                np.testing.assert_allclose(value, start[name], atol=2e-5)
+            np.testing.assert_allclose(round.up[i]["delta"], delta[1:], rtol=1e-3, atol=1e-5)
+            signs |= set(np.sign(delta[1:]).tolist())
+            for one, gain in zip(sent, delta[1:], strict=True):  # whose it was, by its weights
+                whose = [j for j in range(3) if j != i and all(torch.equal(before.weights[j][n], one[n]) for n in one)]
+                affinity[i, whose[0]] += gain
+        np.testing.assert_allclose(round.after["affinity"], affinity, rtol=1e-3, atol=1e-5)
+    assert signs == {-1.0, 1.0}, "delta should come with both signs, and be summed unclipped"
+
+
+def test_the_first_round_is_local() -> None:
+    people = members(["bn", "deep", "shallow"])
+    mine, alone = (rounds(method, people, rounds=1)[0] for method in (FedFomo(aggregation="same-shape"), Local()))
+    assert all(same(mine.weights[i], alone.weights[i]) for i in range(3))
+    assert mine.record["bytes_down"] == 0
+    assert all(message.keys() == {"model"} for message in mine.up.values())
+
+
+def test_without_a_candidate_it_is_local() -> None:
+    """Nobody shares an architecture: nothing comes, and nothing but a client's own model is there to compare."""
+    people = members(["bn", "deep", "shallow"])
+    method = FedFomo(aggregation="same-shape", baseline="trained")
+    mine, alone = (rounds(m, people, rounds=3, participation=0.7) for m in (method, Local()))
+    assert all(mine[-1].weights[i] is None or same(mine[-1].weights[i], alone[-1].weights[i]) for i in range(3))
+    assert all(round.record["bytes_down"] == 0 for round in mine)
+
+
+def test_validation_rows_are_not_trained_on() -> None:
+    people = members(["shallow"] * 2, sizes=10, held=9)
+    seen = [round.record["samples"] for round in rounds(FedFomo(), people, rounds=2, epochs=3)]
+    assert seen == [2 * 3 * 10] * 2
+    for client in people:  # and which they are matters for what is mixed
+        client.data.validation.y.copy_((client.data.validation.y + 1) % 3)
+    turned = rounds(FedFomo(), people, rounds=2, epochs=3)
+    again = rounds(FedFomo(), members(["shallow"] * 2, sizes=10, held=9), rounds=2, epochs=3)
+    assert same(turned[0].weights[0], again[0].weights[0])
+    assert not same(turned[1].weights[0], again[1].weights[0])
+
+
+def test_bytes_and_what_of_a_candidate_is_sent() -> None:
+    architectures = ["shallow", "deep", "deep"]
+    history = rounds(FedFomo(), members(architectures), rounds=2)
+    floats_of = {a: {n for n, t in NETS[a]().state_dict().items() if t.is_floating_point()} for a in architectures}
+    size = {n: t.numel() for n, t in NETS["deep"]().state_dict().items()}
+    for i, mine in enumerate(architectures):
+        sent = [set(message) for message in history[1].down[i].values()]
+        expected = [floats_of[a] & floats_of[mine] for j, a in enumerate(architectures) if j != i]
+        assert sorted(map(len, sent)) == sorted(map(len, expected))
+        assert nbytes(history[1].down[i]) == 4 * sum(size[n] for names in expected for n in names)
+        assert nbytes(history[1].up[i]) == 4 * sum(size[n] for n in floats_of[mine]) + 4 * 2
+    apart = rounds(FedFomo(aggregation="same-shape"), members(architectures), rounds=2)
+    assert [len(apart[1].down[i]) for i in range(3)] == [0, 1, 1]
+
+
+def chosen(round: Round, before: Round, i: int) -> list[int]:
+    """Whose models a client was sent, by their weights."""
+    kept = {n: before.after[f"weights {n}"] for n in range(6) if f"weights {n}" in before.after}
+    return [next(n for n, w in kept.items() if same(w, one)) for one in round.down[i].values()]
+
+
+def test_the_most_helpful_are_sent_unless_chance_has_it() -> None:
+    best = rounds(FedFomo(models=2, epsilon=0.0), members(["shallow"] * 6), rounds=8)
+    random = rounds(FedFomo(models=2, epsilon=1.0, epsilon_decay=0.0), members(["shallow"] * 6), rounds=8)
+    greedy = []
+    for history in (best, random):
+        hits = 0
+        for before, round in itertools.pairwise(history):
+            for i in range(6):
+                sent = chosen(round, before, i)
+                assert len(set(sent)) == 2
+                assert i not in sent
+                row = before.after["affinity"][i]
+                top = sorted((n for n in range(6) if n != i), key=lambda n: -float(row[n]))[:2]
+                hits += sorted(row[n].item() for n in sent) == sorted(row[n].item() for n in top)
+        greedy.append(hits)
+    assert greedy[0] == 7 * 6
+    assert greedy[1] < 20
+
+
+def test_epsilon_decays_to_nothing() -> None:
+    decayed = rounds(FedFomo(models=2, epsilon=0.5, epsilon_decay=0.5), members(["shallow"] * 6), rounds=4)
+    best = rounds(FedFomo(models=2, epsilon=0.0), members(["shallow"] * 6), rounds=4)
+    assert all(same(a.weights[i], b.weights[i]) for a, b in zip(decayed, best, strict=True) for i in range(6))
+
+
+def test_who_was_absent_stays_a_candidate_and_a_newcomer_is_sent_some() -> None:
+    fed, watch = federation(FedFomo(models=5), members(["shallow"] * 6), rounds=6, participation=0.34)
+    fed.run()
+    came: set[int] = set()
+    newcomers = 0
+    for before, round in zip([None, *watch.rounds], watch.rounds, strict=False):
+        for i in round.record["clients"]:
+            assert len(round.down[i]) == len(came - {i})
+            newcomers += bool(came) and i not in came
+            if before is not None:
+                assert set(chosen(round, before, i)) == came - {i}
+        came |= set(round.record["clients"])
+    assert newcomers
+    assert not any(round.record["refused"] for round in watch.rounds)
+
+
+def test_statistics_travel_with_a_candidate_and_are_no_part_of_the_distance() -> None:
+    history = rounds(FedFomo(), members(["bn"] * 2), rounds=2)
+    name = "extractor.bn.running_mean"
+    assert torch.equal(history[1].down[0]["candidate 0"][name], history[0].weights[1][name])
+    assert moved({name: history[0].weights[0][name]}, {name: history[0].weights[1][name]}) > 1e-3
+
+
+def test_the_loss_is_the_cross_entropy() -> None:
+    (client,) = members(["shallow"])
+    model = NETS["shallow"]()
+    expected = torch.nn.functional.cross_entropy(model(client.data.train.x), client.data.train.y)
+    found = FedFomo().loss(model, batch(client.data.train), {}).detach()
+    assert float(found) == pytest.approx(float(expected.detach()), rel=1e-6)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(RequestError, match="needs validation rows at every client, client 0 has none"):
+        federation(FedFomo(), clients(["shallow"] * 2))
+    with pytest.raises(RequestError, match="same-shape"):
+        federation(FedFomo(), members(["shallow", "wide"]))
+    for knobs in ({"models": 0}, {"epsilon": 1.2}, {"epsilon_decay": -0.1}):
+        with pytest.raises(ValueError, match="equal to"):
+            FedFomo(**knobs)

@@ -1,0 +1,284 @@
+"""FedGen against NumPy by hand."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from toys import CLASSES, NETS, batch, clients, federation, moved, rounds, same, samples, worker
+
+from polyfed.core.client import Client
+from polyfed.core.feature_generator import Fitting, fit, fresh, frozen_head, generate, known_classes, likeness
+from polyfed.core.message import nbytes
+from polyfed.errors import RequestError
+from polyfed.methods import FedAvg, FedGen
+from polyfed.models.split import Staged
+
+SMALL = {"noise": 4, "hidden": 8, "generator_steps": 5, "generator_batch": 16}
+MIXED = ["shallow", "deep", "deep"]
+
+
+def draws(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def played(method, architectures=MIXED, sizes=(8, 12, 16), **options):
+    return rounds(method, clients(architectures, list(sizes)), **options)
+
+
+def linear_heads(count, features=5, seed=3):
+    g = draws(seed)
+    heads = [nn.Linear(features, CLASSES).double().requires_grad_(False) for _ in range(count)]
+    for head in heads:
+        head.weight.copy_(torch.randn(CLASSES, features, generator=g))
+        head.bias.copy_(torch.randn(CLASSES, generator=g))
+    return heads
+
+
+def how(**changes):
+    return Fitting(
+        **{"steps": 1, "batch": 16, "lr": 1e-2, "weight_decay": 0.0, "diversity": 0.7, "ensemble": "losses"} | changes
+    )
+
+
+# ---- the generator ----
+
+
+def numpy_generate(weights, z, y, training):
+    w = {name: t.double().numpy() for name, t in weights.items()}
+    hidden = np.concatenate([z, np.eye(CLASSES)[y]], axis=1) @ w["hidden.weight"].T + w["hidden.bias"]
+    mean, var = (hidden.mean(0), hidden.var(0)) if training else (w["norm.running_mean"], w["norm.running_var"])
+    normed = (hidden - mean) / np.sqrt(var + 1e-5) * w["norm.weight"] + w["norm.bias"]
+    return np.maximum(normed, 0) @ w["output.weight"].T + w["output.bias"]
+
+
+def test_features_by_hand():
+    weights = fresh(4, CLASSES, 8, 5, draws())
+    weights["norm.running_mean"] = torch.randn(8, generator=draws(1))
+    weights["norm.running_var"] = 1 + torch.rand(8, generator=draws(2))
+    before = {name: t.clone() for name, t in weights.items()}
+    z, y = torch.randn(7, 4, generator=draws(3)), torch.tensor([0, 1, 2, 2, 1, 0, 0])
+    np.testing.assert_allclose(
+        generate(weights, z, y).numpy(), numpy_generate(weights, z.double().numpy(), y.numpy(), False), atol=1e-5
+    )
+    assert same(before, weights)
+    assert not same(before, fresh(4, CLASSES, 8, 5, draws(1)))
+
+
+@pytest.mark.parametrize("ensemble", ["losses", "logits"])
+def test_one_step_by_hand(ensemble):
+    """The loss with its weights omega and its diversity; the first step of Adam is lr against the gradient's sign."""
+    weights, heads = fresh(4, CLASSES, 8, 5, draws()), linear_heads(3)
+    counts = torch.tensor([[5, 0, 1], [3, 2, 0], [0, 6, 0]])
+    new, moments, loss = fit(weights, {}, heads, counts, how(ensemble=ensemble), draws(9))
+    g = draws(9)  # the same draws again: classes as often as there are samples; class 2 has only one
+    y = torch.multinomial(torch.tensor([8.0, 8.0, 0.0]).double(), 16, replacement=True, generator=g).numpy()
+    z = torch.randn(16, 4, generator=g).double().numpy()
+    assert set(y) == {0, 1}
+    made = numpy_generate(weights, z, y, training=True)
+    logits = np.stack([made @ h.weight.numpy().T + h.bias.numpy() for h in heads])
+    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    ce = -log_p[:, np.arange(16), y]
+    omega = counts.numpy() / counts.numpy().sum(0)
+    np.testing.assert_allclose(omega.sum(0), 1)
+    if ensemble == "losses":
+        expected = np.mean([sum(omega[s, y[b]] * ce[s, b] for s in range(3)) for b in range(16)])
+    else:
+        mean = logits.mean(0)
+        expected = -(mean - np.log(np.exp(mean).sum(-1, keepdims=True)))[np.arange(16), y].mean()
+    exponent = [((z[a] - z[b]) ** 2).mean() * np.abs(made[a] - made[b]).mean() for a in range(16) for b in range(16)]
+    assert loss == pytest.approx(expected + 0.7 * np.exp(-np.mean(exponent)), rel=1e-6)
+    steps = (new["output.weight"] - weights["output.weight"]).abs()
+    torch.testing.assert_close(steps, torch.full_like(steps, 1e-2), atol=1e-5, rtol=0)
+    assert all(moved({n: new[n]}, {n: weights[n]}) > 1e-4 for n in ("norm.running_mean", "norm.running_var"))
+    assert moments["hidden.weight.step"] == 1
+
+
+def test_likeness():
+    z, made = torch.randn(6, 4, generator=draws(1)), torch.randn(6, 5, generator=draws(2))
+    assert float(likeness(z, made[:1].expand(6, 5))) == pytest.approx(1.0)
+    assert 0 < float(likeness(z, 3 * made)) < float(likeness(z, made)) < 1
+
+
+def test_the_heads_only_pass_gradients_on():
+    heads = linear_heads(2)
+    before = [{n: p.clone() for n, p in head.named_parameters()} for head in heads]
+    weights = fresh(4, CLASSES, 8, 5, draws())
+    old = {name: t.clone() for name, t in weights.items()}
+    new, _, _ = fit(weights, {}, heads, torch.tensor([[5, 2, 3], [1, 2, 2]]), how(steps=5), draws(1))
+    assert all(same(b, dict(head.named_parameters())) for b, head in zip(before, heads, strict=True))
+    assert all(p.grad is None for head in heads for p in head.parameters())
+    assert same(old, weights)
+    still = {name for name in weights if torch.equal(new[name], weights[name])}
+    assert still == {"hidden.bias"}, "BatchNorm takes it away"
+    model = NETS["deep"]()
+    head = frozen_head(model)
+    assert not head.training
+    assert not any(p.requires_grad for p in head.parameters())
+    assert head.weight.data_ptr() != model.head.weight.data_ptr()
+    assert model.head.weight.requires_grad
+
+
+def test_a_fixed_head_comes_to_see_what_is_made():
+    heads, counts = linear_heads(1), torch.tensor([[10, 10, 10]])
+    weights, moments = fresh(4, CLASSES, 16, 5, draws()), {}
+    for round in range(3):  # Adam goes on where it was
+        weights, moments, _ = fit(weights, moments, heads, counts, how(steps=100, batch=64), draws(round))
+    y = torch.arange(300) % CLASSES
+    made = generate(weights, torch.randn(300, 4, generator=draws(7)), y)
+    assert (heads[0](made.double()).argmax(1) == y).double().mean() == 1.0
+    assert moments["output.bias.step"] == 300
+
+
+def test_two_calls_are_one_longer_call_but_for_the_draws():
+    """What Adam keeps travels through the state: a second call is not a first one."""
+    heads, counts, weights = linear_heads(2), torch.tensor([[5, 2, 3], [1, 2, 2]]), fresh(4, CLASSES, 8, 5, draws())
+    weights = {name: t.double() for name, t in weights.items()}
+    g = draws(4)
+    half, moments, _ = fit(weights, {}, heads, counts, how(steps=3), g)
+    twice, _, _ = fit(half, moments, heads, counts, how(steps=3), g)
+    forgot, _, _ = fit(half, {}, heads, counts, how(steps=3), draws(4))
+    whole, _, _ = fit(weights, {}, heads, counts, how(steps=6), draws(4))
+    assert same(twice, whole)
+    assert not same(forgot, whole)
+
+
+def test_classes_of_a_single_sample_are_not_made():
+    assert known_classes(torch.tensor([[1, 1, 0], [0, 4, 0]])).tolist() == [0, 5, 0]
+
+
+# ---- rounds ----
+
+
+def test_the_generator_changes_on_the_server_and_reaches_the_clients():
+    history = played(FedGen(**SMALL), rounds=3)
+    assert all(set(m) == {"model"} for m in history[0].down.values()), "untrained: it stays at the server"
+    for round in history:
+        before, after = round.before["generator"], round.after["generator"]
+        assert all(not torch.equal(before[name], after[name]) for name in before)
+        assert round.record["server"]["generator_loss"] > 0
+    for last, round in pairwise(history):
+        for message in round.down.values():
+            assert same(message["generator"], last.after["generator"])
+            assert message["counts"].tolist() == sum(m["counts"] for m in last.up.values()).tolist()
+    for i, message in history[0].up.items():
+        y = clients(MIXED, [8, 12, 16])[i].data.train.y
+        assert message["counts"].tolist() == [int((y == c).sum()) for c in range(CLASSES)]
+
+
+def test_the_generator_is_trained_on_the_heads_that_came():
+    method = FedGen(**SMALL, generator_lr=0.01, generator_lr_decay=0.5)
+    history = played(method, rounds=2)
+    for number, round in enumerate(history, 1):
+        heads = []
+        for message in round.up.values():
+            head = nn.Linear(5, CLASSES)
+            head.load_state_dict({n.removeprefix("head."): t for n, t in message["model"].items() if "head" in n})
+            heads.append(head.double().requires_grad_(False))
+        counts = torch.stack([m["counts"].long() for m in round.up.values()])
+        fitting = how(steps=5, lr=0.01 * 0.5 ** (number - 1), weight_decay=0.01, diversity=1.0)
+        moments = round.before.get("moments", {})
+        server = federation(method, clients(MIXED, [8, 12, 16]))[0].server
+        server.round = number
+        new, left, _ = fit(round.before["generator"], moments, heads, counts, fitting, server.generator("features"))
+        assert same(new, round.after["generator"])
+        assert same(left, round.after["moments"])
+
+
+def test_nobody_answers():
+    history = played(FedGen(**SMALL), rounds=2, lose=lambda round, client: True)
+    assert same(history[0].before["generator"], history[1].after["generator"])
+    assert all(set(m) == {"model"} for m in history[1].down.values())
+
+
+def test_weights_fall_from_round_to_round_and_stop_at_the_floor():
+    method = FedGen(**SMALL, alpha=10.0, beta=1e-3, decay=0.5, rows=2)
+    fed, _ = federation(method, clients(MIXED))
+    fed.run()
+    for round, expected in ((2, (5.0, 5e-4)), (4, (1.25, 1.25e-4)), (40, (1e-4, 1e-4))):
+        client = worker(fed, 0, round)
+        context = method.receive(client, method.broadcast(fed.server, 0))
+        found = [float(w) for w in context["weights"]]
+        assert found == pytest.approx([expected[0] * 2 / 4, expected[1]])
+
+
+def test_inputs_are_drawn_as_often_as_the_classes_are_there():
+    fed, _ = federation(FedGen(**SMALL, rows=4000), clients(MIXED))
+    fed.run()
+    client = worker(fed, 0, 3)
+    context = fed.method.receive(client, fed.method.broadcast(fed.server, 0))
+    client.context = {**context, "counts": torch.tensor([30, 0, 10], dtype=torch.int32)}
+    made = fed.method.inputs(client, 0, draws())
+    assert torch.bincount(made["y"], minlength=3).div(4000).tolist() == pytest.approx([0.75, 0, 0.25], abs=0.03)
+    assert made["z_y"].shape == (4000, 4)
+    assert made["z"].shape == (4, 4)
+    again = fed.method.inputs(client, 0, draws())
+    assert all(torch.equal(made[name], again[name]) for name in made)
+
+
+def test_the_teacher_gets_no_gradient():
+    """With the KL alone the head moves only through f(x), not through what it makes of G(z, y)."""
+    method = FedGen(**SMALL, alpha=0.0, beta=1.0)
+    fed, _ = federation(method, clients(MIXED))
+    fed.run()
+    client = worker(fed, 1, 3)
+    context = dict(method.receive(client, method.broadcast(fed.server, 1)))
+    client.context = context
+    context |= method.inputs(client, 0, draws())
+    data, model = batch(samples(4, 5)), client.model
+    found = method.gradients(model, data, context).grads
+    teacher = model.head(generate(context["generator"], context["z"], data.y)).detach()
+    scores = model(data.x)
+    kl = F.kl_div(scores.log_softmax(1), teacher.softmax(1), reduction="batchmean")
+    (F.cross_entropy(scores, data.y) + 0.98**2 * kl).backward()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(found[name], p.grad, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_client_weights_0_is_fedavg(weighting):
+    mine = played(FedGen(**SMALL, alpha=0.0, beta=0.0, weighting=weighting), rounds=3)
+    plain = played(FedAvg(weighting=weighting), rounds=3)
+    for a, b in zip(mine, plain, strict=True):
+        assert all(same(a.weights[i], b.weights[i]) for i in range(3))
+        assert same(a.after["model union"], b.after["model union"])
+
+
+def test_same_shape_trains_one_generator_for_all():
+    nets = ["wide", "shallow", "wide"]  # other cuts, one representation
+    history = played(FedGen(**SMALL, aggregation="same-shape"), nets, rounds=2)
+    assert all(same(m["generator"], history[0].after["generator"]) for m in history[1].down.values())
+    assert moved(history[1].after["generator"], history[0].after["generator"]) > 1e-4
+    with pytest.raises(RequestError, match="same-shape"):
+        federation(FedGen(), clients(nets))
+    with pytest.raises(RequestError, match="one feature width"):
+        federation(FedGen(aggregation="same-shape"), clients(["broad", "shallow"]))
+
+
+def test_bytes():
+    history = played(FedGen(**SMALL), rounds=2)
+    p_g = (4 + 3 + 5) * 8 + (8 + 1) * 5
+    assert sum(t.numel() for t in history[0].after["generator"].values()) == p_g
+    for number, round in enumerate(history):
+        for i, message in round.down.items():
+            p = sum(t.numel() for t in message["model"].values())
+            assert nbytes(message) == 4 * (p + (p_g + 3) * number)
+            assert nbytes(round.up[i]) == 4 * (p + 3)
+
+
+def test_batchnorm_in_a_head_takes_no_statistics_of_what_is_made():
+    def build():
+        head = nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, CLASSES))
+        return Staged(nn.Linear(4, 6), nn.Sequential(nn.Tanh(), nn.Linear(6, 5)), head, "own", feature_dim=5)
+
+    own = {"own": build}
+    members = [Client("own", samples(12, i)) for i in range(2)]
+    a, b = (rounds(FedGen(**SMALL, alpha=w, beta=w), members, own, rounds=2, lr=0.0) for w in (0.0, 5.0))
+    for i in range(2):
+        names = [name for name in a[1].weights[i] if "running" in name or "num_batches" in name]
+        assert len(names) == 3
+        assert all(torch.equal(a[1].weights[i][n], b[1].weights[i][n]) for n in names)

@@ -1,0 +1,199 @@
+"""FedNova against NumPy by hand: normalised updates, whatever the local solver."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from toys import (
+    NETS,
+    Client,
+    Two,
+    clients,
+    federation,
+    moved,
+    numpy_mean,
+    rounds,
+    two_gradient,
+    two_parameter_clients,
+)
+
+from polyfed.core.message import nbytes
+from polyfed.core.method import knobs
+from polyfed.errors import RequestError
+from polyfed.methods import FedAvg, FedNova
+
+
+def shared(state):
+    (model,) = (state[name] for name in state if name.startswith("model"))
+    return model
+
+
+def walked(w, data, lr, steps, rho, mu):
+    """The client's end, and a as the sum of its gradients' coefficients."""
+    now, m, coefficients, mixed = w, 0.0, np.zeros(steps), np.zeros(steps)
+    for step in range(steps):
+        m = rho * m + two_gradient(now, data) + mu * (now - w)
+        now = now - lr * m
+        mixed = rho * mixed + np.eye(steps)[step] - lr * mu * coefficients
+        coefficients = coefficients + mixed
+    return now, coefficients.sum()
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+@pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
+@pytest.mark.parametrize(
+    ("rho", "mu", "gmf", "effective"),
+    [
+        (0.0, 0.0, 0.0, "normalisers"),
+        (0.9, 0.0, 0.5, "steps"),
+        (0.0, 0.8, 0.0, "steps"),
+        (0.6, 0.8, 0.3, "normalisers"),
+    ],
+)
+def test_rounds_by_hand(weighting, aggregation, rho, mu, gmf, effective):
+    """Clients of one row repeated, so that batches of 1 make tau_k = n_k and the order does not matter."""
+    rows = [(2.0, 0, 1), (-3.0, 0, 4), (0.8, 1, 3)]
+    members = [Client("two", (torch.full((n, 1), x), torch.full((n,), y))) for x, y, n in rows]
+    method = FedNova(weighting=weighting, aggregation=aggregation, mu=mu, server_momentum=gmf, effective=effective)
+    settings = {"rounds": 4, "batch_size": 1, "lr": 0.3, "momentum": rho, "participation": 0.7}
+    history = rounds(method, members, {"two": Two}, classes=2, lr_schedule="exponential", lr_decay=0.8, **settings)
+    w, velocity, signs = np.array([0.3, -0.2]), np.zeros(2), set()
+    for number, round in enumerate(history):
+        lr, asked = 0.3 * 0.8**number, round.record["clients"]
+        n = np.array([rows[i][2] for i in asked])
+        p = n / n.sum() if weighting == "samples" else np.full(len(n), 1 / len(n))
+        ends, a = zip(*(walked(w, members[i].data.train, lr, rows[i][2], rho, mu) for i in asked), strict=True)
+        for i, one in zip(asked, a, strict=True):
+            assert float(round.up[i]["a"]) == pytest.approx(one, rel=1e-6)
+        tau = (p * (n if effective == "steps" else np.array(a))).sum()
+        signs |= {int(s) for end in ends for s in np.sign(end - w)}
+        step = -tau * sum(q * (w - end) / one for q, end, one in zip(p, ends, a, strict=True))
+        velocity = gmf * velocity + step
+        w = w + velocity
+        np.testing.assert_allclose(shared(round.after)["w"].numpy(), w, atol=2e-6)
+    assert signs == {-1, 1}
+
+
+def test_equal_steps_are_fedavg():
+    """Of equal a_k nothing is left, here and with weights by samples: clients of 10 to 12 samples take 3 steps each."""
+    for training in ({}, {"momentum": 0.9}, {"optimizer": "adam", "lr": 0.01}):
+        sizes = [10, 11, 12]
+        runs = [rounds(m, clients(["deep-bn", "bn", "bn"], sizes), **training) for m in (FedNova(), FedAvg())]
+        assert moved(*(shared(run[-1].after) for run in runs)) < 2e-6
+
+
+def test_unequal_samples_alone_make_a_difference():
+    """Equal epochs, unequal data: steps are counted, not epochs."""
+    sizes = [4, 20]
+    runs = [rounds(m, clients(["deep"] * 2, sizes), epochs=2) for m in (FedNova(), FedAvg())]
+    assert [float(runs[0][0].up[i]["a"]) for i in (0, 1)] == [2.0, 10.0]
+    assert moved(*(shared(run[0].after) for run in runs)) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("training", "a"),
+    [
+        ({}, 3.0),
+        ({"momentum": 0.9}, 1 + 1.9 + 2.71),
+        ({"optimizer": "adam"}, 3.0),
+        ({"optimizer": "adamw"}, 3.0),
+    ],
+)
+def test_the_normaliser_of_each_optimiser(training, a):
+    (round,) = rounds(FedNova(effective="steps"), clients(["deep"]), rounds=1, **training)
+    assert float(round.up[0]["a"]) == pytest.approx(a, rel=1e-6)
+    assert float(round.up[0]["tau"]) == 3.0
+
+
+def test_adam_is_not_normalised_by_mu():
+    (round,) = rounds(FedNova(mu=30.0), clients(["deep"]), rounds=1, optimizer="adam")
+    assert float(round.up[0]["a"]) == 3.0
+
+
+@knobs
+class Linear(FedNova):
+    """A loss without curvature."""
+
+    name: ClassVar[str] = "linear"
+
+    def loss(self, model: Any, batch: Any, context: Any) -> torch.Tensor:
+        loss: torch.Tensor = (model.w * (batch.x.mean() * torch.tensor([1.0, -2.0]))).sum()
+        return loss
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_on_a_linear_loss_the_direction_is_the_gradients(momentum):
+    """The step is tau_eff lr times the mean gradient, whatever the steps; thrice the epochs, thrice the SGD step."""
+    steps = {}
+    for epochs in (1, 3):
+        members = two_parameter_clients(3)
+        training = {"rounds": 1, "batch_size": 8, "epochs": epochs, "momentum": momentum}
+        (round,) = rounds(Linear(), members, {"two": Two}, classes=2, **training)
+        step = shared(round.after)["w"] - shared(round.before)["w"]
+        mean = sum(float(c.data.train.x.mean()) * c.n / 6 for c in members)
+        a = float(round.up[0]["a"])
+        np.testing.assert_allclose(step.numpy(), -0.1 * a * mean * np.array([1, -2]), atol=1e-6)
+        steps[epochs] = step
+    if not momentum:
+        torch.testing.assert_close(steps[3], 3 * steps[1], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("lost", [set(), {0}, {1, 2}])
+def test_shares_and_steps_are_of_those_who_have_the_tensor(lost):
+    sizes, names = [4, 8, 16], {"bn", "deep-bn"}
+    history = rounds(FedNova(), clients(["bn", "deep-bn", "deep-bn"], sizes), lose=lambda r, i: i in lost)
+    parameters = {name for a in names for name, _ in NETS[a]().named_parameters()}
+    for round in history:
+        before, after = shared(round.before), shared(round.after)
+        answered = [i for i in range(3) if i not in lost]
+        for name in before:
+            held = [i for i in answered if name in round.up[i]["model"]]
+            if not held:
+                assert torch.equal(before[name], after[name])
+                continue
+            ends = [round.up[i]["model"] for i in held]
+            n = [sizes[i] for i in held]
+            if name not in parameters:  # BatchNorm's statistics
+                np.testing.assert_allclose(after[name], numpy_mean(ends, n, name), atol=1e-6)
+                continue
+            p, a = np.array(n) / sum(n), np.array(n) / 4  # batches of 4
+            w = before[name].double().numpy()
+            step = sum(q * (end[name].double().numpy() - w) / one for q, end, one in zip(p, ends, a, strict=True))
+            np.testing.assert_allclose(after[name], w + (p * a).sum() * step, atol=2e-6)
+
+
+def test_server_momentum_rests_where_nobody_answers():
+    """Tensors that only the deep client has: after a round without it they and their momentum stay as they are."""
+    lose = lambda round, client: client == 1 and round == 2  # noqa: E731
+    history = rounds(FedNova(server_momentum=0.9), clients(["shallow", "deep"]), rounds=3, lose=lose)
+    only = [name for name in shared(history[0].after) if "block3" in name]
+    velocity = [round.after["velocity union"] for round in history]
+    for name in only:
+        assert torch.equal(shared(history[0].after)[name], shared(history[1].after)[name])
+        assert torch.equal(velocity[0][name], velocity[1][name])
+        step = shared(history[2].after)[name] - shared(history[1].after)[name]
+        torch.testing.assert_close(step, velocity[2][name], atol=1e-6, rtol=0)
+    assert not set(velocity[0]) - {name for name, _ in NETS["deep"]().named_parameters()}
+
+
+@pytest.mark.parametrize("effective", ["normalisers", "steps"])
+def test_bytes(effective):
+    floats = sum(t.numel() for t in NETS["bn"]().state_dict().values() if t.is_floating_point())
+    for round in rounds(FedNova(effective=effective), clients(["bn"] * 2)):
+        assert all(nbytes(m) == 4 * floats for m in round.down.values())
+        assert all(nbytes(m) == 4 * floats + 8 + 4 * (1 + (effective == "steps")) for m in round.up.values())
+
+
+def test_a_pull_that_overshoots_is_refused():
+    with pytest.raises(RequestError, match=r"expected mu times training\.lr below 1, came 20 times 0.1"):
+        rounds(FedNova(mu=20.0), clients(["deep"]))
+    assert rounds(FedNova(mu=20.0), clients(["deep"]), lr=0.01)
+
+
+def test_what_does_not_nest_is_refused():
+    with pytest.raises(RequestError, match=r"fednova needs .*client 1 \('wide'\).*same-shape"):
+        federation(FedNova(), clients(["shallow", "wide"]))
+    assert rounds(FedNova(aggregation="same-shape"), clients(["shallow", "wide"]))

@@ -1,0 +1,235 @@
+"""FedRep against NumPy by hand: heads that never travel, parts that rest bit for bit."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from toys import CLASSES, INPUTS, NETS, clients, federation, numpy_mean, rounds, same, samples, worker
+
+from polyfed.core.client import Client
+from polyfed.core.message import flatten, nbytes
+from polyfed.core.networks import floats
+from polyfed.core.settings import Evaluation
+from polyfed.errors import RequestError
+from polyfed.methods import FedAvg
+from polyfed.methods.fedrep import FedRep
+from polyfed.models.adapt import split
+from polyfed.models.split import Staged
+
+
+def linear() -> Staged:
+    """Two 2 x 2 matrices: logits h phi x."""
+    torch.manual_seed(3)
+    return Staged(nn.Linear(2, 2, bias=False), nn.Identity(), nn.Linear(2, 2, bias=False), "linear")
+
+
+def two_clients() -> list[Client]:
+    one = Client("linear", (torch.tensor([[2.0, -1.0]]), torch.tensor([0])))
+    three = Client("linear", (torch.tensor([[1.0, 0.5], [-3.0, 1.0], [0.5, -2.0]]), torch.tensor([1, 0, 1])))
+    return [one, three]
+
+
+def numpy_client(
+    phi: np.ndarray, h: np.ndarray, x: np.ndarray, y: np.ndarray, lr: float, head: int, body: int
+) -> tuple[np.ndarray, np.ndarray]:
+    phi, h = phi.copy(), h.copy()
+    for step in range(head + body):
+        z = x @ phi.T
+        logits = z @ h.T
+        p = np.exp(logits - logits.max(1, keepdims=True))
+        d = (p / p.sum(1, keepdims=True) - np.eye(2)[y]) / len(x)
+        if step < head:
+            h = h - lr * d.T @ z
+        else:
+            phi = phi - lr * (d @ h).T @ x
+    return phi, h
+
+
+@pytest.mark.parametrize(("weighting", "shares"), [("samples", (0.25, 0.75)), ("uniform", (0.5, 0.5))])
+@pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
+def test_two_clients_by_hand(weighting: Any, shares: tuple[float, float], aggregation: Any) -> None:
+    members = two_clients()
+    method = FedRep(weighting=weighting, aggregation=aggregation, head_epochs=3, extractor_epochs=2)
+    fed, watch = federation(method, members, {"linear": linear}, classes=2, rounds=3, batch_size=8, lr=0.3)
+    start = [worker(fed, i).model.state_dict()["head.weight"].double().numpy().copy() for i in (0, 1)]
+    phi = fed.server.initial("linear")["extractor.weight"].double().numpy()
+    fed.run()
+    signs: set[float] = set()
+    for round in watch.rounds:
+        ends = [
+            numpy_client(phi, h, c.data.train.x.double().numpy(), c.data.train.y.numpy(), 0.3, 3, 2)
+            for c, h in zip(members, start, strict=True)
+        ]
+        for i, (own, h) in enumerate(ends):
+            np.testing.assert_allclose(round.weights[i]["head.weight"], h, atol=1e-5)
+            np.testing.assert_allclose(round.weights[i]["extractor.weight"], own, atol=1e-5)
+            signs |= set(np.sign(own - phi).ravel().tolist())
+        start = [h for _, h in ends]
+        phi = sum(s * own for s, (own, _) in zip(shares, ends, strict=True))
+        (model,) = (round.after[name] for name in round.after if name.startswith("model"))
+        np.testing.assert_allclose(model["extractor.weight"], phi, atol=1e-5)
+    assert signs == {-1.0, 1.0}, "weights should move both ways"
+
+
+def extractor(round: Any, when: str = "after") -> dict[str, torch.Tensor]:
+    state = getattr(round, when)
+    (model,) = (state[name] for name in state if name.startswith("model"))
+    return model
+
+
+@pytest.mark.parametrize("architecture", ["shallow", "bn"])
+def test_no_head_in_any_message_nor_at_the_server(architecture: str) -> None:
+    history = rounds(FedRep(head_epochs=1), clients([architecture] * 3), rounds=2, participation=0.7)
+    model = NETS[architecture]()
+    body = sum(t.numel() for n, t in floats(model).items() if not n.startswith("head."))
+    for round in history:
+        for message in (*round.down.values(), *round.up.values(), round.after):
+            assert not any("head" in name for name in flatten(message))
+        assert all(nbytes(m) == 4 * body for m in (*round.down.values(), *round.up.values()))
+        assert (round.record["bytes_down"], round.record["bytes_up"]) == (2 * 4 * body,) * 2
+
+
+class Watched(FedRep):
+    """Keeps the whole network before every step."""
+
+    def inputs(self, client: Client, step: int, generator: torch.Generator) -> dict[str, Any]:
+        SEEN.append((client.phase, {n: t.clone() for n, t in client.model.state_dict().items()}))
+        return {}
+
+
+SEEN: list[tuple[str, dict[str, torch.Tensor]]] = []
+
+
+@pytest.mark.parametrize(
+    "training", [{"momentum": 0.9, "weight_decay": 0.1}, {"optimizer": "adam", "weight_decay": 0.1}]
+)
+def test_what_rests_rests_bit_for_bit(training: dict[str, Any]) -> None:
+    SEEN.clear()
+    (round,) = rounds(Watched(head_epochs=2), clients(["bn"], 12), rounds=1, **training)
+    assert [phase for phase, _ in SEEN] == ["head"] * 6 + ["extractor"] * 3  # 12 samples in batches of 4
+    start, turn, end = SEEN[0][1], SEEN[6][1], round.weights[0]
+    for name in start:
+        assert torch.equal(start[name], turn[name]) == (not name.startswith("head.")), name  # running statistics, too
+        assert torch.equal(turn[name], end[name]) == name.startswith("head."), name
+
+
+def test_without_extractor_epochs_the_extractor_stays_for_ever() -> None:
+    history = rounds(FedRep(head_epochs=2, extractor_epochs=0), clients(["bn"] * 2), rounds=3)
+    for round in history:
+        assert same(extractor(round), extractor(history[0], "before"))
+    heads = [round.weights[0]["head.weight"] for round in history]
+    assert not torch.equal(heads[0], heads[2])
+
+
+def test_the_extractors_epochs_are_the_trainings_unless_told() -> None:
+    for epochs, own, expected in ((2, None, 2), (2, 1, 1), (1, 3, 3)):
+        (round,) = rounds(FedRep(head_epochs=0, extractor_epochs=own), clients(["shallow"], 8), rounds=1, epochs=epochs)
+        assert round.record["samples"] == 8 * expected
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_a_head_without_weights_makes_it_fedavg(weighting: Any) -> None:
+    def headless() -> Staged:
+        body = nn.Sequential(nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, CLASSES))
+        return Staged(nn.Linear(INPUTS, 6), body, nn.Identity(), "headless", feature_dim=CLASSES)
+
+    runs = [
+        rounds(method, clients(["headless"] * 3, [6, 9, 14]), {"headless": headless}, rounds=3, participation=0.7)
+        for method in (FedRep(weighting=weighting), FedAvg(weighting=weighting))
+    ]
+    for mine, plain in zip(*runs, strict=True):
+        assert same(extractor(mine), extractor(plain))
+
+
+def test_who_is_not_drawn_keeps_its_head_and_is_scored_with_the_newest_extractor() -> None:
+    evaluation = Evaluation(every=1)
+    fed, watch = federation(
+        FedRep(head_epochs=2), clients(["shallow"] * 4, test=30), rounds=4, participation=0.5, evaluation=evaluation
+    )
+    fed.run()
+    assert watch.rounds[-1].record["accuracy"].keys() == {"received"}
+    trained_once = False
+    for before, after in itertools.pairwise(watch.rounds):
+        for i in set(range(4)) - set(after.record["clients"]):
+            if before.weights[i] is None:
+                continue
+            trained_once = True
+            assert same(after.weights[i], before.weights[i])
+            model = NETS["shallow"]()
+            model.load_state_dict({**before.weights[i], **extractor(after)})
+            test = fed.clients[i].data.test
+            right = float((model.eval()(test.x).argmax(1) == test.y).float().mean())
+            assert after.record["accuracy_per_client"][i] == pytest.approx(right)
+    assert trained_once
+
+
+def test_layers_are_averaged_over_those_who_have_them() -> None:
+    members = clients(["shallow", "deep", "deep"], [4, 8, 12])
+    layered = rounds(FedRep(head_epochs=1, weighting="samples"), members, rounds=1)[0]
+    models = [message["model"] for message in layered.up.values()]
+    for name, value in extractor(layered).items():
+        np.testing.assert_allclose(value, numpy_mean(models, [4, 8, 12], name), atol=1e-6)
+    apart = rounds(FedRep(head_epochs=1, aggregation="same-shape"), members, rounds=1)[0]
+    assert same(apart.after["model shallow"], apart.up[0]["model"])
+    for name, value in apart.after["model deep"].items():
+        np.testing.assert_allclose(value, numpy_mean(models[1:], [1, 1], name), atol=1e-6)
+
+
+def test_in_the_end_everybody_fits_the_head_to_the_newest_extractor() -> None:
+    method = FedRep(head_epochs=1, final_head_epochs=3)
+    fed, watch = federation(method, clients(["bn"] * 4, 10), rounds=2, participation=0.5)
+    fed.run()
+    last, closing = watch.rounds[-2:]
+    assert closing.record["closing"]
+    assert closing.record["bytes_up"] == 0
+    assert closing.record["samples"] == 4 * 3 * 10
+    assert same(extractor(closing), extractor(last))
+    for i, weights in closing.weights.items():
+        assert all(torch.equal(weights[n], t) for n, t in extractor(last).items()), "what is kept is the newest"
+        if last.weights[i] is not None:
+            assert not torch.equal(weights["head.weight"], last.weights[i]["head.weight"])
+    plain = rounds(FedRep(head_epochs=1), clients(["bn"] * 4, 10), rounds=2, participation=0.5)
+    assert same(extractor(plain[-1]), extractor(last))
+
+
+class Own(nn.Module):
+    """A network that is not made of parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(INPUTS, 5), nn.Linear(5, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.relu(self.first(x)))
+
+
+def test_a_network_of_ones_own_has_its_head_where_it_was_said_to_be() -> None:
+    SEEN.clear()
+    members = [Client(split(Own(), head="last", extractor=None), samples(8, i)) for i in range(2)]
+    history = rounds(Watched(head_epochs=1), members, rounds=1)
+    assert [phase for phase, _ in SEEN] == (["head"] * 2 + ["extractor"] * 2) * 2
+    (start, turn, end) = SEEN[0][1], SEEN[2][1], history[0].weights[0]
+    for name in start:
+        assert torch.equal(start[name], turn[name]) == ("last" not in name)
+        assert torch.equal(turn[name], end[name]) == ("last" in name)
+    assert not any("last" in name for name in flatten(history[0].up[0]))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FedRep(head_epochs=0, extractor_epochs=0), "expected head_epochs or extractor_epochs above 0"),
+        (lambda: FedRep(head_epochs=-1), "greater than or equal to 0"),
+        (lambda: federation(FedRep(), clients(["plain"]), {"plain": lambda: nn.Linear(INPUTS, 3)}), "split models"),
+        (lambda: federation(FedRep(), clients(["shallow", "wide"])), "same-shape"),
+    ],
+)
+def test_what_does_not_fit_is_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises((RequestError, ValueError), match=message):
+        make()

@@ -1,0 +1,120 @@
+"""FedRolex: where the window stands, and that all else is HeteroFL (baselines 3.18)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from slices import rounds, watched
+from toys import clients, federation, moved, net, same
+
+from polyfed.core.channels import plan_of
+from polyfed.core.submodels import RATES
+from polyfed.methods import FedAvg, FedRolex, HeteroFL
+from polyfed.models import build
+
+WIDTH, FEATURES = 6, 5  # the toys'
+
+
+def window(size: int, letter: str, j: int) -> list[int]:
+    """{s, s + 1, ...} mod K with s = j mod K, by hand; j counts rounds from 0."""
+    return [(j % size + i) % size for i in range(math.ceil(RATES[letter] * size))]
+
+
+def test_windows_roll_forwards_and_what_comes_back_is_averaged_where_it_was():
+    members = clients(["shallow"] * 3, [8, 12, 16])
+    history = rounds(FedRolex(rates="fix_a1-b1-c1", masked=False), members, rounds=8)
+    for j, round in enumerate(history):
+        before, after = round.before["model"], round.after["model"]
+        total = {name: np.zeros(tuple(t.shape)) for name, t in before.items()}
+        count = {name: np.zeros(tuple(t.shape)) for name, t in before.items()}
+        for number, letter in enumerate("abc"):
+            wide, high = window(WIDTH, letter, j), window(FEATURES, letter, j)
+            rows = {"extractor.linear": wide, "intermediate.block1.linear": wide, "intermediate.last.linear": high}
+            columns = {"intermediate.block1.linear": wide, "intermediate.last.linear": wide, "head": high}
+            for name, whole in before.items():
+                layer, _, kind = name.rpartition(".")
+                index = [rows.get(layer, list(range(len(whole))))]
+                if kind == "weight":
+                    index.append(columns.get(layer, list(range(whole.shape[1]))))
+                here = np.ix_(*index)
+                np.testing.assert_array_equal(round.down[number]["model"][name].numpy(), whole.numpy()[here])
+                total[name][here] += round.up[number]["model"][name].double().numpy()
+                count[name][here] += 1
+        for name, whole in before.items():
+            expected = np.where(count[name] > 0, total[name] / np.maximum(count[name], 1), whole.double().numpy())
+            np.testing.assert_allclose(after[name].numpy(), expected, atol=1e-6)
+
+
+def test_round_1_is_heterofls_and_the_next_is_not():
+    members = clients(["bn"] * 4, 8)
+    ours, theirs = (rounds(kind(rates="dynamic_a1-b1-c1"), members, rounds=2) for kind in (FedRolex, HeteroFL))
+    assert same(ours[0].after["model"], theirs[0].after["model"])
+    assert not same(ours[1].after["model"], theirs[1].after["model"])
+    still = rounds(FedRolex(rates="dynamic_a1-b1-c1", step=0), members, rounds=2)
+    assert all(same(a.after["model"], b.after["model"]) for a, b in zip(still, theirs, strict=True))
+
+
+@pytest.mark.parametrize(("letter", "often"), [("b", 3), ("c", 2), ("e", 1)])
+def test_in_as_many_rounds_as_channels_each_is_trained_alike_often(letter, often):
+    history = rounds(FedRolex(rates=f"fix_{letter}1", scaler=False), clients(["shallow"] * 2, 8), rounds=WIDTH)
+    moved_in = torch.zeros(WIDTH, dtype=torch.int64)
+    for j, round in enumerate(history):
+        before, after = (state["model"]["extractor.linear.weight"] for state in (round.before, round.after))
+        changed = (before != after).any(dim=1)
+        assert changed.nonzero().flatten().tolist() == sorted(window(WIDTH, letter, j))
+        moved_in += changed
+    assert moved_in.tolist() == [often] * WIDTH
+
+
+def test_at_rate_1_the_window_permutes_and_the_rest_is_fedavg():
+    members = clients(["shallow"] * 3, 12)
+    ours = rounds(FedRolex(rates="fix_a1", masked=False, clip=0.0), members, rounds=4)
+    theirs = rounds(FedAvg(weighting="uniform"), members, rounds=4)
+    model = next(value for name, value in theirs[-1].after.items() if name.startswith("model"))
+    assert moved(dict(model), ours[-1].after["model"]) < 1e-5
+    rolled = torch.roll(ours[2].before["model"]["extractor.linear.weight"], -2, dims=0)
+    assert torch.equal(ours[2].down[0]["model"]["extractor.linear.weight"], rolled)  # backwards would be +2
+
+
+def test_a_residual_stream_rolls_as_one():
+    fed, _ = federation(FedRolex(), clients(["shallow"] * 2, 8))
+    plan = plan_of(build("resnet10", (3, 32, 32), 10))
+    fed.server.round = 5
+    kept = plan.kept(lambda size: torch.tensor(window(size, "b", 4)))
+    streams = [f"intermediate.stage2.0.{name}" for name in ("conv2.weight", "bn2.bias", "shortcut.conv.weight")]
+    assert len({plan.axes[name][0] for name in streams}) == 1
+    assert kept[plan.axes[streams[0]][0].group].tolist() == [*range(4, 68)]
+
+
+def test_all_clients_of_a_rate_have_the_same_window_at_any_time():
+    fed, _ = watched(FedRolex(rates="fix_b1"), clients(["shallow"] * 3, 8), rounds=3, participation=0.7)
+    fed.run()
+    messages = [fed.method.broadcast(fed.server, i)["model"] for i in range(3)]
+    assert same(messages[0], messages[1])
+    assert same(messages[0], messages[2])
+    width = net(width=3, features=3)
+    assert {n: t.shape for n, t in messages[0].items()} == {n: p.shape for n, p in width.named_parameters()}
+
+
+def test_scores_are_those_of_the_window_trained_last_with_its_own_statistics():
+    members = clients(["bn"] * 2, 12, test=40)
+    fed, watch = watched(FedRolex(rates="fix_b1"), members, rounds=4)
+    run = fed.run()
+    large, statistics = watch.rounds[-1].after["model"], watch.rounds[-1].after["statistics b"]
+    wide, high = window(WIDTH, "b", 3), window(FEATURES, "b", 3)
+    model = net(width=3, features=3, batchnorm=True).eval()
+    state = model.state_dict()
+    for name, tensor in {**large, **statistics}.items():
+        inner = name.startswith("intermediate.last")
+        rows = list(range(3)) if name.startswith("head") else high if inner else wide
+        here = tensor[rows]
+        if tensor.dim() == 2 and not name.startswith("extractor"):
+            here = here[:, high if name.startswith("head") else wide]
+        state[name] = here
+    model.load_state_dict(state)
+    data = members[1].data.test
+    share = float((model(data.x).argmax(1) == data.y).float().mean())
+    assert run.history[-1]["accuracy_per_client"][1] == pytest.approx(share)

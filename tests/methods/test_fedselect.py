@@ -1,0 +1,242 @@
+"""FedSelect against NumPy by hand: whose entry is whose, and what of it travels."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from toys import NETS, clients, federation, rounds, same
+
+from polyfed.core.client import Client
+from polyfed.core.message import flatten, nbytes
+from polyfed.core.settings import Availability
+from polyfed.methods import FedAvg, Local
+from polyfed.methods.fedselect import FedSelect
+
+
+class Flat(nn.Module):
+    """Logits W x, W being 3 x 2: of two classes the rows would move alike, and ties would be broken by rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([[0.3, -0.2], [0.1, -0.4], [0.5, 0.2]]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.T
+
+
+def two_clients() -> list[Client]:
+    one = Client("flat", (torch.tensor([[2.0, -1.3]]), torch.tensor([0])))
+    x = torch.tensor([[1.0, 0.5], [-3.0, 1.0], [0.5, -2.0]])
+    return [one, Client("flat", (x, torch.tensor([1, 0, 2])))]
+
+
+def numpy_step(w: np.ndarray, data: Any, lr: float, moves: np.ndarray) -> np.ndarray:
+    x, y = data.x.double().numpy(), data.y.numpy()
+    p = np.exp(x @ w.T)
+    p /= p.sum(1, keepdims=True)
+    return w - lr * moves * (((p - np.eye(3)[y]).T @ x) / len(x))
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
+def test_two_clients_by_hand(every: int, aggregation: Any) -> None:
+    members, total, lr = two_clients(), 6, 0.4
+    method = FedSelect(growth=0.34, limit=0.7, every=every, personal_epochs=2, aggregation=aggregation)
+    history = rounds(method, members, {"flat": Flat}, rounds=total, epochs=1, batch_size=8, lr=lr)
+    w = Flat().weight.detach().double().numpy()
+    own, anchor, mask = [w, w], [w, w], [np.zeros((3, 2), bool)] * 2
+    signs: set[float] = set()
+    for number, round in enumerate(history):
+        ends = []
+        for i, client in enumerate(members):
+            old, grown = mask[i], mask[i].copy().ravel()
+            if number and number % every == 0:
+                if grown.mean() < 0.7:
+                    free = np.flatnonzero(~grown)
+                    order = np.argsort(-np.abs(own[i] - anchor[i]).ravel()[free])
+                    grown[free[order[: int(np.rint(0.34 * len(free)))]]] = True
+                anchor[i] = own[i]
+            mask[i] = grown.reshape(3, 2)
+            end = np.where(old, own[i], w)
+            for moves in [mask[i]] * 2 * bool(mask[i].any()) + [~mask[i]]:
+                end = numpy_step(end, client.data.train, lr, moves)
+            signs |= set(np.sign(end - own[i]).ravel().tolist())
+            ends.append(end)
+            np.testing.assert_allclose(round.weights[i]["weight"], end, atol=1e-5)
+            assert round.down[i]["model"]["weight"].numel() == (~old).sum()
+            sent = round.up[i]["model"]["weight"].numpy()
+            np.testing.assert_allclose(sent.ravel(), end[~mask[i]], atol=1e-5)
+            assert ("mask" in round.up[i]) == (old != mask[i]).any()
+        own = ends
+        share = [~m for m in mask]
+        count = sum(s.astype(int) for s in share)
+        w = np.where(count > 0, sum(s * e for s, e in zip(share, ends, strict=True)) / np.maximum(count, 1), w)
+        (model,) = (round.after[name] for name in round.after if name.startswith("model"))
+        np.testing.assert_allclose(model["weight"], w, atol=1e-5)
+    assert signs >= {-1.0, 1.0}
+    assert (mask[0] != mask[1]).any(), "the two should keep different entries"
+    assert 0.7 <= mask[0].mean() < 1 or every == 2
+
+
+@pytest.mark.parametrize("off", [{"growth": 0.0}, {"limit": 0.0}, {"every": 9}])
+@pytest.mark.parametrize("architectures", [["bn"] * 3, ["shallow", "deep", "deep"]])
+def test_without_masks_it_is_uniform_fedavg(off: dict[str, Any], architectures: list[str]) -> None:
+    runs = [
+        rounds(method, clients(architectures, [6, 9, 14]), rounds=5, participation=0.7, momentum=0.5, epochs=2)
+        for method in (FedSelect(**{"every": 1, **off}), FedAvg(weighting="uniform"))
+    ]
+    for mine, plain in zip(*runs, strict=True):
+        assert same(mine.after["model union"], plain.after["model union"])
+        assert mine.record["samples"] == plain.record["samples"]
+        assert mine.record["bytes_down"] == plain.record["bytes_down"]
+
+
+class Whole(FedSelect):
+    """Everything is personal from the start, biases too."""
+
+    def receive(self, client: Client, message: Any) -> Any:
+        ones = {n: torch.ones_like(p, dtype=torch.bool) for n, p in client.model.named_parameters()}
+        return {"personal": ones, "shared": {n: ~m for n, m in ones.items()}, "rows": torch.arange(client.n), "news": 0}
+
+
+def test_with_everything_personal_it_is_local() -> None:
+    members = clients(["shallow", "deep"], [8, 14])
+    mine = rounds(Whole(), members, rounds=3, momentum=0.9, weight_decay=0.1)
+    alone = rounds(Local(), members, rounds=3, momentum=0.9, weight_decay=0.1)
+    assert all(same(mine[-1].weights[i], alone[-1].weights[i]) for i in (0, 1))
+
+
+def test_masks_grow_and_stop_and_leave_biases_and_batchnorm_shared() -> None:
+    history = rounds(FedSelect(every=1, growth=0.5, limit=0.6), clients(["bn"] * 3), rounds=7)
+    names = {name for name, p in NETS["bn"]().named_parameters() if p.dim() > 1}
+    for i in range(3):
+        held = [round.after.get(f"mask {i}", {}) for round in history]
+        assert held[0] == {}
+        assert all(mask.keys() == names for mask in held[1:])
+        for before, after in itertools.pairwise(held[1:]):
+            assert all((after[name] | ~before[name]).all() for name in names), "an entry became shared again"
+        shares = {n: float(m.float().mean()) for n, m in held[-1].items()}
+        assert all(0.6 <= share <= 0.82 for share in shares.values())  # one half, then half of the rest
+        assert same(held[-1], held[3])
+
+
+def test_what_is_personal_everywhere_never_changes_on_the_server() -> None:
+    history = rounds(FedSelect(every=1, growth=1.0, limit=1.0), clients(["shallow"] * 2), rounds=4)
+    frozen = history[1].after["model union"]
+    for round in history[2:]:
+        for name, value in round.after["model union"].items():
+            assert torch.equal(value, frozen[name]) == (value.dim() > 1)
+        assert all(round.down[i]["model"]["head.weight"].shape == (0,) for i in (0, 1))
+        heads = [round.weights[i]["head.weight"] for i in (0, 1)]
+        assert not torch.equal(*heads)
+
+
+class Seen(FedSelect):
+    """Keeps the network before every step."""
+
+    def inputs(self, client: Client, step: int, generator: torch.Generator) -> dict[str, Any]:
+        if client.id == 0:
+            STEPS.append((client.round, client.phase, {n: t.clone() for n, t in client.model.state_dict().items()}))
+        return {}
+
+
+STEPS: list[tuple[int, str, dict[str, Tensor]]] = []
+
+
+@pytest.mark.parametrize("training", [{"momentum": 0.9, "weight_decay": 0.1}, {"optimizer": "adam"}])
+def test_personal_entries_move_first_and_shared_ones_after(training: dict[str, Any]) -> None:
+    STEPS.clear()
+    method = Seen(every=1, personal_epochs=2, shared_epochs=1)
+    history = rounds(method, clients(["shallow"] * 2, 12), rounds=2, epochs=3, **training)
+    assert [phase for number, phase, _ in STEPS if number == 1] == ["shared"] * 3
+    assert [phase for number, phase, _ in STEPS if number == 2] == ["personal"] * 6 + ["shared"] * 3
+    start, turn, end = STEPS[3][2], STEPS[9][2], history[1].weights[0]
+    for name in start:
+        mask = history[1].after["mask 0"].get(name, torch.zeros_like(start[name], dtype=torch.bool))
+        assert torch.equal(start[name][~mask], turn[name][~mask])
+        assert torch.equal(turn[name][mask], end[name][mask])
+        assert not torch.equal(turn[name][~mask], end[name][~mask])
+        assert not mask.any() or not torch.equal(start[name][mask], turn[name][mask])
+
+
+def test_epochs_are_the_trainings_unless_told() -> None:
+    history = rounds(FedSelect(every=1), clients(["shallow"], 12), rounds=2, epochs=2)
+    assert [round.record["samples"] for round in history] == [24, 48]
+    history = rounds(
+        FedSelect(every=1, personal_epochs=1, shared_epochs=1), clients(["shallow"], 12), rounds=2, epochs=2
+    )
+    assert [round.record["samples"] for round in history] == [12, 24]
+
+
+def test_bytes_are_those_of_the_entries_sent() -> None:
+    history = rounds(FedSelect(every=2, growth=0.3), clients(["bn"] * 2), rounds=5)
+    model = NETS["bn"]()
+    floats = sum(t.numel() for t in model.state_dict().values() if t.is_floating_point())
+    matrices = [p.numel() for p in model.parameters() if p.dim() > 1]
+    own, free = 0, list(matrices)
+    for number, round in enumerate(history, 1):
+        assert nbytes(round.down[0]) == 4 * (floats - own)
+        bits = 0
+        if number > 1 and number % 2:  # grown after two of its rounds
+            taken = [int(np.rint(0.3 * n)) for n in free]
+            own, free = own + sum(taken), [n - t for n, t in zip(free, taken, strict=True)]
+            bits = sum(-(-n // 8) for n in matrices)
+        assert nbytes(round.up[0]) == 4 * (floats - own) + bits
+        assert round.record["bytes_up"] == sum(map(nbytes, round.up.values()))
+
+
+def test_the_rounds_that_count_are_the_clients_own() -> None:
+    history = rounds(FedSelect(every=2), clients(["shallow"] * 4), rounds=8, participation=0.5)
+    taken = dict.fromkeys(range(4), 0)
+    for round in history:
+        for i in round.record["clients"]:
+            assert ("mask" in round.up[i]) == (taken[i] > 0 and taken[i] % 2 == 0)
+            taken[i] += 1
+        for i in set(range(4)) - set(round.record["clients"]):
+            assert f"mask {i}" not in round.after or same(round.after[f"mask {i}"], round.before[f"mask {i}"])
+
+
+def test_a_lost_mask_is_sent_again() -> None:
+    """A client that drops out after training has grown a mask of which the server knows nothing."""
+    fed, watch = federation(FedSelect(every=1, growth=0.3, limit=1.0), clients(["deep"] * 3), rounds=8, seed=3)
+    fed.availability = Availability(drop=0.5, drop_when="after")
+    fed.attendance = type(fed.attendance)(fed.availability, 3, 3)
+    fed.run()
+    again = 0
+    for before, round in itertools.pairwise(watch.rounds):
+        for i in range(3):
+            known, mine = round.before.get(f"mask {i}", {}), round.up[i].get("mask", {})
+            for name, value in round.down[i]["model"].items():
+                assert value.numel() == (int((~known[name]).sum()) if name in known else value.numel())
+            if i in before.record["dropped"] and "mask" in before.up[i]:
+                again += 1
+                assert same(mine, before.up[i]["mask"]), "it says the same mask again, and does not grow meanwhile"
+    assert again > 2
+    assert not any(round.record["refused"] for round in watch.rounds)
+
+
+def test_the_anchor_is_the_model_at_the_last_growth() -> None:
+    fed, watch = federation(FedSelect(every=2), clients(["shallow"] * 2), rounds=3)
+    fed.run()
+    anchor = fed.clients[0].state["anchor"]
+    assert all(torch.equal(anchor[name], watch.rounds[1].weights[0][name]) for name in anchor)
+    assert not any("anchor" in name for round in watch.rounds for name in flatten(round.up[0]))
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"growth": 1.5}, "less than or equal to 1"),
+        ({"limit": -0.1}, "greater than or equal to 0"),
+        ({"every": 0}, "greater than or equal to 1"),
+        ({"shared_epochs": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_what_does_not_fit_is_refused(knobs: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FedSelect(**knobs)

@@ -1,0 +1,166 @@
+"""FjORD against prefixes made by hand (baselines 4.4)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from slices import order_of, prefix, rounds, watched
+from torch.nn import functional as F
+from toys import CLASSES, batch, clients, federation, net, same, samples
+
+from polyfed.core.submodels import narrower, widths
+from polyfed.engine.executors import at_work
+from polyfed.methods import FedAvg, FjORD
+
+WIDTH, FEATURES = 6, 5  # the toys'
+
+
+def sizes(p: float) -> tuple[int, int]:
+    return math.ceil(round(p * WIDTH, 9)), math.ceil(round(p * FEATURES, 9))
+
+
+def made(p: float, like: torch.nn.Module, batchnorm: bool = False) -> torch.nn.Module:
+    """The toys' network of some width, with the prefix of another's weights."""
+    wide, high = sizes(p)
+    model = net(width=wide, features=high, batchnorm=batchnorm)
+    own = dict(like.named_parameters())
+    model.load_state_dict({n: prefix(own[n].detach(), t) if n in own else t for n, t in model.state_dict().items()})
+    return model
+
+
+@pytest.mark.parametrize("batchnorm", [False, True])
+@pytest.mark.parametrize("largest", [5, 3])
+def test_every_width_is_the_network_made_that_narrow(batchnorm, largest):
+    model = FjORD().build(net(batchnorm=batchnorm), str(largest)).train()
+    x = torch.randn(8, 4)
+    assert widths(model) == largest
+    for place in range(largest):
+        hand = made((place + 1) / 5, model, batchnorm).train()
+        torch.testing.assert_close(narrower(model, place, x), hand(x))
+    assert not batchnorm or not model.extractor.bn.running_mean.any()  # no width leaves statistics behind
+
+
+def test_a_narrower_width_depends_on_its_prefix_only_and_trains_it_only():
+    model = FjORD().build(net(), "5")
+    x, before = torch.randn(8, 4), None
+    for _ in range(2):
+        inner = narrower(model, 1, x)
+        assert before is None or torch.equal(inner, before)
+        before = inner.detach()
+        wide, high = sizes(0.4)
+        with torch.no_grad():
+            model.extractor.linear.weight[wide:] += 1
+            model.intermediate.last.linear.weight[high:] -= 1
+            model.head.weight[:, high:] *= 2
+    inner.sum().backward()
+    gradient = model.extractor.linear.weight.grad
+    assert bool(gradient[:wide].any())
+    assert not gradient[wide:].any()
+    assert not model.head.weight.grad[:, high:].any()
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_the_loss_is_the_widests_and_what_the_drawn_width_learns_from_it(place):
+    model, data = FjORD().build(net(), "5"), batch(samples(8, 0))
+    found = FjORD().gradients(model, data, {"width": place})
+    hand = model.state_dict()
+    total = F.cross_entropy(model(data.x), data.y)
+    grads = dict(zip(hand, torch.autograd.grad(total, list(model.parameters())), strict=True))
+    if place < 4:
+        target = model(data.x).detach().softmax(1)
+        inner = made((place + 1) / 5, model)
+        kl = (target * (target.log() - inner(data.x).log_softmax(1))).sum(1).mean()
+        total = total + kl.detach()
+        parts = torch.autograd.grad(kl, list(inner.parameters()))
+        for (name, _), part in zip(inner.named_parameters(), parts, strict=True):
+            prefix(grads[name], part).add_(part)  # the target is no function of the weights
+    torch.testing.assert_close(found.loss, total.detach())
+    for name, grad in grads.items():
+        torch.testing.assert_close(found.grads[name], grad, atol=1e-6, rtol=1e-5)
+
+
+def test_without_distillation_the_drawn_width_learns_from_the_labels_alone():
+    model, data = FjORD().build(net(), "5"), batch(samples(8, 0))
+    for place in range(5):
+        hand = F.cross_entropy(made((place + 1) / 5, model)(data.x), data.y)
+        torch.testing.assert_close(FjORD(distill=False).loss(model, data, {"width": place}), hand)
+
+
+def test_widths_are_drawn_for_every_batch_alike_likely_up_to_the_clients_own():
+    fed, _ = federation(FjORD(), clients(["shallow"] * 5, 4))
+    for number, client in enumerate(fed.clients):
+        at = at_work(client, str(number + 1), fed.architectures)
+        draws = at.generator("inputs")
+        counts = np.bincount([fed.method.inputs(at, step, draws)["width"] for step in range(400)], minlength=5)
+        assert not counts[number + 1 :].any()
+        expected = 400 / (number + 1)
+        assert np.abs(counts[: number + 1] - expected).max() < 4 * math.sqrt(expected)
+
+
+def test_capacities_are_dealt_in_blocks_or_all_hold_the_whole():
+    fed, _ = federation(FjORD(), clients(["shallow"] * 10, 4))
+    assert [fed.method.variant(fed.server, i) for i in range(10)] == list("1122334455")
+    assert {FjORD(limited=False).variant(fed.server, i) for i in range(10)} == {"5"}
+    fed.server.admit([3, 9])
+    assert [fed.method.variant(fed.server, i) for i in (3, 9)] == ["2", "5"]
+
+
+def test_entries_are_averaged_by_samples_over_those_who_hold_them():
+    counts = [4, 8, 12, 16, 20]
+    for round in rounds(FjORD(), clients(["shallow"] * 5, counts), rounds=2):
+        for name, whole in round.before["model"].items():
+            total, weight = np.zeros(tuple(whole.shape)), np.zeros(tuple(whole.shape))
+            for number, n in enumerate(counts):
+                value = round.up[number]["model"][name].double().numpy()
+                inside = tuple(slice(0, size) for size in value.shape)
+                total[inside] += n * value
+                weight[inside] += n
+            expected = total / weight
+            np.testing.assert_allclose(round.after["model"][name].numpy(), expected, atol=1e-6)
+        assert not any("classes" in message for message in round.up.values())
+        assert round.up[0]["model"]["extractor.linear.weight"].shape == (sizes(0.2)[0], 4)
+
+
+def test_a_step_of_a_round_by_hand():
+    members = clients(["shallow"] * 2, 8)
+    (round,) = rounds(FjORD(widths=2, distill=False), members, rounds=1, batch_size=8)
+    for number, p in enumerate((0.5, 1.0)):
+        full = net()
+        full.load_state_dict({**full.state_dict(), **round.before["model"]})
+        rows = order_of(members[number], number)
+        sent = round.up[number]["model"]
+        ends = []
+        for width in (0.5, 1.0)[: number + 1]:
+            own = made(p, full)
+            model = made(width, own)
+            data = members[number].data.train
+            grads = torch.autograd.grad(F.cross_entropy(model(data.x[rows]), data.y[rows]), list(model.parameters()))
+            end = {n: t.detach().clone() for n, t in own.named_parameters()}
+            for (name, _), g in zip(model.named_parameters(), grads, strict=True):
+                prefix(end[name], g).sub_(0.1 * g)
+            ends.append(max(float((end[n] - sent[n]).abs().max()) for n in sent))
+        assert min(ends) < 1e-6
+
+
+def test_with_one_width_it_is_fedavg_also_with_batchnorm():
+    members = clients(["bn"] * 3, [8, 12, 16])
+    ours, theirs = rounds(FjORD(widths=1), members, rounds=2), rounds(FedAvg(), members, rounds=2)
+    model = next(value for name, value in theirs[-1].after.items() if name.startswith("model"))
+    assert same({n: t for n, t in model.items() if "running" not in n}, ours[-1].after["model"])
+    assert set(ours[-1].after) == {"model", "statistics 1"}  # its statistics are taken afterwards
+
+
+def test_every_client_is_scored_at_its_own_width_and_learns():
+    members = clients(["shallow"] * 5, 40, test=60)
+    fed, watch = watched(FjORD(), members, rounds=15, lr=0.2)
+    run = fed.run()
+    large = net()
+    large.load_state_dict({**large.state_dict(), **watch.rounds[-1].after["model"]})
+    for number in range(5):
+        data = members[number].data.test
+        share = float((made((number + 1) / 5, large)(data.x).argmax(1) == data.y).float().mean())
+        assert run.history[-1]["accuracy_per_client"][number] == pytest.approx(share)
+    assert run.history[-1]["accuracy_per_client"][4] > 1 / CLASSES + 0.3

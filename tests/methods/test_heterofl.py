@@ -1,0 +1,334 @@
+"""HeteroFL against sub-models built and trained by hand (baselines 3.16)."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from slices import NARROW, order_of, prefix, rounds, small, watched
+from torch import nn
+from torch.nn import functional as F
+from toys import CLASSES, NETS, batch, clients, federation, moved, same, samples
+
+from polyfed.core.client import Client
+from polyfed.core.static_norm import collect
+from polyfed.core.submodels import RATES, Scaler, level, rate
+from polyfed.errors import RequestError
+from polyfed.methods import FedAvg, HeteroFL
+from polyfed.recipe import Recipe
+
+
+def rounds_of(method, kind="shallow", count=3, labels=None, sizes=(8, 12, 16), **options):
+    members = clients([kind] * count, list(sizes[:count]))
+    if labels is not None:
+        members = [Client(kind, samples(n, i, own)) for i, (n, own) in enumerate(zip(sizes, labels, strict=True))]
+    return rounds(method, members, **options), members
+
+
+def by_hand(kind, letter, large, data, order, lr, scaler=True, present=None):
+    """One epoch in batches of 4 of a network of its own, made narrow from the start."""
+    model = small(kind, letter)
+    model.load_state_dict({n: prefix(large[n], t) if n in large else t for n, t in model.state_dict().items()})
+    for layer in model.modules() if scaler else []:
+        if isinstance(layer, nn.BatchNorm1d):
+            layer.register_forward_pre_hook(lambda m, args: (args[0] / RATES[letter],))
+    for rows in order.split(4):
+        logits = model(data.x[rows])
+        if present is not None:
+            logits = logits * torch.tensor([float(c in present) for c in range(CLASSES)])
+        loss = F.cross_entropy(logits, data.y[rows])
+        grads = torch.autograd.grad(loss, list(model.parameters()))
+        norm = float(torch.cat([g.flatten() for g in grads]).norm())
+        with torch.no_grad():
+            for p, g in zip(model.parameters(), grads, strict=True):
+                p -= lr * min(1.0, 1.0 / norm) * g
+    return {n: p.detach() for n, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize(("kind", "scaler"), [("shallow", True), ("bn", True), ("bn", False)])
+def test_a_round_is_that_of_networks_made_narrow_by_hand(kind, scaler):
+    labels = [(0, 1, 2), (0, 1), (1, 2)]
+    (round,), members = rounds_of(HeteroFL(rates="fix_a1-b1-c1", scaler=scaler), kind, labels=labels, rounds=1)
+    before, after = round.before["model"], round.after["model"]
+    sent = []
+    for number, (letter, present) in enumerate(zip("abc", labels, strict=True)):
+        data = members[number].data.train
+        order = order_of(members[number], number)
+        trained = by_hand(kind, letter, before, data, order, 0.1, scaler, present)
+        assert moved(trained, round.up[number]["model"]) < 1e-5
+        sent.append(round.up[number]["model"])
+        assert round.up[number]["classes"].tolist() == [c in present for c in range(CLASSES)]
+    for name, whole in before.items():
+        total, count = np.zeros(tuple(whole.shape)), np.zeros(tuple(whole.shape))
+        for model, present in zip(sent, labels, strict=True):
+            value = model[name].double().numpy()
+            inside = tuple(slice(0, n) for n in value.shape)
+            has = np.ones(value.shape)
+            if name.startswith("head."):
+                has[[c for c in range(CLASSES) if c not in present]] = 0
+            total[inside] += has * value
+            count[inside] += has
+        expected = np.where(count > 0, total / np.maximum(count, 1), whole.double().numpy())
+        np.testing.assert_allclose(after[name].numpy(), expected, atol=1e-6)
+
+
+def test_what_no_slice_holds_stays_bit_for_bit():
+    history, _ = rounds_of(HeteroFL(rates="fix_b1-c2"), rounds=2)
+    start, end = history[0].before["model"], history[1].after["model"]
+    widest = dict(small("shallow", "b").named_parameters())
+    for name, before in start.items():
+        inside = torch.zeros_like(before, dtype=torch.bool)
+        prefix(inside, widest[name])[...] = True
+        assert torch.equal(before[~inside], end[name][~inside])
+        assert not torch.equal(before[inside], end[name][inside])
+    assert any(before.shape != widest[name].shape for name, before in start.items())
+
+
+def test_untouched_slices_come_back_as_they_went():
+    history, _ = rounds_of(HeteroFL(), rounds=2, lr=0.0)
+    assert same(history[0].before["model"], history[1].after["model"])
+
+
+def test_a_class_that_nobody_has_keeps_its_row():
+    labels = [(0, 1), (0,), (0, 1)]
+    (round,), _ = rounds_of(HeteroFL(rates="fix_a1-b2"), labels=labels, rounds=1)
+    before, after = round.before["model"], round.after["model"]
+    assert torch.equal(before["head.weight"][2], after["head.weight"][2])
+    assert torch.equal(before["head.bias"][2], after["head.bias"][2])
+    alone = 0.5 * (round.up[0]["model"]["head.bias"] + round.up[2]["model"]["head.bias"])
+    torch.testing.assert_close(after["head.bias"][1], alone[1])
+
+
+def test_masks_do_nothing_where_everybody_has_all_classes():
+    members = [Client("shallow", samples(24, i)) for i in range(2)]
+    assert all(set(m.data.train.y.tolist()) == {0, 1, 2} for m in members)
+    ends = [rounds(HeteroFL(masked=on), members)[-1].after["model"] for on in (True, False)]
+    assert same(*ends)
+
+
+def test_rate_1_without_extras_is_fedavg_that_counts_everybody_once():
+    for kind in ("shallow", "bn"):
+        method = HeteroFL(rates="fix_a1", masked=False, clip=0.0, statistics="running")
+        ours, _ = rounds_of(method, kind, rounds=3, participation=0.7)
+        theirs, _ = rounds_of(FedAvg(weighting="uniform"), kind, rounds=3, participation=0.7)
+        model = next(value for name, value in theirs[-1].after.items() if name.startswith("model"))
+        assert same(dict(model), ours[-1].after["model"])
+
+
+# rates ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["dynamic", "a1-b1", "dynamic_a1-f1", "fix_a1,b1", "fix_a0-b1", "fix_a1-a2", "moving_a1", "fix_a-b", "fix_A1"],
+)
+def test_rates_that_mean_nothing_are_refused_in_one_line(text):
+    with pytest.raises(RequestError, match=r"rates.*expected 'dynamic_' or 'fix_'.*came '" + text) as caught:
+        Recipe.load("recipes/quickstart.toml", [f"method.rates={text}"], method="heterofl").build_method()
+    assert "\n" not in str(caught.value)
+
+
+def test_fixed_rates_are_dealt_in_blocks_once():
+    fed, _ = federation(HeteroFL(), clients(["shallow"] * 10, 4))
+    for round in (0, 1, 7):
+        fed.server.round = round
+        assert "".join(level(fed.server, "fix_a1-b1-c1-d1-e1", i) for i in range(10)) == "aabbccddee"
+        assert "".join(level(fed.server, "fix_c1-a2", i) for i in range(10)) == "cccaaaaaaa"
+    fed.server.admit([1, 9])  # who is absent keeps its place
+    assert [level(fed.server, "fix_a1-b1", i) for i in (1, 9)] == ["a", "b"]
+
+
+def test_dynamic_rates_are_drawn_anew_by_their_shares():
+    fed, _ = federation(HeteroFL(), clients(["shallow"] * 4, 4))
+    drawn = {i: [] for i in range(4)}
+    for fed.server.round in range(1, 251):
+        for i in range(4):
+            drawn[i].append(level(fed.server, "dynamic_a3-c1", i))
+    letters = [letter for own in drawn.values() for letter in own]
+    assert 0.7 < letters.count("a") / 1000 < 0.8
+    assert letters.count("a") + letters.count("c") == 1000
+    assert len({tuple(d) for d in drawn.values()}) == 4
+    assert rate("") == 1.0
+
+
+def test_every_client_is_scored_with_the_sub_model_of_its_rate():
+    members = clients(["shallow"] * 5, 12, test=40)
+    fed, watch = watched(HeteroFL(rates="fix_a1-b1-c1-d1-e1"), members)
+    run = fed.run()
+    large = watch.rounds[-1].after["model"]
+    for number, letter in enumerate("abcde"):
+        model = small("shallow", letter)
+        model.load_state_dict({n: prefix(large[n], t) for n, t in model.state_dict().items()})
+        data = members[number].data.test
+        share = float((model(data.x).argmax(1) == data.y).float().mean())
+        assert run.history[-1]["accuracy_per_client"][number] == pytest.approx(share)
+
+
+# scaler, BatchNorm ----------------------------------------------------------------------------------------------------
+
+
+def test_the_scaler_works_in_front_of_batchnorm_and_in_training_only():
+    plain, scaled = (HeteroFL(scaler=on).build(NETS["bn"](), "b") for on in (False, True))
+    scaled.load_state_dict(plain.state_dict())
+    seen = []
+    for layer in (m for m in scaled.modules() if isinstance(m, nn.BatchNorm1d)):
+        layer.register_forward_hook(lambda m, args, out: seen.append(args[0]))
+    linear, x = scaled.extractor.linear, torch.randn(4, 4)
+    scaled.train()(x)
+    torch.testing.assert_close(seen[0], 2 * F.linear(x, linear.weight, linear.bias))
+    assert len(seen) == 3
+    scaled.eval()
+    assert torch.equal(scaled(x), plain.eval()(x))
+    assert not any(isinstance(m, Scaler) for m in HeteroFL().build(NETS["bn"](), "a").modules())
+    twin = copy.deepcopy(scaled).train()  # a copy scales by its own mode
+    assert torch.equal(scaled(x), plain(x))
+    seen.clear()
+    twin(x)
+    torch.testing.assert_close(seen[0], 2 * F.linear(x, linear.weight, linear.bias))
+
+
+def test_without_batchnorm_there_is_no_scaler():
+    """It would make a narrow network in training another one than the network that is scored."""
+    plain, scaled = (HeteroFL(scaler=on).build(NETS["shallow"](), "b").train() for on in (False, True))
+    scaled.load_state_dict(plain.state_dict())
+    x = torch.randn(4, 4)
+    assert torch.equal(scaled(x), plain(x))
+
+
+def test_statistics_are_reported_after_the_average_and_metered():
+    history, members = rounds_of(HeteroFL(rates="fix_a1-b2"), "bn", sizes=(10, 8, 9), rounds=2)
+    large = history[-1].after["model"]
+    assert not any("running" in name for name in large)
+    for letter, numbers in (("a", [0]), ("b", [1, 2])):
+        model = small("bn", letter)
+        model.load_state_dict({n: prefix(large[n], t) if n in large else t for n, t in model.state_dict().items()})
+        layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.BatchNorm1d)}
+        seen = {name: [] for name in layers}
+        for name, layer in layers.items():
+            layer.register_forward_hook(lambda m, args, out, into=seen[name]: into.append(args[0].detach()))
+        for number in numbers:
+            for rows in torch.arange(members[number].n).split(4):
+                if len(rows) > 1:  # 9 rows: 4, 4 and one alone
+                    model.train()(members[number].data.train.x[rows])
+        found = history[-1].after[f"statistics {letter}"]
+        for name, batches in seen.items():
+            mean = np.mean([b.double().numpy().mean(0) for b in batches], axis=0)
+            var = np.mean([b.double().numpy().var(0, ddof=1) for b in batches], axis=0)
+            size = len(mean)
+            np.testing.assert_allclose(found[f"{name}.running_mean"][:size].numpy(), mean, atol=1e-5)
+            np.testing.assert_allclose(found[f"{name}.running_var"][:size].numpy(), var, atol=1e-5)
+            assert bool((found[f"{name}.running_mean"][size:] == 0).all())
+    assert len(found[f"{name}.running_mean"]) > size
+
+
+@pytest.mark.parametrize("who", ["all", "selected"])
+def test_who_reports_and_what_it_costs(who):
+    method = HeteroFL(rates="fix_a1-b1", statistics=who)
+    members = clients(["bn"] * 4, 8)
+    fed, _ = federation(method, members, participation=0.5, rounds=3)
+    fed.run()
+    p = {letter: sum(t.numel() for t in small("bn", letter).parameters()) for letter in "ab"}
+    s = {letter: 2 * (2 * NARROW[letter][0] + NARROW[letter][1]) for letter in "ab"}
+    reported = set()  # levels of which statistics are known
+    for record in fed.history:
+        asked = record["clients"] if who == "selected" else range(4)
+        found = {int(n): (b["down"], b["up"]) for n, b in record["bytes_by_client"].items()}
+        assert set(found) == set(asked)
+        for number in asked:
+            letter = "aabb"[number]
+            trains = number in record["clients"]
+            known = letter in reported
+            down = 4 * p[letter] + trains * 4 * (p[letter] + known * s[letter])
+            assert found[number] == (down, 4 * s[letter] + 8 + trains * (4 * p[letter] + CLASSES))
+        reported |= {"aabb"[number] for number in asked}
+        paper = sum(4 * p["aabb"[number]] for number in record["clients"])
+        assert record["bytes_up_as_in_paper"] == record["bytes_down_as_in_paper"] == paper
+
+
+def test_scores_use_the_reported_statistics_of_the_rate():
+    fed, _ = federation(HeteroFL(rates="fix_a1-b1"), clients(["bn"] * 2, 12, test=8), rounds=2)
+    fed.run()
+    for number, letter in enumerate("ab"):
+        message = fed.method.broadcast(fed.server, number)
+        assert message["statistics"]["extractor.bn.running_mean"].shape == (NARROW[letter][0],)
+        bound = fed._worker(fed.clients[number], letter, message).model
+        state = bound.state_dict()
+        assert all(torch.equal(state[n], t) for n, t in message["statistics"].items())
+
+
+def test_training_keeps_no_running_statistics_and_scores_none_of_them():
+    history, _ = rounds_of(HeteroFL(rates="fix_a1"), "bn", rounds=1)
+    for trained in history[0].trained.values():  # what the clients hold: as they came
+        assert not trained["extractor.bn.running_mean"].any()
+    running, _ = rounds_of(HeteroFL(rates="fix_a1", statistics="running"), "bn", rounds=1)
+    assert running[0].after["model"]["extractor.bn.running_mean"].any()
+
+
+def test_the_statistics_are_those_without_scaler_and_dropout():
+    model = HeteroFL().build(NETS["dropout"](), "b")
+    x = torch.randn(8, 4)
+    first, _ = collect(model, x, lambda rows: rows, 8)
+    linear = model.extractor.linear
+    torch.testing.assert_close(first["extractor.bn.running_mean"], F.linear(x, linear.weight, linear.bias).mean(0))
+    assert model.extractor.bn.momentum == 0.1
+    assert all(m.training for m in model.modules())
+    assert same(first, collect(model, x, lambda rows: rows, 8)[0])
+    assert collect(model, x[:1], lambda rows: rows, 8)[1] == 0
+
+
+def test_who_is_only_asked_keeps_what_it_had():
+    """Rates change from round to round; a client that is asked for statistics must not lose what it has trained."""
+    members = clients(["bn"] * 4, 8)
+    fed, watch = watched(HeteroFL(rates="dynamic_a1-b1-c1"), members, participation=0.5, rounds=6)
+    fed.run()
+    last = {}
+    for round in watch.rounds:
+        for number in round.record["clients"]:
+            last[number] = round.weights[number]
+        for number, weights in round.weights.items():
+            assert (weights is None) == (number not in last)
+            if number not in round.record["clients"] and weights is not None:
+                assert same(weights, last[number])
+
+
+def test_a_step_is_no_longer_than_the_clip():
+    data, lengths = samples(8, 0), {}
+    for most in (0.0, 0.3, 1.0):
+        method = HeteroFL(clip=most, masked=False)
+        torch.manual_seed(0)
+        model = method.build(NETS["shallow"](), "")
+        model.head.weight.data.mul_(50)
+        found = method.gradients(model, batch(data), {})
+        lengths[most] = float(torch.cat([g.flatten() for g in found.grads.values()]).norm())
+    assert lengths[0.0] > 1
+    assert lengths[0.3] == pytest.approx(0.3, abs=1e-5)
+    assert lengths[1.0] == pytest.approx(1.0, abs=1e-5)
+
+
+# refusals -------------------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_cut_is_refused_before_round_1(tmp_path):
+    def grouped():
+        return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3))
+
+    with pytest.raises(RequestError, match=r"Sequential cannot be cut.*'1' is a LayerNorm"):
+        federation(HeteroFL(), clients(["odd"] * 2), {"odd": grouped}, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_two_architectures_are_refused():
+    with pytest.raises(RequestError, match="one architecture"):
+        federation(HeteroFL(), clients(["shallow", "deep"]))
+
+
+def test_a_client_whose_report_is_lost_is_not_counted():
+    lose = lambda round, client: client == 1  # noqa: E731
+    history, _ = rounds_of(HeteroFL(rates="fix_a1"), "bn", rounds=1, lose=lose)
+    again, _ = rounds_of(HeteroFL(rates="fix_a1"), "bn", rounds=1)
+    assert not same(history[0].after["statistics a"], again[0].after["statistics a"])
+    nobody, _ = rounds_of(HeteroFL(rates="fix_a1"), "bn", rounds=1, lose=lambda round, client: True)
+    assert "statistics a" not in nobody[0].after
+    assert same(nobody[0].before["model"], nobody[0].after["model"])

@@ -1,0 +1,172 @@
+"""InclusiveFL against NumPy by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from toys import federation, numpy_mean, rounds, same
+
+from polyfed.core.client import Client
+from polyfed.core.message import nbytes
+from polyfed.errors import RequestError
+from polyfed.methods import FedAvg, InclusiveFL
+from polyfed.testing.world import draw, tiny
+
+NETS = {f"blocks{n}": lambda n=n: tiny(n, 4, 6) for n in range(5)}
+NETS |= {f"norm/{n}": lambda n=n: tiny(n, 4, 6, norm=True) for n in range(1, 4)}
+ALL = ["blocks2", "blocks4", "blocks1", "blocks2", "blocks4"]  # last blocks: 0 of blocks1, 1 of blocks2
+SIZES = [8, 12, 16, 10, 14]
+
+
+def members(architectures, sizes):
+    return [Client(a, draw(n, (0, 1, 2), i)) for i, (a, n) in enumerate(zip(architectures, sizes, strict=True))]
+
+
+def played(method, architectures=ALL, sizes=SIZES, **options):
+    return rounds(method, members(architectures, sizes), NETS, **{"rounds": 3, **options})
+
+
+def block(number, name="conv.weight"):
+    return f"intermediate.block{number}.{name}"
+
+
+class Reference:
+    """The server's half in NumPy, one model per architecture."""
+
+    chain = (("blocks1", "blocks2"), ("blocks2", "blocks4"))  # ascending in size
+
+    def __init__(self, models, beta, local_last, local_classifier):
+        self.w = {a: {n: t.double().numpy() for n, t in m.items()} for a, m in models.items()}
+        self.beta, self.m = beta, {}
+        self.last = {"blocks1": [0], "blocks2": [1], "blocks4": []}
+        self.heard = {"blocks1": [0, 1], "blocks2": [1, 2, 3]}  # blocks of the next larger that count
+        self.own = {a: set() for a in models}
+        for a, _ in self.chain:
+            if local_last:
+                self.own[a] |= {block(b, n) for b in self.last[a] for n in ("conv.weight", "conv.bias")}
+            if local_classifier:
+                self.own[a] |= {"head.weight", "head.bias"}
+
+    def round(self, uploads, kinds, sizes):
+        u, w = {}, {}
+        for a in {kinds[i] for i in uploads}:
+            who = [i for i in uploads if kinds[i] == a]
+            mean = {n: numpy_mean([uploads[i] for i in who], [sizes[i] for i in who], n) for n in self.w[a]}
+            u[a] = {n: mean[n] - self.w[a][n] for n in mean}
+            w[a] = sum(sizes[i] for i in who)
+        plain = {a: dict(one) for a, one in u.items()}
+        for a in u:
+            for name, m in self.m.get(a, {}).items():
+                u[a][name] = self.beta * m + (1 - self.beta) * u[a][name]
+        for small, large in self.chain:
+            if large in plain:
+                self.m[small] = {
+                    block(b, n): np.mean([plain[large][block(j, n)] for j in self.heard[small]], axis=0)
+                    for b in self.last[small]
+                    for n in ("conv.weight", "conv.bias")
+                }
+        old = {a: dict(one) for a, one in self.w.items()}
+        for a in self.w:
+            for name in self.w[a]:
+                if name in self.own[a]:
+                    if a in u:
+                        self.w[a][name] = old[a][name] + u[a][name]
+                    continue
+                sharing = [b for b in u if name in self.w[b] and name not in self.own[b]]
+                if sharing:
+                    total = sum(w[b] for b in sharing)
+                    self.w[a][name] = sum(w[b] * (old[b][name] + u[b][name]) for b in sharing) / total
+
+
+@pytest.mark.parametrize("local_classifier", [False, True])
+@pytest.mark.parametrize(("beta", "local_last"), [(0.2, True), (1.0, True), (0.4, False), (0.0, True)])
+def test_rounds_by_hand(beta, local_last, local_classifier):
+    method = InclusiveFL(beta=beta, local_last_block=local_last, local_classifier=local_classifier)
+    lose = lambda r, i: (r, i) in {(1, 2), (2, 1), (2, 4)}  # noqa: E731  (an architecture without anybody)
+    history = played(method, lose=lose, rounds=4, epochs=2)
+    start = {ALL[i]: m["model"] for i, m in history[0].down.items()}
+    reference = Reference(start, beta, local_last, local_classifier)
+    for number, round in enumerate(history, 1):
+        for i, message in round.down.items():
+            for name, value in message["model"].items():
+                np.testing.assert_allclose(value.numpy(), reference.w[ALL[i]][name], atol=5e-6, err_msg=name)
+        answered = {i: m["model"] for i, m in round.up.items() if not lose(number, i)}
+        reference.round(answered, ALL, SIZES)
+
+
+def test_beta_1_makes_the_last_blocks_update_the_larger_ones_of_the_round_before():
+    history = played(InclusiveFL(beta=1.0))
+    one, two, three = history
+    before, after = two.down[2]["model"], three.down[2]["model"]  # blocks1
+    mean = {n: numpy_mean([one.up[i]["model"] for i in (0, 3)], [8, 10], n) for n in one.down[0]["model"]}
+    for name in ("conv.weight", "conv.bias"):
+        updates = [mean[block(b, name)] - one.down[0]["model"][block(b, name)].double().numpy() for b in (0, 1)]
+        moved = after[block(0, name)].double().numpy() - before[block(0, name)].double().numpy()
+        np.testing.assert_allclose(moved, np.mean(updates, axis=0), atol=1e-6)
+    assert np.abs(moved).max() > 1e-4
+
+
+def test_no_distillation_in_the_first_round_and_some_in_the_second():
+    with_, without = (played(InclusiveFL(beta=beta), rounds=3) for beta in (0.2, 0.0))
+    assert same(with_[1].down[2]["model"], without[1].down[2]["model"])
+    apart = {n for n, t in with_[2].down[2]["model"].items() if not torch.equal(t, without[2].down[2]["model"][n])}
+    assert apart == {block(0, "conv.weight"), block(0, "conv.bias")}
+
+
+def test_last_blocks_stay_apart_and_all_else_is_common():
+    last = played(InclusiveFL(), rounds=3)[-1]
+    small, middle, large = (last.down[i]["model"] for i in (2, 0, 1))
+    own = {block(0, n) for n in ("conv.weight", "conv.bias")}
+    assert {n for n in small if not torch.equal(small[n], middle[n])} == own
+    assert {n for n in middle if not torch.equal(middle[n], large[n])} == {n.replace("block0", "block1") for n in own}
+
+
+def test_classifiers_are_shared_unless_told():
+    for local in (False, True):
+        last = played(InclusiveFL(local_classifier=local), rounds=2)[-1]
+        heads = [last.down[i]["model"]["head.weight"] for i in (2, 0, 1)]
+        assert torch.equal(heads[0], heads[1]) != local
+        assert torch.equal(heads[1], heads[2]) != local
+
+
+@pytest.mark.parametrize("architectures", [ALL, ["blocks1"] * 5])
+def test_with_nothing_excluded_it_is_the_layer_wise_mean(architectures):
+    method = InclusiveFL(beta=0.0, local_last_block=False)
+    if len(set(architectures)) == 1:  # one architecture: FedAvg, whatever the knobs
+        method = InclusiveFL(beta=0.7, local_classifier=True)
+    mine, plain = (played(m, architectures, participation=0.6) for m in (method, FedAvg()))
+    for a, b in zip(mine, plain, strict=True):
+        assert all(same(a.down[i]["model"], b.down[i]["model"]) for i in a.down)
+
+
+def test_batchnorms_statistics_are_averaged_and_never_distilled():
+    history = played(InclusiveFL(beta=1.0), ["norm/1", "norm/2", "norm/3", "norm/1"], [8, 12, 16, 10])
+    assert not any("running" in name for name in history[-1].after["momentum"])
+    assert any("norm.weight" in name for name in history[-1].after["momentum"])
+    name = block(0, "norm.running_var")
+    expected = numpy_mean([history[1].up[i]["model"] for i in (0, 3)], [8, 10], name)
+    np.testing.assert_allclose(history[2].down[0]["model"][name].numpy(), expected, atol=1e-6)
+    name = "extractor.norm.running_mean"
+    expected = numpy_mean([m["model"] for m in history[1].up.values()], [8, 12, 16, 10], name)
+    for message in history[2].down.values():
+        np.testing.assert_allclose(message["model"][name].numpy(), expected, atol=1e-6)
+
+
+def test_an_architecture_called_like_a_path_survives_a_checkpoint(tmp_path):
+    given = members(["norm/1", "norm/2", "norm/1"], [8, 8, 8])
+    fed, _ = federation(InclusiveFL(), given, NETS, rounds=3, out=tmp_path / "run")
+    assert fed.run().path is not None
+
+
+def test_bytes_are_those_of_fedavg():
+    mine, plain = (played(method, rounds=2)[-1] for method in (InclusiveFL(local_classifier=True), FedAvg()))
+    for i in mine.down:
+        assert nbytes(mine.down[i]) == nbytes(plain.down[i])
+        assert nbytes(mine.up[i]) == nbytes(plain.up[i]) == nbytes(mine.down[i]) + 8
+
+
+def test_networks_that_do_not_nest_are_refused():
+    nets = {"a": lambda: tiny(1, 4, 6), "b": lambda: tiny(1, 5, 6)}
+    with pytest.raises(RequestError, match=r"client 1 \('b'\).*same-shape"):
+        federation(InclusiveFL(), members(["a", "b"], [8, 8]), nets)

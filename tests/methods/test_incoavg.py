@@ -1,0 +1,125 @@
+"""InCoAvg against NumPy by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from toys import clients, moved, numpy_mean, rounds, same
+
+from polyfed.core.client import Client
+from polyfed.core.message import nbytes
+from polyfed.methods import FedAvg, InCoAvg
+from polyfed.testing.world import draw, tiny
+
+NETS = {f"blocks{n}": lambda n=n: tiny(n, 4, 6) for n in range(4)} | {"bn": lambda: tiny(3, 4, 6, norm=True)}
+CONV = "intermediate.block{}.conv.weight"
+
+
+def members(architectures, sizes=12):
+    counts = [sizes] * len(architectures) if isinstance(sizes, int) else sizes
+    return [Client(a, draw(n, (0, 1, 2), i)) for i, (a, n) in enumerate(zip(architectures, counts, strict=True))]
+
+
+def played(method, architectures=("blocks1", "blocks2", "blocks3"), sizes=12, **options):
+    return rounds(method, members(architectures, sizes), NETS, **options)
+
+
+def union(state, name="model union"):
+    return state[name]
+
+
+def numpy_step(g_k, g_0, rule, granularity, theta_max, update_max):
+    shape = g_k.shape
+    kernels = shape[:2] if granularity == "kernel" else (1, 1)
+    deep, shallow = g_k.reshape(*kernels, -1), g_0.reshape(*kernels, -1)
+    out = np.empty_like(deep)
+    for o, i in np.ndindex(*kernels):
+        b, a = deep[o, i], shallow[o, i]
+        inner, square = a @ b, a @ a
+        if not square or not b @ b:  # a dead channel
+            out[o, i] = b
+        elif rule == "paper":
+            out[o, i] = b + max(0.0, -inner / square) * a
+        else:
+            theta = min(abs(inner) / (square + 1e-7), theta_max)
+            long, short = np.sqrt(b @ b), np.sqrt(square)
+            out[o, i] = (b / long + theta * a / short) * (long + short) / 2
+    return np.clip(out, -update_max, update_max).reshape(shape)
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+@pytest.mark.parametrize(
+    ("rule", "granularity"), [("code", "kernel"), ("code", "tensor"), ("paper", "kernel"), ("paper", "tensor")]
+)
+def test_rounds_by_hand(rule, granularity, weighting):
+    sizes, limits = [8, 12, 16], {"theta_max": 1.5, "update_max": 0.02}
+    method = InCoAvg(theta_rule=rule, granularity=granularity, weighting=weighting, **limits)
+    signs = set()
+    for round in played(method, sizes=sizes):
+        before, after = union(round.before), union(round.after)
+        shares = sizes if weighting == "samples" else [1, 1, 1]
+        models = [m["model"] for m in round.up.values()]
+        mean = {name: numpy_mean(models, shares, name) for name in before}
+        g = {name: mean[name] - before[name].double().numpy() for name in before}
+        expected = dict(mean)
+        for deep in (CONV.format(1), CONV.format(2)):
+            step = numpy_step(g[deep], g[CONV.format(0)], rule, granularity, **limits)
+            expected[deep] = before[deep].double().numpy() + step
+            signs |= set(np.sign((g[deep] * g[CONV.format(0)]).sum((2, 3))).ravel())
+            assert np.abs(step).max() <= 0.02 + 1e-9
+            turns = granularity == "kernel" or rule == "code"  # as a whole, the updates agree here
+            assert (np.abs(expected[deep] - mean[deep]).max() > 1e-4) == turns
+        for name, value in after.items():
+            np.testing.assert_allclose(value.numpy(), expected[name], atol=2e-6, err_msg=name)
+    assert signs >= {-1.0, 1.0}
+
+
+def test_only_convolutions_of_deeper_blocks_differ_from_the_mean():
+    (inco,), (plain,) = (played(method, ["bn"] * 3, rounds=1) for method in (InCoAvg(), FedAvg(weighting="uniform")))
+    differing = {name for name, t in union(inco.after).items() if not torch.equal(t, union(plain.after)[name])}
+    assert differing == {CONV.format(1), CONV.format(2)}
+    variances = [t for name, t in union(inco.after).items() if name.endswith("running_var")]
+    assert len(variances) == 4
+    assert all((t > 0).all() for t in variances)
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+def test_nothing_to_correct_is_the_layer_wise_mean(weighting):
+    plain = FedAvg(weighting=weighting)
+    off = [played(m, sizes=[8, 12, 16]) for m in (InCoAvg(theta_rule="none", weighting=weighting), plain)]
+    one = [played(m, ["blocks0", "blocks1", "blocks1"]) for m in (InCoAvg(weighting=weighting), plain)]
+    flat = [rounds(m, clients(["shallow", "deep", "deep"])) for m in (InCoAvg(weighting=weighting), plain)]
+    for a, b in (off, one, flat):
+        assert same(union(a[-1].after), union(b[-1].after))
+
+
+def test_a_layer_that_nobody_sent_stays_and_is_no_reference():
+    def lose(round, client):
+        return client != 0
+
+    (round,) = played(InCoAvg(), ["blocks1", "blocks3", "blocks3"], rounds=1, lose=lose)
+    for block in (1, 2):
+        assert torch.equal(union(round.after)[CONV.format(block)], union(round.before)[CONV.format(block)])
+    assert torch.equal(union(round.after)[CONV.format(0)], round.up[0]["model"][CONV.format(0)])
+    (round,) = played(InCoAvg(), lr=0.0, rounds=1)  # nothing moves: no division by a zero norm
+    assert moved(union(round.before), union(round.after)) < 1e-7
+
+
+def test_same_shape_corrects_within_each_architecture():
+    method = InCoAvg(aggregation="same-shape", update_max=0.0)
+    (round,) = played(method, ["blocks2", "blocks3", "blocks2"], rounds=1)
+    for architecture, who in (("blocks2", [0, 2]), ("blocks3", [1])):
+        before, after = (state[f"model {architecture}"] for state in (round.before, round.after))
+        models = [round.up[i]["model"] for i in who]
+        g = {n: numpy_mean(models, [1] * len(who), n) - before[n].double().numpy() for n in before}
+        deep, first = CONV.format(1), CONV.format(0)
+        step = numpy_step(g[deep], g[first], "code", "kernel", 5.0, np.inf)
+        np.testing.assert_allclose(after[deep].numpy(), before[deep].double().numpy() + step, atol=2e-6)
+
+
+def test_bytes_are_those_of_fedavg():
+    inco, plain = (played(method, rounds=1)[0] for method in (InCoAvg(), FedAvg()))
+    for i in range(3):
+        assert nbytes(inco.down[i]) == nbytes(plain.down[i])
+        assert nbytes(inco.up[i]) == nbytes(plain.up[i]) == nbytes(inco.down[i]) + 8

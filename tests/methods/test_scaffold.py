@@ -1,0 +1,309 @@
+"""SCAFFOLD against NumPy by hand: variates that start at zero, bite, and stay the mean of the clients'."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+from toys import (
+    NETS,
+    Client,
+    Two,
+    batch,
+    clients,
+    federation,
+    moved,
+    numpy_mean,
+    rounds,
+    same,
+    samples,
+    two_gradient,
+    two_parameter_clients,
+    worker,
+)
+
+from polyfed.core import passes
+from polyfed.core.message import nbytes
+from polyfed.core.method import knobs
+from polyfed.core.settings import Availability, Training
+from polyfed.engine.federation import Federation
+from polyfed.errors import RequestError
+from polyfed.functional.losses import cross_entropy
+from polyfed.functional.modes import evaluating, untracked_statistics
+from polyfed.methods import SCAFFOLD, FedAvg
+
+
+def shared(state):
+    (model,) = (state[name] for name in state if name.startswith("model"))
+    return model
+
+
+def total(state):
+    """The sum of all c_k, by tensor."""
+    (control,) = (state[name] for name in state if name.startswith("control"))
+    return control
+
+
+def parameters(*architectures):
+    return {name for a in architectures for name, _ in NETS[a]().named_parameters()}
+
+
+@pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
+@pytest.mark.parametrize(("control", "momentum"), [("mean", 0.0), ("mean", 0.9), ("I", 0.9), ("II", 0.0), ("II", 0.9)])
+def test_rounds_by_hand(control, momentum, aggregation):
+    """Five rounds of two out of three clients, under a falling rate; the correction lies inside the momentum."""
+    members, c, c_k, signs = two_parameter_clients(3), np.zeros(2), np.zeros((3, 2)), set()
+    method = SCAFFOLD(control=control, server_lr=0.6, aggregation=aggregation)
+    settings = {"rounds": 5, "epochs": 3, "batch_size": 8, "lr": 0.4, "participation": 0.7, "momentum": momentum}
+    fed, watch = federation(
+        method, members, {"two": Two}, classes=2, lr_schedule="exponential", lr_decay=0.7, **settings
+    )
+    fed.run()
+    w = np.array([0.3, -0.2])
+    for number, round in enumerate(watch.rounds):
+        lr, ends, changes = 0.4 * 0.7**number, [], []
+        for i in round.record["clients"]:
+            np.testing.assert_allclose(round.down[i]["control"]["w"], c, atol=1e-6)
+            data, now, m, raw = members[i].data.train, w, 0.0, []
+            for _ in range(3):
+                raw.append(two_gradient(now, data))
+                m = momentum * m + raw[-1] - c_k[i] + c
+                now = now - lr * m
+            new = {"mean": np.mean(raw, axis=0), "I": raw[0], "II": c_k[i] - c + (w - now) / (3 * lr)}[control]
+            np.testing.assert_allclose(round.up[i]["control"]["w"], new - c_k[i], atol=2e-6)
+            changes.append(new - c_k[i])
+            c_k[i] = new
+            ends.append(now)
+        signs |= {int(s) for end in ends for s in np.sign(end - w)}
+        w = w + 0.6 * (np.mean(ends, axis=0) - w)
+        c = c + sum(changes) / 3
+        np.testing.assert_allclose(shared(round.after)["w"].numpy(), w, atol=2e-6)
+        np.testing.assert_allclose(c, c_k.mean(0), atol=1e-12)
+    assert signs == {-1, 1}
+    for client in fed.clients:
+        np.testing.assert_allclose(client.state["control"]["w"].numpy(), c_k[client.id], atol=2e-6)
+
+
+def test_clients_may_count_by_samples():
+    (round,) = rounds(SCAFFOLD(weighting="samples"), clients(["deep"] * 2, [4, 12]), rounds=1)
+    for name, value in shared(round.after).items():
+        expected = numpy_mean([round.trained[i] for i in (0, 1)], [4, 12], name)
+        np.testing.assert_allclose(value, expected, atol=1e-6)
+
+
+def test_with_plain_sgd_option_two_is_the_mean_gradient():
+    """In minibatches, and under a rate that falls: it is the present round's that counts."""
+    for schedule in ({}, {"lr_schedule": "exponential", "lr_decay": 0.3}):
+        for momentum, alike in ((0.0, True), (0.9, False)):
+            training = {"rounds": 3, "epochs": 2, "momentum": momentum, **schedule}
+            runs = [rounds(SCAFFOLD(control=c), clients(["deep", "shallow"]), **training) for c in ("mean", "II")]
+            gap = moved(*(total(run[-1].after) for run in runs))
+            assert (gap < 2e-5) == alike, gap
+
+
+def test_variates_start_at_zero_so_that_round_one_is_uniform_fedavg():
+    for training in ({}, {"momentum": 0.9}, {"optimizer": "adam", "lr": 1e-3}):
+        methods = (SCAFFOLD(), FedAvg(weighting="uniform"))
+        runs = [rounds(m, clients(["deep-bn", "bn", "bn"], [8, 12, 16]), epochs=2, **training) for m in methods]
+        assert not any(t.any() for m in runs[0][0].down.values() for t in m["control"].values())
+        assert same(*(shared(run[0].after) for run in runs))
+        assert moved(*(shared(run[1].after) for run in runs)) > 1e-4, "from round 2 on the variates bite"
+
+
+def test_the_correction_is_what_the_server_sent():
+    """Another variate of the server gives another step, by just the difference; nothing of it in the loss."""
+    members = clients(["deep"])
+    fed, _ = federation(method := SCAFFOLD(), members)
+    method.start(fed.server)
+    message, one, found = method.broadcast(fed.server, 0), batch(members[0].data.train), {}
+    for value in (0.0, 100.0, -3.0):
+        at = worker(fed, 0)
+        control = {name: torch.full_like(t, value) for name, t in message["control"].items()}
+        found[value] = method.gradients(at.model, one, method.receive(at, {**message, "control": control}))
+    for name, plain in found[0.0].grads.items():
+        for value in (100.0, -3.0):
+            torch.testing.assert_close(
+                found[value].grads[name] - plain, torch.full_like(plain, value), atol=1e-4, rtol=0
+            )
+    assert found[0.0].loss == found[100.0].loss
+    assert found[0.0].sums.keys() == {f"gradient {name}" for name in parameters("deep")}
+
+
+@pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
+def test_c_is_the_mean_over_all_who_have_the_tensor(aggregation):
+    """Not over those who were drawn; absent clients count with what they have, and keep it."""
+    architectures = ["bn", "deep-bn", "bn", "deep-bn", "deep-bn"]
+    method = SCAFFOLD(aggregation=aggregation)
+    history = rounds(method, clients(architectures, [8, 12, 8, 16, 8]), rounds=5, participation=0.5)
+    names = {a: parameters(a) for a in ("bn", "deep-bn")}
+    for round, following in itertools.pairwise(history):
+        controls = {i: state.get("control", {}) for i, state in round.states.items()}
+        for i in set(range(5)) - set(following.record["clients"]):
+            assert same(controls[i], following.states[i].get("control", {}))
+        for i, message in following.down.items():
+            a = architectures[i]
+            assert message["control"].keys() == names[a]
+            for name, sent in message["control"].items():
+                who = [k for k, other in enumerate(architectures) if name in names[other]]
+                who = who if aggregation == "layer-wise" else [k for k in who if architectures[k] == a]
+                each = sum(controls[k][name].double().numpy() for k in who if controls[k])
+                np.testing.assert_allclose(sent, each / len(who), atol=1e-6)
+    assert not all(history[0].states.values()), "somebody was not drawn at first"
+
+
+def test_c_stays_the_mean_when_clients_join():
+    members = clients(["deep"] * 4)
+    fed = Federation(
+        members,
+        SCAFFOLD(),
+        Training(rounds=4, batch_size=4, lr=0.1),
+        builders=NETS,
+        classes=3,
+        availability=Availability(joiners=2, join_round=3),
+    )
+    fed.run()
+    assert len(fed.server.clients) == 4
+    sent = fed.method.broadcast(fed.server, 0)["control"]
+    for name, c in sent.items():
+        each = [client.state["control"][name].numpy() for client in fed.clients]
+        np.testing.assert_allclose(c, np.mean(each, axis=0), atol=1e-6)
+
+
+def test_batchnorm_statistics_have_no_variates_and_no_server_rate():
+    history = rounds(SCAFFOLD(server_lr=0.25), clients(["bn"] * 2, [8, 24]))
+    for round in history:
+        before, after = shared(round.before), shared(round.after)
+        ends = [message["model"] for message in round.up.values()]
+        for name in after:
+            mean = numpy_mean(ends, [1, 1], name)
+            if name in parameters("bn"):
+                w = before[name].double().numpy()
+                mean = w + 0.25 * (mean - w)
+            np.testing.assert_allclose(after[name], mean, atol=1e-6)
+        assert all(
+            message["control"].keys() == parameters("bn") for message in (*round.down.values(), *round.up.values())
+        )
+        assert total(round.after).keys() == parameters("bn")
+
+
+def test_nobody_answers():
+    history = rounds(SCAFFOLD(), clients(["deep"] * 2), rounds=3, lose=lambda round, client: round == 2)
+    assert same(shared(history[0].after), shared(history[1].after))
+    assert same(total(history[0].after), total(history[1].after))
+
+
+# ---- option I  ----
+
+
+def test_option_one_is_the_gradient_of_all_samples_at_what_came():
+    """Over ragged batches; training has moved the model on, and leaves no trace in the variate."""
+    (round,) = rounds(SCAFFOLD(control="I"), members := clients(["deep"], 13), rounds=1, epochs=3)
+    model, data = NETS["deep"](), members[0].data.train
+    model.load_state_dict(dict(round.down[0]["model"]))
+    F.cross_entropy(model(data.x), data.y).backward()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(round.up[0]["control"][name], p.grad, atol=1e-6, rtol=0)
+    assert not same(dict(round.down[0]["model"]), dict(round.up[0]["model"]))
+
+
+@pytest.mark.parametrize("architecture", ["bn", "dropout"])
+def test_the_pass_over_all_samples_leaves_no_trace(architecture):
+    """BatchNorm by the batch, no dropout, no statistics, no draw from the global generator; the weights put back."""
+    members = clients([architecture], 13)
+    fed, _ = federation(SCAFFOLD(control="I"), members, batch_size=6)
+    at = worker(fed, 0)
+    other = {name: t + 0.1 for name, t in fed.server.initial(architecture).items() if t.is_floating_point()}
+    before, draws = {n: t.clone() for n, t in at.model.state_dict().items()}, torch.get_rng_state()
+    found = passes.gradient(lambda model, b: cross_entropy(model(b.x), b.y, b.w), at, other)
+    assert same(before, dict(at.model.state_dict()))
+    assert torch.equal(draws, torch.get_rng_state())
+    order = torch.randperm(13, generator=at.generator("gradient")).split(6)
+    model, data, expected = NETS[architecture](), members[0].data.train, 0
+    model.load_state_dict(other, strict=False)
+    with evaluating(model), untracked_statistics(model):
+        for rows in order[:2]:  # the thirteenth would be alone
+            expected = expected + F.cross_entropy(model(data.x[rows]), data.y[rows]) * len(rows) / 12
+        expected.backward()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(found[name], p.grad, atol=1e-6, rtol=1e-5)
+
+
+def test_the_pass_puts_the_weights_back_after_an_error():
+    fed, _ = federation(SCAFFOLD(), clients(["deep"]))
+    at = worker(fed, 0)
+    before = {n: t.clone() for n, t in at.model.state_dict().items()}
+    with pytest.raises(ZeroDivisionError):
+        passes.gradient(lambda model, b: 1 / 0, at, fed.server.initial("deep"))
+    assert same(before, dict(at.model.state_dict()))
+
+
+# ---- what it is for  ----
+
+
+@knobs
+class Bowls(SCAFFOLD):
+    """Client k's loss is (a_k / 2) ||w - b_k||^2: a_k its input, b_k by its class."""
+
+    name: ClassVar[str] = "bowls"
+
+    def loss(self, model: Any, batch: Any, context: Any) -> torch.Tensor:
+        b = torch.tensor([[1.0, -1.0], [-1.0, 2.0]])[batch.y[0]]
+        return batch.x.mean() / 2 * (model.w - b).square().sum()
+
+
+@knobs
+class Averaged(FedAvg):
+    """The same losses without variates."""
+
+    name: ClassVar[str] = "bowls-averaged"
+    loss = Bowls.loss
+
+
+@pytest.mark.parametrize("control", ["mean", "I", "II"])
+def test_ten_local_steps_reach_the_common_optimum(control):
+    """Where averaging alone ends elsewhere, however long it goes on."""
+    members = [Client("two", (torch.tensor([[a]]), torch.tensor([y]))) for a, y in ((1.0, 0), (4.0, 1))]
+    optimum = torch.tensor([(1 - 4) / 5, (-1 + 8) / 5])
+    history = rounds(Bowls(control=control), members, {"two": Two}, classes=2, rounds=25, epochs=10, lr=0.1)
+    torch.testing.assert_close(shared(history[-1].after)["w"], optimum, atol=1e-4, rtol=0)
+    # averaging alone settles where its w = mean of w + (1 - (1 - lr a_k)^10) (b_k - w)
+    way = 1 - np.array([0.9, 0.6]) ** 10
+    settled = (way @ np.array([[1.0, -1.0], [-1.0, 2.0]])) / way.sum()
+    averaged = rounds(Averaged(), members, {"two": Two}, classes=2, rounds=25, epochs=10, lr=0.1)
+    np.testing.assert_allclose(shared(averaged[-1].after)["w"], settled, atol=1e-4)
+    assert np.abs(settled - optimum.numpy()).max() > 0.2
+
+
+def test_it_learns_under_adam_and_participation():
+    members = [Client("deep", samples(60, i, (i % 3, (i + 1) % 3)), samples(120, 50 + i)) for i in range(4)]
+    training = {"rounds": 15, "lr": 0.01, "optimizer": "adam", "participation": 0.5, "batch_size": 16}
+    assert federation(SCAFFOLD(), members, **training)[0].run().result["accuracy"] > 0.6
+
+
+# ---- bytes, refusals  ----
+
+
+@pytest.mark.parametrize("architecture", ["shallow", "bn"])
+def test_bytes(architecture):
+    floats = sum(t.numel() for t in NETS[architecture]().state_dict().values() if t.is_floating_point())
+    q = sum(p.numel() for p in NETS[architecture]().parameters())
+    for round in rounds(SCAFFOLD(), clients([architecture] * 2)):
+        assert all(nbytes(m) == 4 * (floats + q) for m in round.down.values())
+        assert all(nbytes(m) == 4 * (floats + q) + 8 for m in round.up.values())
+
+
+def test_option_two_needs_a_rate():
+    with pytest.raises(RequestError, match=r"'II' divides by training\.lr, came 0"):
+        rounds(SCAFFOLD(control="II"), clients(["deep"]), lr=0.0)
+    history = rounds(SCAFFOLD(), clients(["deep"]), lr=0.0)
+    assert same(shared(history[0].before), shared(history[1].after))
+
+
+def test_what_does_not_nest_is_refused():
+    with pytest.raises(RequestError, match=r"scaffold needs .*client 1 \('wide'\).*same-shape"):
+        federation(SCAFFOLD(), clients(["shallow", "wide"]))
+    assert rounds(SCAFFOLD(aggregation="same-shape"), clients(["shallow", "wide"]))

@@ -1,0 +1,198 @@
+"""The table of methods: complete, said in one place, the same in the docs; and which methods a recipe can run."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+from pydantic import Field
+
+from polyfed import catalogue, session
+from polyfed.cli import status
+from polyfed.core.method import Method, knobs
+from polyfed.errors import RequestError
+from polyfed.registry import METHODS
+
+ROOT = Path(__file__).parents[1]
+RECIPE = """
+[data]
+name = "digits"
+max_rows = 240
+clients = 4
+partition = "iid"
+split = "6:1:3"
+holdout = 20
+
+[models]
+architectures = ["digits-cnn1", "digits-cnn2"]
+
+[method]
+name = "fedgh"
+
+[training]
+rounds = 2
+batch_size = 8
+
+[methods.fedavg]
+aggregation = "same-shape"
+
+[methods.fedhenn]
+rad_size = 20
+rad_batch = 10
+
+[methods.small-rad]
+name = "fedhenn"
+rad_size = 8
+rad_batch = 8
+"""
+FEW = ("local", "fedavg", "fedgh", "fedhenn", "fedin", "incoavg")
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch):
+    path = tmp_path / "small.toml"
+    path.write_text(RECIPE, encoding="utf-8")
+    monkeypatch.setattr(catalogue, "METHODS", {name: METHODS[name] for name in FEW})
+    monkeypatch.setattr("polyfed.preflight._TRIED_SECONDS", 0.0)
+    monkeypatch.chdir(tmp_path)
+    return path
+
+
+# ---- what a method says of itself ----
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_says_what_it_is(name):
+    row = next(row for row in catalogue.describe() if row["name"] == name)
+    assert re.search(r"(19|20)\d\d|arXiv", row["paper"]) or name == "local", "expected authors, venue and year"
+    sent = {row[key] for key in ("down", "up", "states")}
+    assert (sent & {"nothing", "none"} == set()) == (name != "local")
+    assert not any("|" in row[key] for key in ("paper", "differs", "down", "up", "states"))
+    assert list(row["knobs"]) == list(row["about"])
+    silent = [knob for knob, about in row["about"].items() if not about]
+    assert not silent, f"expected a comment beside the knob '{silent}'"
+
+
+def test_the_table_in_the_docs_is_this_one():
+    """Make it again: polyfed methods --markdown > docs/methods/README.md."""
+    page = ROOT / "docs" / "methods" / "README.md"
+    assert page.read_text(encoding="utf-8") == catalogue.to_markdown()
+    for target in re.findall(r"\]\(([^)]+)\)", catalogue.to_markdown()):
+        assert (page.parent / target).exists()
+
+
+@knobs
+class Mine(Method):
+    """A method of one's own."""
+
+    name = "mine"
+
+    # spare lines above
+
+    plain: int = 1
+    beside: float = 0.5  # said beside it
+    # said above it,
+    # on two lines
+    above: Annotated[int, Field(ge=0)] = 2
+    long: tuple[
+        int,  # not this
+        str,
+    ] = (1, "#")  # at its end
+    lambda_: bool = False  # a word of Python's
+
+
+def test_comments_are_found_where_they_stand():
+    assert {k.name: (k.default, k.about) for k in catalogue.knobs(Mine)} == {
+        "plain": (1, ""),
+        "beside": (0.5, "said beside it"),
+        "above": (2, "said above it, on two lines"),
+        "long": ((1, "#"), "not this at its end"),
+        "lambda": (False, "a word of Python's"),
+    }
+
+
+def test_a_class_without_source_is_listed_all_the_same():
+    space: dict = {}
+    exec("from dataclasses import dataclass\n@dataclass\nclass Typed:\n    rate: float = 1.0  # lost", space)
+    assert catalogue.knobs(space["Typed"]) == [catalogue.Knob("rate", 1.0, "")]
+
+
+def test_the_text_has_a_line_per_knob_and_keeps_to_the_width():
+    text = catalogue.to_text(catalogue.describe(), 60)
+    assert "    header_lr = 0.01  # eta_theta;" in text
+    assert "    lambda = 1.0  # of" in text
+    assert all(len(line) <= 60 for line in text.split("\nP  ")[0].splitlines())
+
+
+# ---- which of them fit ----
+
+
+def test_which_fit_and_what_they_send(recipe, tmp_path):
+    found = {one.method: one for one in catalogue.fits(recipe)}
+    assert list(found) == [*FEW, "small-rad"]
+    assert {name for name, one in found.items() if one.why is None} == {*FEW, "small-rad"} - {"incoavg", "fedin"}
+    assert "client 1 ('digits-cnn2')" in found["incoavg"].why
+    assert not found["incoavg"].down
+    assert found["local"].down == found["local"].up == {"digits-cnn1": 0, "digits-cnn2": 0}
+    for name in ("fedavg", "fedgh", "small-rad"):  # the bytes that `polyfed check` tells
+        kinds = session.check(recipe, method=name).architectures
+        assert found[name].down == {kind.name: kind.down[1] for kind in kinds}
+        assert found[name].up == {kind.name: kind.up[1] for kind in kinds}
+    assert found["small-rad"].down["digits-cnn1"] < found["fedhenn"].down["digits-cnn1"], "the recipe's own knobs"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["small.toml"], "nothing is written"
+
+
+def test_settings_change_the_answer(recipe):
+    one = ["models.architectures=['digits-cnn1']"]
+    assert all(fit.why is None for fit in catalogue.fits(recipe, one))
+    with pytest.raises(RequestError, match="client"):
+        list(catalogue.fits(recipe, ["data.clients=0"]))
+
+
+def test_clients_with_many_rows_cost_no_more_and_tell_the_same(recipe):
+    """The trial keeps the first rows of every class; knobs that count rows are heeded."""
+    settings = ["data.max_rows=600", "training.batch_size=2", "methods.fedgh.min_class_count=5"]
+    settings += ["models.architectures=['digits-cnn1']", "methods.fedin.pairs=30"]
+    found = {one.method: one for one in catalogue.fits(recipe, settings)}
+    for name in ("fedgh", "fedin", "fedhenn"):
+        (kind,) = session.check(recipe, method=name, overrides=settings).architectures
+        assert (found[name].down, found[name].up) == ({kind.name: kind.down[1]}, {kind.name: kind.up[1]})
+
+
+def test_without_bytes_nothing_is_played(recipe, monkeypatch):
+    monkeypatch.setattr("polyfed.preflight.message_bytes", None)
+    found = list(catalogue.fits(recipe, measure=False))
+    assert [one.method for one in found if one.why] == ["fedin", "incoavg"]
+    assert not any(one.down or one.up for one in found)
+
+
+def test_the_command(recipe, capsys):
+    assert status(["methods", "--fits", str(recipe)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["method", "runs", "down,", "per", "client", "up,", "per", "client"]
+    assert len(lines) == 1 + len(FEW) + 1
+    assert re.fullmatch(r"fedgh +yes +2\.5 KiB +\d+\.\d KiB", lines[3])
+    assert re.match(r"incoavg +no +needs tensors of one name", lines[6])
+    assert status(["methods", "--fits", str(recipe), "--json"]) == 0
+    rows = {row["method"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["fedgh"]["why"] is None
+    assert rows["fedgh"]["down"] == {"digits-cnn1": 2600, "digits-cnn2": 2600}
+    assert status(["methods", "--markdown"]) == 0
+    assert capsys.readouterr().out == catalogue.to_markdown()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--fits", "nowhere.toml"], "expected a recipe file"),
+        (["--set", "data.clients=2"], "together with --fits"),
+        (["--markdown", "--json"], "--markdown alone"),
+    ],
+)
+def test_wrong_requests(recipe, capsys, words, told):
+    assert status(["methods", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert told in line

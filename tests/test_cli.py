@@ -268,6 +268,29 @@ def test_the_list_of_datasets_says_what_is_here(polyfed_: Terminal, monkeypatch:
     assert (here["digits"], here["cifar10"], here["mine"]) == (True, False, True)
 
 
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_lists_and_help_fit_the_terminal(polyfed_: Terminal, columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    commands = ("run", "compare", "sweep", "check", "report", "predict", "methods", "models", "datasets")
+    said = [polyfed_(command, "--help").out for command in commands] + [polyfed_(name).out for name in commands[-3:]]
+    assert max(len(line) for text in said for line in text.splitlines()) <= int(columns)
+    for row in json.loads(polyfed_("models", "--json").out):
+        assert f"parameters: {row['parameters']:,}" in said[-2]
+
+
+def test_run_tells_why_it_ended_early_and_what_a_closing_round_changed(polyfed_: Terminal) -> None:
+    words = ["--method", "local", "--set", "training.lr=0.0", "--set", "training.rounds=9", "-q", "--out"]
+    assert "stopped after round 2" in polyfed_("run", "tiny.toml", "--set", "evaluation.patience=1", *words, "a").out
+    same = ["--set", "models.architectures=['digits-cnn1']", "--set", "method.setting=homogeneous"]
+    close = ["--set", "method.rad_size=30", "--set", "method.final_average=true", "-q", "--out", "b"]
+    assert " % before the closing round" in polyfed_("run", "tiny.toml", "--method", "fedhenn", *same, *close).out
+
+
+def test_a_label_may_hold_anything(polyfed_: Terminal) -> None:
+    out = polyfed_("run", "tiny.toml", "--method", "local", "--set", "run.label='../my run'", "-q").out
+    assert "run folder runs/tiny-..-my-run-seed0" in out
+
+
 def test_help_and_version(polyfed_: Terminal) -> None:
     assert polyfed_("--version").out == f"polyfed {polyfed.__version__}\n"
     listed = polyfed_("--help").out
@@ -348,6 +371,7 @@ def test_ctrl_c_writes_a_checkpoint_and_resume_gives_the_undisturbed_run(polyfed
     assert process.returncode == 130, error
     assert "Traceback" not in error
     assert "interrupted in round" in error.splitlines()[-1]
+    assert error.rstrip().endswith("go on with --resume")
     assert not (stopped / "result.json").exists()
     done = len(rounds(stopped))
     assert 3 <= done < 25

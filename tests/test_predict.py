@@ -381,6 +381,8 @@ def wrong_inputs(where: Path) -> dict[str, tuple[Path, str]]:
     }.items():
         np.save(where / f"{name}.npy", array, allow_pickle=name == "objects")
     (where / "cut.npy").write_bytes((where / "shape.npy").read_bytes()[:90])
+    for letter in ("letter.npy", "letter.png"):
+        (where / letter).write_text("dear")
     (where / "cut.png").write_bytes(png(np.zeros((8, 8), np.uint8))[:40])
     (where / "clear.png").write_bytes(png(np.zeros((8, 8, 4), np.uint8)))
     (where / "cut.parquet").write_bytes(b"PAR1 and no more")
@@ -394,9 +396,11 @@ def wrong_inputs(where: Path) -> dict[str, tuple[Path, str]]:
         "shape": (where / "shape.npy", "came 1 x 9 x 9"),
         "flat": (where / "flat.npy", "came (8,) of type uint8"),
         "floats": (where / "floats.npy", "came (2, 1, 8, 8) of type float32"),
-        "objects": (where / "objects.npy", "expected an array of numbers"),
-        "cut": (where / "cut.npy", "expected an array of numbers"),
+        "objects": (where / "objects.npy", "expected an array of numbers as NumPy saves it, came something else"),
+        "cut": (where / "cut.npy", "expected an array of numbers as NumPy saves it, came something else"),
+        "letter": (where / "letter.npy", "expected an array of numbers as NumPy saves it, came something else"),
         "picture": (where / "cut.png", "do not decode"),
+        "no picture": (where / "letter.png", "do not decode in"),
         "alpha": (where / "clear.png", "came mode RGBA"),
         "parquet": (where / "cut.parquet", "whole Parquet file"),
         "text": (where / "notes.txt", "a .npy file, came"),
@@ -410,8 +414,8 @@ def wrong_inputs(where: Path) -> dict[str, tuple[Path, str]]:
 
 @pytest.mark.parametrize(
     "case",
-    ["shape", "flat", "floats", "objects", "cut", "picture", "alpha", "parquet", "text", "nothing", "empty", "both",
-     "columns", "label"],
+    ["shape", "flat", "floats", "objects", "cut", "letter", "picture", "no picture", "alpha", "parquet", "text",
+     "nothing", "empty", "both", "columns", "label"],
 )  # fmt: skip
 def test_wrong_inputs_are_one_line_and_nothing_is_written(case: str, predict: Terminal, tmp_path: Path) -> None:
     data, says = wrong_inputs(tmp_path)[case]
@@ -419,7 +423,16 @@ def test_wrong_inputs_are_one_line_and_nothing_is_written(case: str, predict: Te
     assert out == ""
     assert says in error
     assert error.count("\n") == 1
+    assert "pickle" not in error
+    assert " object at 0x" not in error
     assert not (tmp_path / "said.csv").exists()
+
+
+def test_columns_are_of_parquet_files(predict: Terminal, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(png(np.zeros((8, 8), np.uint8)))
+    for option in ("--image-column", "--label-column"):
+        _, error = predict(tmp_path / "a.png", option, "digit", status=2)
+        assert "image_column and label_column are of Parquet files, came 'digit' with" in error
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shlex
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import polyfed
 from polyfed import cli
 from polyfed.errors import Interrupted, RequestError
 from polyfed.report.folders import RunRecord
-from polyfed.report.sweeps import Cell, draw, tabulate, to_csv, to_json, to_markdown, to_text
+from polyfed.report.sweeps import Cell, _apart, draw, tabulate, to_csv, to_json, to_markdown, to_text
 from polyfed.sweep import Sweep, parse, sweep
 
 RECIPE = """
@@ -291,12 +293,43 @@ def test_lines_for_a_second_key_and_no_figure_without_a_number(tmp_path: Path) -
     text = shapes(tabulate(keys, two), tmp_path)
     assert "validation header_batch=lar" in text
     assert "test header_batch=10" in text
+    assert "local " not in text
+    beside = [replace(cell, beside=[record(f"local{n}", 0.5, 0.4 + n / 100)]) for n, cell in enumerate(two)]
+    text = shapes(tabulate(keys, beside), tmp_path)
+    colours = [re.search(rf'<g id="local header_batch={b}">.*?stroke: (#\w+)', text, re.DOTALL) for b in ("lar", 10)]
+    assert len({colour[1] for colour in colours if colour}) == 2  # each Local in the colour of its line
     words = tabulate(["method.normalize"], cells({"none": (0.5, 0.5), "l2": (0.6, 0.6)}, "method.normalize"))
     assert words is not None
     assert draw(words, tmp_path) == []
     flags = tabulate(["method.share"], cells({True: (0.5, 0.5), False: (0.6, 0.6)}, "method.share"))
     assert flags is not None
     assert draw(flags, tmp_path) == []
+
+
+def test_labels_of_ticks_do_not_run_into_each_other() -> None:
+    assert _apart([1, 2, 3, 4], [1, 2, 3, 4]) == ["1", "2", "3", "4"]
+    assert _apart([0.001, 0.01, 0.1, 1e30], [-3, -2, -1, 30]) == ["0.001", "", "", "1e+30"]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_a_wide_table_is_cut_with_the_settings_in_front_of_each_part(width: int) -> None:
+    keys = ["method.header_epochs", "training.batch_size"]
+    grid = [
+        Cell(
+            {keys[0]: a, keys[1]: b},
+            [record(f"{a}{b}{seed}", 0.5, 0.5, seed) for seed in (0, 1)],
+            beside=[record(f"local{seed}", 0.5, 0.4, seed) for seed in (0, 1)],
+            words=("x",),
+        )
+        for a in (1, 10)
+        for b in (16, 32)
+    ]
+    text = to_text(tabulate(keys, grid), width)
+    assert max(map(len, text.splitlines())) <= width
+    blocks = [block for block in text.split("\n\n") if "---" in block]
+    assert all("header_epochs  batch_size" in block and block.count("fedgh") == 4 for block in blocks)
+    assert sum(block.count("validation") for block in blocks) == 1
+    assert sum(block.count("chosen") for block in blocks) == 1
 
 
 # ---- refused before anything is written ----
@@ -314,7 +347,7 @@ def test_lines_for_a_second_key_and_no_figure_without_a_number(tmp_path: Path) -
         ({}, {}, "expected several values for at least one setting"),
         ({"run.seed": [0, 1]}, {}, "run.seed: expected a setting of the experiment; for seeds give --seeds"),
         ({"run.seed": 3, "training.lr": [0.1, 1]}, {}, "run.seed: expected a setting of the experiment"),
-        ({"run.device": ["cpu", "cuda"]}, {}, "run.device: expected a setting of the experiment"),
+        ({"run.device": ["cpu", "cuda"]}, {}, "run.device: expected one value, as [run] is no part of the exp"),
         ({"method.header_lr": [1, 1.0]}, {}, "came header_lr=1 and header_lr=1, which come to the same settings"),
         ({"data.alpha": [0.1, 0.5]}, {}, "came alpha=0.1 and alpha=0.5, which come to the same settings"),
         ({"data.split": ["8:1:1", "8:0:2"]}, {}, "expected validation rows (local, split=8:0:2, seed 0), came none"),

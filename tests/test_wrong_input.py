@@ -89,6 +89,7 @@ NAMES = [
     ("training.learning_rate=3", "unknown key 'training.learning_rate'"),
     ("trainig.lr=3", "unknown key 'trainig'; did you mean 'training'?"),
     ("method.header_lr=3", "unknown key 'method.header_lr'"),
+    ("method.nam=fedgh", "unknown key 'method.nam'; did you mean 'name'?"),
     ("methods.fedgh.heder_lr=3", "unknown key 'methods.fedgh.heder_lr'; did you mean 'header_lr'?"),
     ("run.executor=pool", "run.executor: expected 'serial'"),
     ("run.workers=4", "run.workers: expected 1"),
@@ -104,6 +105,7 @@ TYPES = [
     ("training.lr='0.1'", "training.lr: expected a number, came '0.1'"),
     ("training=3", "expected --set SECTION.KEY=VALUE"),
     ("data.split=8-1-1", "expected split as 'train:validation:test'"),
+    ("data.name=", "data.name: expected text, came ''"),
 ]
 RANGES = [
     ("data.clients=0", "data.clients: expected at least 1, came 0"),
@@ -162,7 +164,11 @@ def test_a_broken_parquet_file(place: Place) -> None:
 
 
 FIT = [
-    (["run.device=abacus"], "expected a device that is here ('cpu', 'cuda', ...), came 'abacus'"),
+    (
+        ["run.device=abacus"],
+        "expected a device that is here ('cpu', 'cuda', 'cuda:1'), came 'abacus', which PyTorch does not know",
+    ),
+    (["run.device=meta"], "expected a device that is here ('cpu', 'cuda', 'cuda:1'), came 'meta': "),
     (["method.name=fedhenn"], "fedhenn needs 5000 rows that everybody may see, came 0; set data.holdout"),
     (["method.name=fedhenn", "method.rad_size=50", "data.holdout=49"], "fedhenn needs 50 rows"),
     (["method.name=fedavg"], "fedavg needs tensors of one name to have one shape; client 1 ('digits-cnn2')"),
@@ -204,11 +210,11 @@ WORDS = [
     (["rn"], "unknown command 'rn'; did you mean 'run'?"),
     (["run", "--sed", "3"], "unknown option '--sed'; did you mean '--seed'?"),
     (["--vresion"], "unknown option '--vresion'; did you mean '--version'?"),
-    (["run"], "Missing argument 'RECIPE.toml'; see 'polyfed run --help'"),
-    (["report"], "Missing argument 'DIR...'"),
+    (["run"], "missing argument 'RECIPE.toml'; see 'polyfed run --help'"),
+    (["report"], "missing argument 'DIR'"),
     (["run", "tiny.toml", "--seed"], "'--seed' requires an argument"),
-    (["run", "tiny.toml", "--seed", "one"], "'one'"),
-    (["run", "tiny.toml", "--seed=one"], "'one'"),
+    (["run", "tiny.toml", "--seed", "one"], "--seed: expected a whole number, came 'one'"),
+    (["run", "tiny.toml", "--seed=one"], "--seed: expected a whole number, came 'one'"),
     (["run", "tiny.toml", "other.toml"], "other.toml"),
     (["run", "tiny.tom"], "came 'tiny.tom', which is not there; did you mean 'tiny.toml'?"),
     (["run", "."], "expected a recipe file, came '.'"),

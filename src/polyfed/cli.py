@@ -10,7 +10,7 @@ import functools
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
@@ -62,9 +62,9 @@ _Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: --set data.clients=20. May be repeated."),
 ]
-_Seed = Annotated[int | None, typer.Option(help="The seed of every random draw.")]
+_Seed = Annotated[int | None, typer.Option(metavar="NUMBER", help="The seed of every random draw.")]
 _Device = Annotated[str | None, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1.")]
-_Workers = Annotated[int | None, typer.Option(help="Clients that train at the same time.")]
+_Workers = Annotated[int | None, typer.Option(metavar="NUMBER", help="Clients that train at the same time.")]
 _Track = Annotated[
     list[str] | None, typer.Option("--track", metavar="NAME", help="Live curves in the run folder: tensorboard.")
 ]
@@ -106,7 +106,7 @@ def run(
 
     \b
     polyfed run recipes/quickstart.toml --method fedgh --seed 1
-    polyfed run recipes/quickstart.toml --set data.clients=20 --set method.header_lr=0.1 --out runs/mine
+    polyfed run recipes/quickstart.toml --set data.clients=20 --out runs/mine
     polyfed run recipes/quickstart.toml --out runs/mine --resume
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed import session
@@ -139,9 +139,10 @@ def compare(
     Prints and saves the table and the curves. What is done already is not run again, what was interrupted goes on.
 
     \b
-    polyfed compare recipes/quickstart.toml --methods local,fedavg,fedgh --seeds 0,1,2 --out runs/mine
+    polyfed compare recipes/quickstart.toml --methods fedavg,fedgh --seeds 0,1
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed import session
+    from polyfed.report.tables import to_text
 
     done = session.compare(
         recipe,
@@ -154,10 +155,7 @@ def compare(
         device=device,
         workers=workers,
     )
-    _print(str(done))
-    _print_files(done.files)
-    if done.failures:
-        raise RunError("; ".join(f"{title} failed: {reason}" for title, reason in done.failures.items()))
+    _print_table(to_text, done)
 
 
 @_command
@@ -183,9 +181,11 @@ def sweep(
     run again, what was interrupted goes on.
 
     \b
-    polyfed sweep recipes/quickstart.toml --set method.header_lr=0.01,0.1 --set training.lr=0.01,0.05 --seeds 0,1
+    polyfed sweep recipes/quickstart.toml --set method.header_lr=0.01,0.1
+    polyfed sweep mine.toml --set training.lr=0.01,0.1 --set training.epochs=1,2
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed import sweep as sweeps
+    from polyfed.report.sweeps import to_text
 
     done = sweeps.sweep(
         recipe,
@@ -198,10 +198,7 @@ def sweep(
         device=device,
         workers=workers,
     )
-    _print(str(done))
-    _print_files(done.files)
-    if done.failures:
-        raise RunError("; ".join(f"{title} failed: {reason}" for title, reason in done.failures.items()))
+    _print_table(to_text, done)
 
 
 @_command
@@ -227,13 +224,16 @@ def check(
 @_command
 def report(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders above them.", show_default=False)
+        list[Path], typer.Argument(metavar="DIR", help="Run folders, or folders above them.", show_default=False)
     ],
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write [the first DIR].")] = None,
-    stage: Annotated[str | None, typer.Option(help="received, after_local or personal [each run's own].")] = None,
-    x: Annotated[str, typer.Option(help="Axis of the curves: round, bytes or seconds.")] = "round",
+    stage: Annotated[
+        str | None, typer.Option(metavar="NAME", help="received, after_local or personal [each run's own].")
+    ] = None,
+    x: Annotated[str, typer.Option(metavar="NAME", help="Axis of the curves: round, bytes or seconds.")] = "round",
     metric: Annotated[
-        str, typer.Option(help="What the curves show: accuracy, worst_tenth, balanced_accuracy, f1 or auc.")
+        str,
+        typer.Option(metavar="NAME", help="What the curves show: accuracy, worst_tenth, balanced_accuracy, f1 or auc."),
     ] = "accuracy",
     metrics: Annotated[
         bool, typer.Option("--metrics", help="Print the other figures, and those by architecture, too.")
@@ -254,7 +254,7 @@ def report(
     table = comparison(runs, stage)
     place = folders[0] if out is None else out
     files = [*curves(runs, place, x, stage, metric), *write(table, place)]
-    _print(to_text(table, metrics=metrics))
+    _print(to_text(table, _width(), metrics=metrics))
     _print_files(files)
 
 
@@ -378,7 +378,11 @@ def datasets(json: _Json = False) -> None:
         about = " ".join((loader.__doc__ or "").split("\n\n")[0].replace("`", "").split())
         here = {"digits": True, "parquet": None}.get(name, name.removesuffix("-coarse") in own)
         rows.append({"name": name, "here": here, "about": about})
-    rows += [{"name": name, "here": True, "about": f"Parquet files in {place}"} for name in own if name not in DATASETS]
+    rows += [
+        {"name": name, "here": True, "about": f"Parquet files in {place}/{name}"}
+        for name in own
+        if name not in DATASETS
+    ]
     _list(rows, json)
 
 
@@ -392,12 +396,31 @@ def _print(text: str) -> None:
     print(plain.encode(encoding, "replace").decode(encoding))
 
 
+def _width(most: int = 120) -> int:
+    """Columns of the terminal, within what is still readable; 100 where there is none."""
+    import shutil
+
+    return min(max(60, shutil.get_terminal_size((100, 24)).columns), most)
+
+
+def _print_table(to_text: Callable[[Any, int], str], done: Any) -> None:
+    """The table of several runs and its files; what failed is an error, once the rest is shown."""
+    _print("no run was finished" if done.table is None else to_text(done.table, _width()))
+    _print_files(done.files)
+    if done.failures:
+        raise RunError("; ".join(f"{title} failed: {reason}" for title, reason in done.failures.items()))
+
+
 def _print_run(result: Mapping[str, Any], path: Path | None) -> None:
     from polyfed.units import human_bytes, human_seconds
 
     for stage, score in result["accuracy_by_stage"].items():
         mean, std, low, high = (100 * score[key] for key in ("mean", "std", "min", "max"))
         _print(f"accuracy {stage:<12} {mean:6.2f} %  (clients: std {std:.2f}, lowest {low:.2f}, highest {high:.2f})")
+    if (before := result.get("accuracy_before_closing")) is not None:
+        _print(f"accuracy {100 * before:.2f} % before the closing round")
+    if (stopped := result.get("stopped_after")) is not None:
+        _print(f"stopped after round {stopped}, as the validation accuracy no longer rose (evaluation.patience)")
     _print(
         f"bytes {human_bytes(result['bytes_up'])} up, {human_bytes(result['bytes_down'])} down; "
         f"{human_seconds(result['seconds'])}" + (f"; {result['refused']} refused" if result["refused"] else "")
@@ -417,10 +440,7 @@ def _list(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
 
         print(json.dumps([dict(row) for row in rows], indent=2))
         return
-    import shutil
-    import textwrap
-
-    width = max(40, shutil.get_terminal_size((100, 24)).columns)
+    width = _width(most=200)
     heads, cells = list(rows[0]), [[_words(value) for value in row.values()] for row in rows]
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
     if sum(widths) + 2 * len(widths) <= width:
@@ -429,9 +449,24 @@ def _list(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
         return
     for name, *others in cells:
         _print(name)
-        for head, cell in zip(heads[1:], others, strict=True):
-            if cell:
-                _print(textwrap.fill(f"{head}: {cell}", width, initial_indent="  ", subsequent_indent="      "))
+        for line in _paragraph(
+            [f"{head}: {cell}" for head, cell in zip(heads[1:], others, strict=True) if cell], width
+        ):
+            _print(line)
+
+
+def _paragraph(facts: Sequence[str], width: int) -> Iterator[str]:
+    """Facts side by side while they fit into a line; one that does not fit is wrapped in lines of its own."""
+    import textwrap
+
+    line = ""
+    for fact in facts:
+        joined = f"{line}; {fact}" if line else f"  {fact}"
+        if line and len(joined) > width:
+            yield from textwrap.wrap(line, width, subsequent_indent="      ")
+            joined = f"  {fact}"
+        line = joined
+    yield from textwrap.wrap(line, width, subsequent_indent="      ")
 
 
 def _words(value: Any) -> str:
@@ -484,7 +519,8 @@ def status(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return _said("interrupted", 130)
     except PolyfedError as error:
-        hint = "; go on with --resume" if isinstance(error, Interrupted) and "whole rounds" in str(error) else ""
+        alone = "whole rounds" in str(error) and "same command" not in str(error)  # of several runs, it says how
+        hint = "; go on with --resume" if isinstance(error, Interrupted) and alone else ""
         return _said(f"{error}{hint}", error.exit_status)
     except Exception as error:
         if hasattr(error, "format_message"):  # the argument parser's own
@@ -502,14 +538,15 @@ def _said(text: str, code: int) -> int:
 def _usage(error: Any, arguments: Sequence[str]) -> str:
     """One line for an unknown command or option, a missing argument, a value of the wrong kind."""
     text = " ".join(str(error.format_message()).split())
+    text = text[:1].lower() + text[1:]
     context = getattr(error, "ctx", None)
     command = getattr(context, "command", None)
     place = getattr(context, "command_path", "polyfed")
     option = getattr(error, "option_name", None)
-    if option is not None and "No such option" in text:
+    if option is not None and "no such option" in text:
         known = {name for parameter in getattr(command, "params", ()) for name in parameter.opts}
         return f"unknown option '{option}'{nearest(option, known | {'--help'})}"
-    if text.startswith("No such command"):
+    if text.startswith("no such command"):
         known = set(getattr(command, "commands", ()))
         word = next((word for word in arguments if not word.startswith("-")), "")
         return f"unknown command '{word}'{nearest(word, known)}"
@@ -518,5 +555,7 @@ def _usage(error: Any, arguments: Sequence[str]) -> str:
     came = next((after for word, after in pairwise(arguments) if word in words), None)
     if came is None:
         came = next((a.partition("=")[2] for a in arguments if "=" in a and a.partition("=")[0] in words), None)
+    if parameter is not None and came is not None and "valid integer" in text:
+        return f"{words[0]}: expected a whole number, came '{came}'"
     text = text.rstrip(".") + ("" if came is None or f"'{came}'" in text else f", came '{came}'")
     return f"{text}; see '{place} --help'"

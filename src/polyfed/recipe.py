@@ -54,7 +54,7 @@ _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # a variant's name is a folde
 class Data(Settings):
     """``[data]``: which samples, and how they are dealt to the clients."""
 
-    name: str = Field(
+    name: Annotated[str, Field(min_length=1)] = Field(
         description="a data set of `polyfed datasets`, a folder of Parquet files below root, or 'hub:owner/name'"
     )
     root: str | None = Field(None, description="folder that holds the data sets' folders; default: $POLYFED_DATA")
@@ -334,7 +334,8 @@ class Recipe(Settings):
     @property
     def folder(self) -> str:
         """The run folder that ``[run]`` names, else ``runs/<recipe>-<method>-seed<seed>``."""
-        return self.run.out or f"runs/{self.stem}-{self.name}-seed{self.run.seed}"
+        name = re.sub(r"[^A-Za-z0-9_.+=-]+", "-", self.name)  # a label may hold anything
+        return self.run.out or f"runs/{self.stem}-{name}-seed{self.run.seed}"
 
     def variants(self) -> list[str]:
         """The names that the recipe itself offers to `choose`: its own method, and ``[methods]``."""
@@ -355,7 +356,7 @@ class Recipe(Settings):
         try:
             return kind(**knobs)
         except ValidationError as error:
-            shown = [name.rstrip("_") for name in known]
+            shown = ["name", *(name.rstrip("_") for name in known)]
             raise RequestError(_one_line(error, (*place.split("."),), shown)) from None
 
     def to_dict(self) -> dict[str, Any]:

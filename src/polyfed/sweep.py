@@ -168,8 +168,10 @@ def _swept(values: Mapping[str, Sequence[Any]], seeds: Sequence[int]) -> list[st
     for key, given in values.items():
         if not given:
             raise RequestError(f"{key}: expected at least one value, came none")
-        if key == "run.seed" or (key.startswith("run.") and len(given) > 1):
-            raise RequestError(f"{key}: expected a setting of the experiment; for seeds give --seeds 0,1")
+        if key == "run.seed":
+            raise RequestError("run.seed: expected a setting of the experiment; for seeds give --seeds 0,1")
+        if key.startswith("run.") and len(given) > 1:
+            raise RequestError(f"{key}: expected one value, as [run] is no part of the experiment, came {len(given)}")
     if not seeds:
         raise RequestError("expected at least one seed, came none")
     swept = [key for key, given in values.items() if len(given) > 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -170,6 +171,21 @@ def test_errors_of_the_hub_are_one_line(monkeypatch: pytest.MonkeyPatch, error: 
     assert said in message
     assert "at revision 'v1'" in message
     assert asked == [(("a/b", None), {"revision": "v1"})]  # and never trust_remote_code
+
+
+def test_notes_on_retries_are_held_back(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    notes = logging.getLogger("huggingface_hub.utils._http")
+
+    def unreachable(*_: Any, **__: Any) -> Any:
+        notes.warning("Retrying in 1s")
+        raise ConnectionError("no")
+
+    stand_in(monkeypatch)
+    monkeypatch.setattr(sys.modules["datasets"], "get_dataset_config_names", unreachable)
+    assert "cannot be reached" in refusal("hub:a/b")
+    assert caplog.records == []
+    notes.warning("later")  # what others log is theirs again
+    assert [record.message for record in caplog.records] == ["later"]
 
 
 def test_a_missing_or_old_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,6 +155,8 @@ def test_columns_of_own_tensors_and_own_loaders(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setitem(DATASETS._entries, "mine", mine)
     assert load("mine", columns=["user"]).train_columns["user"].dtype == np.int64
+    listed = from_tensors((np.zeros((2, 3)), [0, 1]), train_columns={"user": [*np.array([5, 6], dtype=np.uint8)]})
+    assert listed.train_columns["user"].tolist() == [5, 6]
     assert "did you mean 'user'" in refusal("mine", columns=["usr"])
     assert "no further columns" in refusal("digits", columns=["user"])
     with pytest.raises(RequestError, match="expected 2 training values in column 'user'"):

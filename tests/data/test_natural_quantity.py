@@ -145,8 +145,9 @@ def test_a_test_side_without_the_column_is_refused_where_it_is_dealt() -> None:
     for split in ("official", "8:1:1"):
         with pytest.raises(RequestError, match="the test side of 'tensors' has no column 'user'"):
             deal(source, split=split)
-    with pytest.raises(RequestError, match="one type"):
-        deal(users([1, 2] * 20, ["1", "2"] * 20))
+    for split in ("official", "8:1:1"):
+        with pytest.raises(RequestError, match="one type"):
+            deal(users([1, 2] * 20, ["1", "2"] * 20), split=split)
 
 
 # quantity ------------------------------------------------------------------------------------------------------------

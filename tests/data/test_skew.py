@@ -12,6 +12,7 @@ from PIL import Image
 from small_data import purposes
 
 from polyfed.data.federate import Federated, federate
+from polyfed.data.samples import Samples
 from polyfed.data.skew import Skew, noisy, rotated, tinted
 from polyfed.data.sources import Source, from_tensors
 from polyfed.errors import RequestError
@@ -81,8 +82,6 @@ def test_tints_by_hand(angle: float) -> None:
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("kind", ["rotation", "noise", "colour"])
 def test_any_two_clients_differ_and_bytes_stay_bytes(kind: str, channels: int) -> None:
-    from polyfed.data.samples import Samples
-
     x = pictures(1200, channels, 8, 8)  # more than are changed at a time
     samples = Samples(x, torch.zeros(1200, dtype=torch.int64))
     skew = Skew(kind, 0.3, 6, purposes(0))
@@ -96,12 +95,19 @@ def test_any_two_clients_differ_and_bytes_stay_bytes(kind: str, channels: int) -
 
 
 def test_noise_grows_evenly_over_the_clients() -> None:
-    from polyfed.data.samples import Samples
-
     samples = Samples(torch.full((500, 1, 8, 8), 128, dtype=torch.uint8), torch.zeros(500, dtype=torch.int64))
     skew = Skew("noise", 0.2, 4, purposes(1))
     by_place = {skew.place(c): skew(samples, c, "test").x.double().std().item() / 255 for c in range(4)}
     assert [by_place[p] for p in range(4)] == pytest.approx([0.05, 0.1, 0.15, 0.2], rel=0.05)
+
+
+def test_noise_is_drawn_anew_for_each_client_and_each_of_its_sets() -> None:
+    samples = Samples(torch.full((20, 1, 8, 8), 128, dtype=torch.uint8), torch.zeros(20, dtype=torch.int64))
+    skew = Skew("noise", 0.2, 2, purposes(1))
+    sets = list(itertools.product(range(2), ("train", "validation", "test")))
+    noise = np.stack([skew(samples, *which).x.numpy().ravel() for which in sets])
+    assert np.abs(np.corrcoef(noise) - np.eye(6)).max() < 0.15
+    assert torch.equal(skew(samples, 1, "test").x.flatten(), torch.from_numpy(noise[-1]))  # and the same every time
 
 
 def test_own_rows_are_skewed_alike_and_common_ones_never() -> None:
@@ -115,10 +121,12 @@ def test_own_rows_are_skewed_alike_and_common_ones_never() -> None:
             assert torch.equal(x, getattr(after, part).x)
             assert torch.equal(getattr(before, part).y, getattr(after, part).y)
     assert turns == {0, 1, 2, 3}  # four clients, spread evenly
-    assert torch.equal(plain.holdout.x, turned.holdout.x)
-    common = deal(source(), test="global", split="9:1:0", skew="rotation", skew_strength=1.0)
-    assert common.test is not None
-    assert torch.equal(common.test.x, pictures(40, 3, seed=2))
+    for kind in ("rotation", "noise"):  # noise spares nobody
+        common = deal(source(), test="global", split="9:1:0", holdout=20, skew=kind, skew_strength=1.0)
+        assert torch.equal(plain.holdout.x, common.holdout.x)
+        assert common.test is not None
+        assert torch.equal(common.test.x, pictures(40, 3, seed=2))
+        assert all(client.test is common.test for client in common.clients)
 
 
 @pytest.mark.parametrize("kind", ["rotation", "noise", "colour"])

@@ -212,6 +212,29 @@ def test_everybody_present_is_reached_in_time() -> None:
     assert len(weights(made)) > 0
 
 
+def test_what_is_under_way_after_the_last_round_is_lost() -> None:
+    """Also where the closing round has an exchange of the same name."""
+
+    class Late(Finish):
+        @property
+        def accepts_late(self) -> bool:
+            return True
+
+        def closing(self) -> Sequence[Exchange]:
+            return (Exchange("train", phases=(HEADS,)),)
+
+    heard: list[set[int]] = []
+
+    def aggregate(call: Callable[..., None], server: Server, uploads: Mapping[int, Message]) -> None:
+        heard.append({int(message["n"]) for message in uploads.values()})  # type: ignore[arg-type]
+        call(server, uploads)
+
+    made = ran(Spy(Late(), aggregate=aggregate), availability=Availability(late=1.0, late_by=1))
+    assert [len(entry) for entry in heard] == [0, 3, 3, 6]
+    last = made.history[-1]
+    assert [last[key] for key in ("late", "arrived", "discarded")] == [[], [], []]
+
+
 def test_it_follows_an_early_stop(tmp_path: Path) -> None:
     settings = Training(rounds=9, batch_size=8, lr=0.0, lr_schedule="exponential", lr_decay=0.5)
     evaluation = Evaluation(patience=2)

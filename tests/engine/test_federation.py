@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -18,7 +19,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message
 from polyfed.core.method import Batch, Context, Method, Trained
 from polyfed.core.server import Server
-from polyfed.core.settings import Evaluation, Training
+from polyfed.core.settings import Availability, Evaluation, Training
 from polyfed.engine import evaluation as scoring
 from polyfed.engine.federation import Federation
 from polyfed.errors import Interrupted, RequestError, RunError
@@ -281,6 +282,20 @@ def test_with_nothing_learnt_nothing_is_scored_again(monkeypatch: pytest.MonkeyP
     assert len(scored) == 12
 
 
+def test_a_client_s_other_network_is_scored_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Grows(Local):
+        def variant(self, server: Server, client_id: int) -> str:
+            return "deeper" if server.round > 1 else ""
+
+        def build(self, model: Any, variant: str) -> nn.Module:
+            return nn.Sequential(model, nn.Linear(3, 3)) if variant else model  # type: ignore[no-any-return]
+
+    scored = counting(monkeypatch)
+    nobody = Availability(drop=1.0)  # so that no weights change
+    usual(Grows(), Training(rounds=3), evaluation=Evaluation(), availability=nobody).run()
+    assert len(scored) == 6 * 2 * 2  # clients; test and validation; once for each network
+
+
 def test_equal_models_are_scored_once_on_a_shared_test_set(monkeypatch: pytest.MonkeyPatch) -> None:
     scored = counting(monkeypatch)
     clients = [Client("a", draw(12, (0, 1, 2), i)) for i in range(4)]
@@ -290,6 +305,48 @@ def test_equal_models_are_scored_once_on_a_shared_test_set(monkeypatch: pytest.M
     assert len(scored) == 2
     assert len(set(result["accuracy_per_client"])) == 1
     assert result["evaluation"]["test"] == "global"
+
+
+def test_equal_models_that_see_a_shared_test_set_otherwise_are_scored_by_themselves() -> None:
+    def upside_down(x: torch.Tensor) -> torch.Tensor:
+        return -x
+
+    test, plain, builders = draw(30, (0, 1, 2), 9), torch.nn.Identity(), {"a": lambda: tiny(1, 4, 6)}
+    clients = [Client("a", draw(12, (0, 1, 2), i), prepare=see) for i, see in enumerate([plain, plain, upside_down])]
+    own = [Client("a", client.data.train, test, prepare=client.prepare) for client in clients]
+    common = Federation(clients, FedAvg(), SHORT, test=test, builders=builders).run().result["accuracy_per_client"]
+    assert common == Federation(own, FedAvg(), SHORT, builders=builders).run().result["accuracy_per_client"]
+    assert common[0] == common[1] != common[2]
+
+
+def test_equal_models_that_differ_by_what_clients_keep_are_scored_by_themselves() -> None:
+    class Tilted(FedAvg):
+        """Clients with an odd number always answer with class 2."""
+
+        def receive(self, client: Client, message: Message) -> Context:
+            client.state["tilt"] = torch.tensor([0.0, 0.0, 1e6 * (client.id % 2)])
+            return super().receive(client, message)
+
+        def predict(self, model: Any, x: torch.Tensor, context: Context) -> torch.Tensor:
+            return model(x) + context["tilt"]  # type: ignore[no-any-return]
+
+    test, builders = draw(30, (0, 1, 2), 9), {"a": lambda: tiny(1, 4, 6)}
+    clients = [Client("a", draw(12, (0, 1, 2), i)) for i in range(4)]
+    found = Federation(clients, Tilted(), SHORT, test=test, builders=builders).run().result["accuracy_per_client"]
+    assert found[1] == found[3] == 1 / 3 != found[0] == found[2]
+
+
+def test_who_never_took_part_is_exported_as_it_would_receive(tmp_path: Path) -> None:
+    half = Training(rounds=1, batch_size=8, lr=0.1, participation=0.5)
+    made = usual(FedAvg(), half, out=tmp_path)
+    (record,) = made.run().history
+    idle = [i for i in range(6) if i not in record["clients"]]
+    assert len(idle) == 3
+    for i in idle:
+        assert made.clients[i].weights is None
+        assert difference(made.export(i).state_dict(), received(made, i)) is None
+        written = safetensors.torch.load_file(tmp_path / "models" / f"client-{i:03d}.safetensors")
+        assert difference(written, received(made, i)) is None
 
 
 def test_after_local_is_the_model_before_aggregation() -> None:

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.method import Batch, Context, Gradients
+from polyfed.core.randomness import generator
 from polyfed.core.settings import Training
+from polyfed.data.transforms import augment
 from polyfed.engine.federation import Federation
 from polyfed.methods import Local
 from polyfed.testing.spy import Spy
@@ -54,6 +56,21 @@ def test_every_row_once_per_epoch_the_last_batch_ragged() -> None:
         seen = sorted(value for batch in found[3 * epoch : 3 * epoch + 3] for value in rows(batch))
         assert seen == pytest.approx(whole)
     assert all(torch.equal(batch.w, torch.ones(len(batch.y))) for batch in found)
+
+
+def test_images_are_augmented_by_a_stream_of_their_own() -> None:
+    plain = batches(Training(rounds=2, batch_size=8))
+    changed = batches(Training(rounds=2, batch_size=8, augment="crop-flip"))
+    stored = draw(21, (0, 1, 2), 0).x
+    for (client, number), found in changed.items():
+        stream = generator(0, "augment", "train", number, client)
+        for batch, usual in zip(found, plain[client, number], strict=True):
+            assert batch.rows is not None
+            assert usual.rows is not None
+            assert torch.equal(batch.rows, usual.rows)  # the order does not change
+            assert torch.equal(batch.x, augment(stored[batch.rows], stream))
+            assert not torch.equal(batch.x, usual.x)
+            assert torch.equal(batch.y, usual.y)
 
 
 def test_the_order_differs_by_epoch_round_client_and_seed() -> None:

@@ -46,9 +46,35 @@ def test_the_analytic_sigma_meets_delta_and_no_smaller_one_does(epsilon: float, 
     sigma = analytic_sigma(0.2, epsilon, delta)
     assert gaussian_delta(sigma, 0.2, epsilon) <= delta * (1 + 1e-9)
     assert gaussian_delta(sigma * (1 - 1e-6), 0.2, epsilon) > delta
+    assert gaussian_delta(analytic_sigma(1.0, epsilon, delta), 1.0, epsilon) <= delta  # to the last digit
     if epsilon <= 100:
         root = optimize.brentq(lambda s: math.log(with_scipy(s, 0.2, epsilon) / delta), sigma / 1.5, sigma * 1.5)
         assert sigma == pytest.approx(root, rel=1e-6)
+
+
+def shifted(sigma: float, sensitivity: float, epsilon: float) -> float:
+    """The integral of the definition from the edge on, in units of sigma; no term is near another."""
+    step, edge = sensitivity / sigma, epsilon * sigma / sensitivity - sensitivity / (2 * sigma)
+    u = np.linspace(0, 40 / max(1.0, edge), 40_001)
+    gap = np.exp(-((edge + u) ** 2) / 2) * -np.expm1(-step * u) / math.sqrt(2 * math.pi)
+    return float(np.sum((gap[1:] + gap[:-1]) / 2) * (u[1] - u[0]))
+
+
+@pytest.mark.parametrize("epsilon", [1e-20, 1e-14, 1e-9, 1e-4, 1.0])
+@pytest.mark.parametrize("delta", [1e-280, 1e-100, 1e-20, 1e-9])
+def test_tiny_numbers_lose_no_digits(epsilon: float, delta: float) -> None:
+    """Where sigma is large the two terms of delta are nearly equal; their plain difference would promise too much."""
+    sigma = analytic_sigma(3.0, epsilon, delta)
+    assert shifted(sigma, 3.0, epsilon) == pytest.approx(delta, rel=1e-5, abs=0)
+    assert gaussian_delta(0.9 * sigma, 3.0, epsilon) == pytest.approx(
+        shifted(0.9 * sigma, 3.0, epsilon), rel=1e-5, abs=0
+    )
+
+
+@pytest.mark.parametrize("epsilon", [1e-5, 1e-3, 0.1, 2.0])
+def test_both_ways_to_delta_meet(epsilon: float) -> None:
+    below, above = (gaussian_delta(500 * scale, 1.0, epsilon) for scale in (1 + 1e-9, 1 - 1e-9))  # a = 0.001
+    assert below == pytest.approx(above, rel=1e-6, abs=0)
 
 
 def test_known_values() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -434,7 +435,7 @@ class Pooled(nn.Module):
 
 
 def test_bytes_of_the_papers_sizes():
-    """L = 5000 CIFAR images as bytes: 15 360 000 B; a factor of rank 64: 1 280 000 B; 307 842 weights."""
+    """L = 5000 CIFAR images as bytes: 15 360 000 B; a factor of rank 64: 1 280 000 B; 307 842 weights. And the page."""
     g = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (5000, 3, 32, 32), dtype=torch.uint8, generator=g)
     held = Public(Samples(images, torch.zeros(5000, dtype=torch.int64)))
@@ -455,6 +456,29 @@ def test_bytes_of_the_papers_sizes():
     (round,) = rounds(FedHeNN(**knobs), [Client("fedhenn-cifar10", data)], builders, held=held, classes=10, rounds=1)
     assert nbytes(round.down[0]) == 1_231_368 + 20 * 3072
     assert nbytes(round.up[0]) == 1_231_368 + 8
+    knobs |= {"setting": "heterogeneous"}
+    (round,) = rounds(FedHeNN(**knobs), [Client("fedhenn-cifar10", data)], builders, held=held, classes=10, rounds=1)
+    assert nbytes(round.up[0]) == 1_231_368
+
+    pair = [Client("d64", data), Client("d64", data)]  # widths that add up to r = 128
+    builders = {"d64": lambda: Staged(Pooled(), nn.Sequential(nn.Linear(192, 64), nn.Tanh()), nn.Linear(64, 10))}
+    knobs |= {"rad_size": 5000}
+    (weights,) = rounds(FedHeNN(**knobs), pair, builders, held=held, classes=10, rounds=1)
+    assert nbytes(weights.down[0]) == 15_360_000 + 2_560_000
+    kernels = FedHeNN(uploads="kernels", rad_refresh=0, **knobs)
+    first, second = rounds(kernels, pair, builders, held=held, classes=10, rounds=2)
+    assert (nbytes(first.down[0]), nbytes(first.up[0])) == (15_360_004, 1_280_004)
+    assert (nbytes(second.down[0]), nbytes(second.up[0])) == (2_560_004, 1_280_004)
+    page = (Path(__file__).parents[2] / "docs" / "methods" / "fedhenn.md").read_text()
+    for row in (
+        "| 15 360 000 + 2 560 000 |",
+        "| 4 P_k | 1 231 368 |",
+        "| b L r + 4 | 2 560 004 |",
+        "| b L d_k + 4 | 1 280 004 |",
+        "| 4 P + R | 1 231 368 + 15 360 000 |",
+        "| 4 P + 8 | 1 231 376 |",
+    ):
+        assert row in page
 
 
 # ---- state and results  ----
@@ -473,7 +497,7 @@ def test_unselected_and_lost_clients():
         for i in set(range(5)) - set(round.record["clients"]):
             assert str(i) not in round.record["bytes_by_client"]
             assert round.weights[i] is last.weights[i] or same(round.weights[i], last.weights[i])
-        assert not {"rad", "factors"} & round.after.keys(), "nothing of a round's RAD outlives it"
+        assert all(name == "last" or name.startswith("weights ") for name in round.after), "nothing of the RAD"
         assert "weights 0" not in round.after
     assert all(same(history[2].after[n], history[2].before[n]) for n in history[2].after if n.startswith("weights"))
 

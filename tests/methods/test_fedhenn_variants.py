@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from toys import (
     INPUTS,
     NETS,
@@ -24,11 +25,13 @@ from toys import (
 )
 
 from polyfed.core.client import Client, Public
-from polyfed.core.settings import Availability
+from polyfed.core.settings import Availability, Evaluation
+from polyfed.data.samples import Samples
 from polyfed.engine.federation import Federation, Training
 from polyfed.errors import RequestError, RunError
 from polyfed.functional.precision import unpack
 from polyfed.methods import FedHeNN
+from polyfed.models.split import Staged
 from polyfed.preflight import measure
 
 MIXED = ["shallow", "deep", "wide", "broad"]  # widths of their representations: 5, 5, 5, 8
@@ -264,8 +267,88 @@ def test_rows_that_nobody_has_are_refused(bad):
     _, at, _, _ = received(hetero(rad_transport="indices"), clients(MIXED))
     with pytest.raises(RunError, match="rows below 40"):
         hetero(rad_transport="indices").receive(at, {"rad_rows": bad})
-    with pytest.raises(RunError, match=r"inputs \(4,\), came \(5,\)"):
-        hetero().receive(at, {"rad": torch.zeros(20, 5)})
+    for other, came in (
+        (torch.zeros(20, 5), r"\(5,\) float32"),
+        (torch.zeros(20, 4, dtype=torch.uint8), r"\(4,\) uint8"),
+    ):
+        with pytest.raises(RunError, match=r"inputs \(4,\) float32, came " + came):
+            hetero().receive(at, {"rad": other})
+
+
+@pytest.mark.parametrize(
+    ("change", "source", "text"),
+    [
+        ("client", "holdout", r"one shape and type; client 2 has \(5,\) float32, client 0 \(4,\) float32"),
+        ("client", "train", r"client 2 has \(5,\) float32"),
+        ("public", "holdout", r"what everybody may see has \(4,\) float64, client 0 \(4,\) float32"),
+        ("words", "noise", r"makes inputs of noise and needs bytes or floats for that; client 0 has \(4,\) int64"),
+    ],
+)
+def test_inputs_that_cannot_be_a_rad_are_refused_before_round_1(change, source, text):
+    members, held = clients(["deep"] * 3), public()
+    if change == "client":
+        long = Samples(torch.zeros(12, 5), members[2].data.train.y)
+        members[2] = Client("deep", long, prepare=lambda x: x[:, :INPUTS])
+    if change == "public":
+        held = Public(Samples(held.samples.x.double(), held.samples.y))
+    if change == "words":
+        members = word_clients(["deep"] * 3)
+    with pytest.raises(RequestError, match=text):
+        federation(hetero(rad_source=source), members, held=held)
+    federation(hetero(rad_source=source, eta0=0.0), members, held=held)
+
+
+def words(data):
+    return Samples(data.x.long(), data.y)
+
+
+def word_clients(architectures):
+    """Clients whose stored inputs are whole numbers."""
+    kinds = enumerate(architectures)
+    return [Client(a, words(samples(12, i)), prepare=torch.Tensor.float) for i, a in kinds]
+
+
+def test_words_can_be_a_rad():
+    members, held = word_clients(MIXED), Public(words(public().samples))
+    for knobs in ({}, {"rad_source": "train"}, {"rad_transport": "indices"}, {"uploads": "kernels", "rad_refresh": 0}):
+        history = rounds(hetero(**knobs), members, held=held)
+        assert history[1].before["rad"].dtype == torch.int64
+        assert history[1].record["sums"]["d_cka"] > 0
+
+
+@pytest.mark.parametrize("pool", ["seen", "selected"])
+def test_no_rad_without_a_kernel_to_be_aligned_to(pool):
+    """Before anybody has answered there is no K_bar: weights need no RAD then, uploads of kernels do."""
+    for uploads, names in (("weights", set()), ("kernels", {"rad", "rad_draw"})):
+        history = rounds(hetero(kernel_pool=pool, uploads=uploads, rad_refresh=0), clients(MIXED), held=public())
+        assert all(set(message) == names for message in history[0].down.values())
+        assert all("factor" in message for message in history[1].down.values())
+        assert all(("rad" in message) == (uploads == "weights") for message in history[1].down.values())
+
+
+@pytest.mark.parametrize("make", [hetero, homo])
+@pytest.mark.parametrize("refresh", [0, 1, 2])
+def test_scoring_passes_no_rad(make, refresh, monkeypatch):
+    """In the stage `received` too, where clients keep the RAD."""
+    from polyfed.core import passes
+
+    members = clients(["deep"] * 4, test=6)
+    evaluation = Evaluation(stage="received", extra_stages=["personal", "after_local"])
+    fed, watch = federation(make(rad_refresh=refresh), members, held=public(), evaluation=evaluation, rounds=3)
+    seen, plain, evaluate = [], passes.represent, fed._evaluate
+
+    def evaluating(scores):
+        monkeypatch.setattr(passes, "represent", lambda *given: seen.append(given) or plain(*given))
+        states = [dict(client.state) for client in fed.clients]
+        found = evaluate(scores)
+        assert all(a.items() <= b.state.items() for a, b in zip(states, fed.clients, strict=True))
+        monkeypatch.setattr(passes, "represent", plain)
+        return found
+
+    fed._evaluate = evaluating
+    fed.run()
+    assert not seen
+    assert {"received", "personal", "after_local"} == set(watch.rounds[1].record["accuracy"])
 
 
 # ---- kernel uploads ----
@@ -321,6 +404,42 @@ def test_without_weight_nothing_is_uploaded_but_weights():
         assert round.record["bytes_down"] == 0
 
 
+def linear_client(scale, n=4):
+    """Without a bounded layer, on inputs of 0: its first loss is finite whatever the scale of its weights."""
+    model = Staged(nn.Linear(INPUTS, 4), nn.Linear(4, 5), nn.Linear(5, 3))
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.fill_(0.0 if name.endswith("bias") else 0.1 if name.startswith("head") else scale)
+    return Client(model, (torch.zeros(n, INPUTS), torch.arange(n) % 3))
+
+
+def test_an_infinite_kernel_is_refused():
+    members = [linear_client(1e25), *clients(MIXED)]
+    method = hetero(uploads="kernels", rad_refresh=0, precision="int8")
+    history = rounds(method, members, held=public(), rounds=3)
+    assert history[0].record["refused"] == [{"client": 0, "reason": "the upload is not finite ('kernel/values')"}]
+    assert history[0].weights[0] is None
+    assert "kernel 0" not in history[-1].after
+    assert history[-1].record["sums"]["d_cka"] > 0
+
+
+@pytest.mark.parametrize("similarity", ["linear", "rbf"])
+def test_an_infinite_kernel_of_finite_weights_is_left_out(similarity):
+    members = [linear_client(1e25), *clients(MIXED)]
+    fed, _ = federation(hetero(similarity=similarity), members, held=public())
+    fed.server.round = 2
+    fed.method.plan(fed.server, [1])
+    assert fed.server.log["kernels_left_out"] == 1
+    without, _ = federation(hetero(similarity=similarity, kernel_pool="seen"), members, held=public())
+    without.server.round = 2
+    for i in range(1, 5):
+        without.server.keep(i, without.server.weights(i))
+    without.method.plan(without.server, [1])
+    assert "kernels_left_out" not in without.server.log
+    found, expected = (f.method.broadcast(f.server, 1)["factor"] for f in (fed, without))
+    assert same(found, expected)
+
+
 # ---- what counts, and in which precision ----
 
 
@@ -367,9 +486,33 @@ def test_who_has_not_spoken_counts_as_the_mean():
     assert shares(fed.server, [0, 1]) == {0: 1.0, 1: 1.0}
 
 
+def test_what_a_client_says_last_counts():
+    fed, _ = federation(hetero(kernel_weights="validation", eta0=0.0), clients(MIXED))
+    for value in (0.25, 0.5):
+        fed.method.aggregate(fed.server, {2: {"strength": torch.tensor(value)}})
+    fed.method.aggregate(fed.server, {1: {"strength": torch.tensor(0.75)}})
+    assert fed.method._alignment.kernels._shares(fed.server, [1, 2]) == {1: 0.75, 2: 0.5}
+
+
+def test_others_without_strength_count_alike():
+    """Client 0 is the only strong one: without its own kernel the rest are equals."""
+    fed, _ = federation(hetero(kernel_weights="samples", exclude_self=True), clients(MIXED), held=public())
+    equal, _ = federation(hetero(exclude_self=True), clients(MIXED), held=public())
+    fed.server.state["strengths"] = {"0": torch.tensor(3.0), **{str(i): torch.tensor(0.0) for i in (1, 2, 3)}}
+    factors = []
+    for one in (fed, equal):
+        one.server.round = 2
+        one.method.plan(one.server, [0, 1])
+        factors.append([unpack(one.method.broadcast(one.server, i)["factor"]) for i in (0, 1)])
+    assert torch.equal(factors[0][0], factors[1][0])
+    assert not torch.equal(factors[0][1], factors[1][1])
+
+
 def test_validation_weights_need_validation_rows():
     with pytest.raises(RequestError, match="needs validation rows at every client, client 0 has none"):
         federation(hetero(kernel_weights="validation"), clients(MIXED), held=public())
+    (round,) = rounds(hetero(kernel_weights="validation", eta0=0.0), clients(MIXED), rounds=1)
+    assert all(set(message) == {"model"} for message in round.up.values()), "without weight nothing is asked or said"
 
 
 @pytest.mark.parametrize(
@@ -416,6 +559,32 @@ def test_chunks_change_nothing(similarity, architecture, chunk):
         torch.testing.assert_close(b.grads[name], gradient, atol=2e-6, rtol=1e-4)
 
 
+@pytest.mark.parametrize("chunk", [7, 256])
+def test_a_frozen_extractor(chunk):
+    """All that trains is the head, which the term does not reach."""
+
+    def build():
+        model = NETS["deep"]()
+        for part in (model.extractor, model.intermediate):
+            part.requires_grad_(False)
+        return model
+
+    model = build()
+    assert [n for n, p in model.named_parameters() if p.requires_grad] == ["head.weight", "head.bias"]
+    method = homo(rad_chunk=chunk)
+    fed, _ = federation(method, clients(["still"] * 2), {"still": build}, held=public())
+    method.start(fed.server)
+    fed.server.round = 2
+    method.plan(fed.server, [0, 1])
+    at = worker(fed, 0, 2)
+    at.context = method.receive(at, method.broadcast(fed.server, 0))
+    context = {**at.context, **method.inputs(at, 0, torch.Generator())}
+    data = batch(at.data.train)
+    found, plain = method.gradients(at.model, data, context), method.gradients(at.model, data, {})
+    assert "rad_x" in context
+    assert same(found.grads, plain.grads)
+
+
 def test_chunks_keep_less(monkeypatch):
     """The most rows that a pass with gradient sees."""
     seen = []
@@ -459,6 +628,13 @@ def test_final_average_is_of_everybodys_latest_weights():
     assert "rad" not in last.after
 
 
+@pytest.mark.parametrize("refresh", [0, 2])
+def test_a_final_average_says_nothing_of_the_rad(refresh):
+    history = rounds(homo(final_average=True, rad_refresh=refresh), clients(["deep"] * 3), held=public())
+    assert all(set(message) == {"model", "n", "rad_draw"} for message in history[-2].up.values())
+    assert all(set(message) == {"model", "n"} for message in history[-1].up.values())
+
+
 @pytest.mark.parametrize("make", [hetero, homo])
 @pytest.mark.parametrize("source", ["holdout", "train"])
 def test_final_finetune(make, source):
@@ -477,13 +653,16 @@ def test_final_finetune(make, source):
     assert all(moved(last.weights[i], history[1].weights[i]) > 1e-5 for i in range(3))
 
 
-def test_average_comes_before_finetuning():
+@pytest.mark.parametrize("source", ["holdout", "train"])
+def test_average_comes_before_finetuning(source):
+    """What everybody starts from is the average; the RAD of the closing round lasts through both passages."""
     members = clients(["deep"] * 3, [4, 8, 12])
-    method = homo(final_average=True, final_finetune_epochs=1, eta0=0.0)
-    fed, watch = federation(method, members, rounds=1, participation=0.4)
-    fed.run()
-    last = watch.rounds[-1]
+    method = homo(final_average=True, final_finetune_epochs=1, rad_source=source)
+    last = rounds(method, members, held=public(), rounds=1, participation=0.4)[-1]
     assert all(same(last.down[i]["model"], last.after["model deep"]) for i in range(3))
+    assert all("rad" in last.down[i] for i in range(3))
+    assert last.record["sums"]["d_cka_steps"] == 1
+    assert not any(name.startswith("rad") for name in last.after)
 
 
 # ---- who comes, who is late ----
@@ -504,6 +683,19 @@ def test_late_uploads_do_not_make_holders_of_what_was_drawn_since():
     history = fed.run().history
     assert any(record["arrived"] for record in history)
     assert all(math.isfinite(record["train_loss"]) for record in history)
+
+
+def test_only_who_answers_with_the_present_draw_holds_it():
+    """Client 0's upload is late: it was made with the draw before."""
+    fed, _ = federation(hetero(rad_refresh=2), clients(MIXED), held=public())
+    fed.server.round = 3
+    fed.method.plan(fed.server, [0, 1, 2])
+    fed.method.aggregate(
+        fed.server, {0: {"rad_draw": torch.tensor(1)}, 1: {"rad_draw": torch.tensor(3, dtype=torch.int32)}, 2: {}}
+    )
+    fed.server.round = 4
+    fed.method.plan(fed.server, [0, 1, 2])
+    assert ["rad" in fed.method.broadcast(fed.server, i) for i in range(3)] == [True, False, True]
 
 
 @pytest.mark.parametrize("uploads", ["weights", "kernels"])

@@ -72,6 +72,17 @@ def test_long_names_wrap_within_a_hundred_columns(make: Any) -> None:
     assert "refused" in text
 
 
+@pytest.mark.parametrize("width", [60, 80])
+def test_on_a_narrow_terminal_the_table_is_cut(two_by_two: Path, width: int) -> None:
+    text = to_text(comparison(find_runs(two_by_two)), width, metrics=True)
+    assert max(map(len, text.splitlines())) <= width
+    blocks = [block for block in text.split("\n\n") if "---" in block]
+    assert len(blocks) > 1
+    assert all("\nlocal" in block and "\nfedgh" in block for block in blocks)
+    assert sum(block.count("vs Local") for block in blocks) == 1
+    assert sum(block.count("KiB") for block in blocks) == 4
+
+
 def test_one_seed_has_no_spread(make: Any) -> None:
     make("local", "local", 0, (0.5, 0.5))
     make("fedgh", "fedgh", 0, (0.5, 0.75))

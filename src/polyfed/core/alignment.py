@@ -65,15 +65,17 @@ class Alignment:
     @property
     def needs(self) -> dict[str, Any]:
         """What must be there, as entries of `Needs`."""
-        validation = self.kernels is not None and self.kernels.kernel_weights == "validation"
-        drawn = self.rad.origin in ("holdout", "other") and any(map(self.uses_rad, (1, 2)))
+        if not self.uses_rad(2):
+            return {}
+        drawn, noise = self.rad.origin in ("holdout", "other"), self.rad.origin == "noise"
         public = {"public": self.rad.size, "public_origin": self.rad.origin} if drawn else {}
-        return {**public, "validation": validation}
+        validation = self.kernels is not None and self.kernels.kernel_weights == "validation"
+        return {**public, "one_input": True, "makes_inputs": noise, "validation": validation}
 
     def uses_rad(self, round: int) -> bool:
         """Whether the RAD is seen in a round: where it has weight, and always where its kernels are uploaded."""
         uploads = self.kernels is not None and self.kernels.uploads == "kernels"
-        return self.eta(round) > 0 or (uploads and any(self.eta(t) > 0 for t in (1, 2)))
+        return self.eta(round) > 0 or (uploads and self.eta(2) > 0)
 
     # server ------------------------------------------------------------------------------------------------
 
@@ -103,7 +105,11 @@ class Alignment:
         """Down: how many inputs to hand over; or the RAD, and the factor of the mean kernel."""
         if server.exchange == EXCHANGE:
             return dict(self.rad.request(server, client_id))
-        factor = {} if self.kernels is None else self.kernels.message(server, client_id)
+        if self.kernels is None:
+            return dict(self.rad.message(server, client_id))
+        factor = self.kernels.message(server, client_id)
+        if not factor and self.kernels.uploads == "weights":
+            return {}  # nobody to be aligned to yet
         return {**self.rad.message(server, client_id), **factor}
 
     def settle(self, server: Server, uploads: Mapping[int, Message]) -> None:
@@ -170,5 +176,9 @@ class Alignment:
         """Up: the inputs that were asked for; or what the mean kernel wants besides, or instead of, weights."""
         if client.exchange == EXCHANGE:
             return dict(self.rad.hand_over(client))
-        kernels = {} if self.kernels is None else self.kernels.upload(client, client.context.get("rad"))
-        return {**self.rad.used(client), **kernels}
+        if client.exchange != "train":
+            return {}
+        said = dict(self.rad.used(client))
+        if self.kernels is not None and self.uses_rad(client.round + 1):
+            said |= self.kernels.upload(client, client.context.get("rad"))
+        return said

@@ -13,10 +13,13 @@ def named_device(name: str) -> torch.device:
     Raises:
         RequestError: no such device, or it is not here.
     """
+    expected = "expected a device that is here ('cpu', 'cuda', 'cuda:1')"
     try:
         found = torch.device(name)
-        torch.empty(0, device=found)
+    except RuntimeError:  # its message lists two dozen kinds
+        raise RequestError(f"{expected}, came '{name}', which PyTorch does not know") from None
+    try:
+        torch.zeros(1, device=found).cpu()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        why = str(error).splitlines()[0]
-        raise RequestError(f"expected a device that is here ('cpu', 'cuda', ...), came '{name}': {why}") from None
+        raise RequestError(f"{expected}, came '{name}': {str(error).splitlines()[0]}") from None
     return found

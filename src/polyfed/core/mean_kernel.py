@@ -7,7 +7,7 @@ sent in this round. Nothing here asks for a model where clients upload represent
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -49,12 +49,14 @@ class MeanKernel:
         """The factor for everybody, or one for each selected client where its own kernel is left out."""
         self.forget(server)
         members = self._members(server)
-        kernels = {j: self._features(server, j) for j in members}
-        shares = self._shares(server, members)
+        kernels = {j: self._features(server, j, a_LD) for j, a_LD in self._finite(server, members)}
+        if len(kernels) < len(members):
+            server.log["kernels_left_out"] = len(members) - len(kernels)  # of networks that blow up on the RAD
         for owner in [str(i) for i in selected] if self.exclude_self else ["all"]:
-            others = [j for j in members if str(j) != owner]
+            others = [j for j in kernels if str(j) != owner]
             if not others:
                 continue
+            shares = self._shares(server, others)
             made = kernel_factor(
                 [kernels[j] for j in others],
                 [shares[j] for j in others],
@@ -93,19 +95,26 @@ class MeanKernel:
         """Whose kernels are averaged."""
         known = [j for j in server.clients if f"kernel {j}" in server.state or server.has_kept(j)]
         last = tensor(server.state, "last").tolist() if "last" in server.state else []
-        everybody = (
-            self.kernel_pool == "all" and self.uploads == "weights"
-        )  # of weights the server knows the seeded ones
+        everybody = self.kernel_pool == "all" and self.uploads == "weights"  # of who never answered the seeded weights
         chosen = server.clients if everybody else known if self.kernel_pool != "selected" else {*known} & {*last}
         return sorted(chosen)
 
-    def _features(self, server: Server, client_id: int) -> Tensor:
-        """A_j, or another matrix with the kernel of client j."""
+    def _finite(self, server: Server, members: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+        """Pairs of j and A_j, but for those that hold inf or nan, as A_j of finite weights may."""
+        for j in members:
+            a_LD = self._representation(server, j)
+            if bool(a_LD.isfinite().all()):
+                yield j, a_LD
+
+    def _representation(self, server: Server, client_id: int) -> Tensor:
+        """A_j, as it was uploaded or by a pass."""
         if self.uploads == "kernels":
-            a_LD = unpack(group(server.state, f"kernel {client_id}"))
-        else:
-            model = server.model(server.clients[client_id].architecture, server.weights(client_id))
-            a_LD = passes.represent(model, tensor(server.state, "rad"), server.prepare).cpu()
+            return unpack(group(server.state, f"kernel {client_id}"))
+        model = server.model(server.clients[client_id].architecture, server.weights(client_id))
+        return passes.represent(model, tensor(server.state, "rad"), server.prepare).cpu()
+
+    def _features(self, server: Server, client_id: int, a_LD: Tensor) -> Tensor:
+        """A_j, or another matrix with the kernel of client j."""
         draws = server.generator("landmarks", client_id)
         return features(self.similarity, a_LD, width=self.width, landmarks=self.landmarks, generator=draws)
 
@@ -129,7 +138,9 @@ class MeanKernel:
         """Up: the representation of `rad` where kernels are uploaded, and the client's strength where it counts."""
         message: dict[str, Tensor | Group] = {}
         if self.uploads == "kernels" and rad is not None:
-            message["kernel"] = pack(passes.represent(client.model, rad, client.prepare).cpu(), self.precision)
+            a_LD = passes.represent(client.model, rad, client.prepare).cpu()
+            finite = bool(a_LD.isfinite().all())  # else it goes as it is, for the engine to refuse
+            message["kernel"] = pack(a_LD, self.precision) if finite else {"values": a_LD}
         if self.kernel_weights != "uniform":
             message["strength"] = torch.tensor(float(self._strength(client)))
         return message

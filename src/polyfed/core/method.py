@@ -76,6 +76,8 @@ class Needs:
     equal_cuts: bool = False  # what enters and leaves the intermediate part is equally shaped everywhere
     public: int = 0  # rows of data that everybody may see (data.holdout, data.public)
     public_origin: Literal["", "holdout", "other"] = ""  # of what kind; "" is any
+    one_input: bool = False  # stored inputs have one shape and type everywhere, also in those rows
+    makes_inputs: bool = False  # the server makes some itself: they are bytes or floats
     validation: bool = False  # every client has validation rows
     instead: str = ""  # what to do when the models do not fit
 

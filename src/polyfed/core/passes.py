@@ -109,6 +109,9 @@ def represent_gradients(
         outcome = value(z)
         (dz,) = torch.autograd.grad(outcome, z)
         for rows, direction in zip(x.split(chunk), dz.split(chunk), strict=True):
-            grads = torch.autograd.grad(represent_(rows), parameters, direction, allow_unused=True)
+            z_rows = represent_(rows)
+            if not z_rows.requires_grad:  # all that trains is the head
+                break
+            grads = torch.autograd.grad(z_rows, parameters, direction, allow_unused=True)
             total = [b if a is None else a if b is None else a + b for a, b in zip(total, grads, strict=True)]
     return outcome.detach(), dict(zip(names, total, strict=True))

@@ -155,8 +155,8 @@ class Rad:
         if not came:
             return None
         if "rad" in came:
-            if came["rad"].shape[1:] != own.shape[1:] or came["rad"].dtype != own.dtype:
-                raise RunError(f"expected a RAD of inputs {tuple(own.shape[1:])}, came {tuple(came['rad'].shape[1:])}")
+            if (kind := _kind(came["rad"])) != _kind(own):
+                raise RunError(f"expected a RAD of inputs {_kind(own)}, came {kind}")
             return came["rad"]
         seed = int(came["rad_seed"]) if "rad_seed" in came else 0
         rows = came["rad_rows"].long() if "rad_rows" in came else self._rows(seed, client.public)
@@ -166,8 +166,8 @@ class Rad:
         return self._inputs(seed, rows, client.public, own[:0])
 
     def used(self, client: Client) -> Message:
-        """Up: which draw the client holds, where it keeps it."""
-        return {"rad_draw": client.state["rad_draw"]} if self.refresh != 1 and "rad_draw" in client.state else {}
+        """Up, after a round that used it: which draw the client holds, where it keeps it."""
+        return {"rad_draw": client.state["rad_draw"]} if self.refresh != 1 and "rad" in client.context else {}
 
     # both --------------------------------------------------------------------------------------------------
 
@@ -180,3 +180,8 @@ class Rad:
             draws = torch.Generator().manual_seed(seed)
             return noise_images((self.size, *like.shape[1:]), like.dtype, draws)
         return public.samples.x[rows]
+
+
+def _kind(x: Tensor) -> str:
+    """Shape and type of one stored input, e.g. "(3, 32, 32) uint8"."""
+    return f"{tuple(x.shape[1:])} {str(x.dtype).removeprefix('torch.')}"

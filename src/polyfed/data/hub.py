@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -108,7 +109,10 @@ def _load(repository: str, subset: str | None, revision: str | None) -> Any:
 
 @contextlib.contextmanager
 def _plain_errors(repository: str, revision: str | None) -> Iterator[None]:
-    """What `datasets` and the network raise, as one line that says what to do."""
+    """What `datasets` and the network raise, as one line that says what to do; notes on retries are held back."""
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
         yield
     except Exception as error:  # from `datasets`, huggingface_hub, the HTTP client, the readers of a dozen formats
@@ -126,6 +130,8 @@ def _plain_errors(repository: str, revision: str | None) -> Iterator[None]:
         else:
             hint = "it cannot be read"
         raise RequestError(f"cannot load 'hub:{repository}'{at}: {hint} ({said})") from error
+    finally:
+        logger.setLevel(level)
 
 
 def _pixels(parts: Sequence[Any], column: str, shape: tuple[int, ...] | None, where: str) -> NDArray[np.uint8]:

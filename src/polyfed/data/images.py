@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import numbers
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -384,7 +385,7 @@ def column_values(values: Any, where: str) -> NDArray[Any]:
     given = values.tolist() if isinstance(values, np.ndarray | torch.Tensor) else list(values)
     if all(isinstance(value, str) for value in given):
         return np.array(given, dtype=np.str_)
-    if all(isinstance(value, int) for value in given):
+    if all(isinstance(value, numbers.Integral | np.bool_) for value in given):
         with contextlib.suppress(OverflowError):
             return np.array(given, dtype=np.int64)
     wrong = next((v for v in given if not isinstance(v, type(given[0]))), given[0])

@@ -82,6 +82,8 @@ def read(path: Path, form: Form, image_column: str | None = None, label_column: 
     else:
         tables = [path] if path.suffix.lower() == ".parquet" else []
         pictures = [path] if path.suffix.lower() in _PICTURES else []
+    if not tables and (given := image_column or label_column):
+        raise RequestError(f"image_column and label_column are of Parquet files, came '{given}' with '{path}'")
     if path.suffix.lower() == ".npy" and path.is_file():
         return numbered(_array(path), form, str(path))
     if not tables and not pictures:
@@ -97,12 +99,12 @@ def numbered(x: Tensor, form: Form, place: str) -> Inputs:
     Raises:
         RequestError: they cannot be brought into the form.
     """
+    came = f"{tuple(x.shape)} of type {str(x.dtype).removeprefix('torch.')}"
     if x.dtype.is_floating_point and form.dtype.is_floating_point:
         x = x.to(form.dtype)
     if x.dim() == len(form.shape) == 3:
         x = x.unsqueeze(1)
     if x.dtype != form.dtype or x.dim() != 1 + len(form.shape):
-        came = f"{tuple(x.shape)} of type {str(x.dtype).removeprefix('torch.')}"
         raise RequestError(f"expected N inputs, each {form}, as the run stored them, came {came} in {place}")
     if len(x) == 0:
         raise RequestError(f"expected at least one input, came none in {place}")
@@ -144,8 +146,12 @@ def _array(path: Path) -> Tensor:
     try:
         array = np.load(path, allow_pickle=False)
         return torch.from_numpy(np.array(array, order="C"))
-    except (OSError, ValueError, TypeError, EOFError) as error:
-        raise RequestError(f"expected an array of numbers in '{path}': {images.first_line(error)}") from error
+    except OSError as error:
+        raise RequestError(f"cannot read '{path}': {images.first_line(error)}") from error
+    except (ValueError, TypeError, EOFError) as error:  # NumPy's words suggest unpickling it
+        raise RequestError(
+            f"expected an array of numbers as NumPy saves it, came something else in '{path}'"
+        ) from error
 
 
 def _pictures_in(folder: Path) -> list[Path]:
@@ -166,7 +172,7 @@ def _from_pictures(paths: Sequence[Path], form: Form) -> Inputs:
 
 def _decoded(data: bytes | None, place: str) -> Tensor:
     """One image as (1, C, H, W) uint8: grey stays one channel, palettes become RGB, an alpha without effect goes."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     if not data:
         raise RequestError(f"expected an encoded image, came none in {place}")
@@ -176,7 +182,8 @@ def _decoded(data: bytes | None, place: str) -> Tensor:
             pixels = np.asarray(image.convert(mode) if mode else image)
             mode = mode or image.mode
     except Exception as error:  # Pillow's decoders raise nearly anything on foreign bytes
-        raise RequestError(f"expected an image, came bytes that do not decode in {place}: {error}") from error
+        why = "" if isinstance(error, UnidentifiedImageError) else f": {images.first_line(error)}"
+        raise RequestError(f"expected an image, came bytes that do not decode in {place}{why}") from error
     if mode in ("LA", "RGBA") and (pixels[..., -1] == 255).all():
         pixels, mode = pixels[..., :-1], mode[:-1]
     if mode not in ("L", "RGB"):

@@ -90,7 +90,8 @@ class Post:
     Attributes:
         waiting: what is still under way, due after this round. late: who sent something that is late. arrived,
         discarded: late uploads that were handed over, and those that count for nothing: at once where the method takes
-        none; on arrival where a fresh one of the same client is in time, or where the round has no such exchange.
+        none; as soon as a fresh one of the same client is in time, which what is older would undo; on arrival where the
+        round has no such exchange.
     """
 
     def __init__(self, number: int, waiting: Sequence[LateUpload], late_by: int, accepts: bool) -> None:
@@ -106,6 +107,9 @@ class Post:
         fresh = {i: message for i, message in sent.items() if i not in late}
         behind = [LateUpload(i, self._number, exchange, m) for i, m in sent.items() if i in late]
         self.late |= {upload.client_id for upload in behind}
+        overtaken = [upload for upload in self.waiting if upload.exchange == exchange and upload.client_id in fresh]
+        self.waiting = [upload for upload in self.waiting if upload not in overtaken]
+        self.discarded.extend(overtaken)
         (self.waiting if self._accepts else self.discarded).extend(behind)
         uploads = dict(fresh)
         for upload in [upload for upload in self._due if upload.exchange == exchange]:

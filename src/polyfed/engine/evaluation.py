@@ -173,7 +173,8 @@ def _bytes(tensor: Tensor) -> bytes:
 class Memory:
     """Scores already taken. A client is scored again only when its weights, its state or what it is sent changed.
 
-    Where all clients share one test set, models that are equal bit for bit are scored once.
+    Where all clients share one test set, models that are equal bit for bit, and are given the same inputs, are scored
+    once.
     """
 
     def __init__(self, auc: bool = False) -> None:
@@ -197,7 +198,8 @@ class Memory:
             self.scored += 1
             return score_model(client, method, samples, self.auc)
         model = method.personal(client.model)
-        content = (client.architecture, id(samples), fingerprint(_content(model.state_dict(), client.state)))
+        inputs = (id(samples), id(client.prepare))
+        content = (client.architecture, inputs, fingerprint(_content(model.state_dict(), client.state)))
         if content not in self._by_content:
             self.scored += 1
             self._by_content[content] = score_model(client, method, samples, self.auc)

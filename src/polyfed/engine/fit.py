@@ -29,6 +29,7 @@ def check_fit(method: Method, clients: Sequence[Client], architectures: Architec
         _check_forward(first[architecture], module)
     needs, name = method.needs, method.name or type(method).__name__
     _check_public(name, needs, public)
+    _check_inputs(name, needs, clients, public)
     _check_validation(name, needs, clients)
     if needs.split_model or needs.one_feature_dim or needs.one_head or needs.linear_head or needs.equal_cuts:
         for architecture, module in templates.items():
@@ -86,6 +87,24 @@ def _check_public(name: str, needs: Needs, public: Public | None) -> None:
         raise RequestError(
             f"{name} needs {needs.public} {rows}, came {held}{kind}; {place} at least {needs.public} (for every method "
             f"that is compared alike), or ask the method for fewer"
+        )
+
+
+def _check_inputs(name: str, needs: Needs, clients: Sequence[Client], public: Public | None) -> None:
+    inputs = {f"client {client.id}": client.data.train.x for client in clients}
+    if needs.public and public is not None:
+        inputs["what everybody may see"] = public.samples.x
+    kinds = {owner: f"{tuple(x.shape[1:])} {str(x.dtype).removeprefix('torch.')}" for owner, x in inputs.items()}
+    first = next(iter(kinds))
+    for owner, kind in kinds.items() if needs.one_input else ():
+        if kind != kinds[first]:
+            raise RequestError(
+                f"{name} needs stored inputs of one shape and type; {owner} has {kind}, {first} {kinds[first]}"
+            )
+    if needs.makes_inputs and not (inputs[first].is_floating_point() or inputs[first].dtype == torch.uint8):
+        raise RequestError(
+            f"{name} makes inputs of noise and needs bytes or floats for that; {first} has {kinds[first]}; let it draw "
+            f"inputs from data"
         )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 _ASYMPTOTIC = 25.0  # from here on erfc comes near the smallest numbers, and its series is exact to rounding
+_NEAR = 1e-3  # a below which the two terms of delta are nearly equal, and their difference is an integral
 
 
 def classic_sigma(sensitivity: float, epsilon: float, delta: float, *, beyond: bool = False) -> float:
@@ -39,7 +40,8 @@ def gaussian_delta(sigma: float, sensitivity: float, epsilon: float) -> float:
     """The smallest delta for which noise of standard deviation sigma is (epsilon, delta) differentially private; exact.
 
     delta = Phi(a - c) - e^epsilon Phi(-a - c) with a = Delta / (2 sigma), c = epsilon sigma / Delta. As
-    2 a c = epsilon, the second term is exp(-(a - c)^2 / 2) erfcx((a + c) / sqrt 2) / 2, in which nothing overflows.
+    2 a c = epsilon, the second term is exp(-(a - c)^2 / 2) erfcx((a + c) / sqrt 2) / 2, in which nothing overflows. The
+    first is the same with erfcx((c - a) / sqrt 2); where a is small, the difference is the integral of -erfcx'.
 
     Raises:
         ValueError: a number is not positive and finite.
@@ -51,8 +53,11 @@ def gaussian_delta(sigma: float, sensitivity: float, epsilon: float) -> float:
     """
     _check(sigma=sigma, sensitivity=sensitivity, epsilon=epsilon)
     a, c = sensitivity / sigma / 2, epsilon * (sigma / sensitivity)
+    common = math.exp(-(a - c) * (a - c) / 2) / 2
+    if a < _NEAR:
+        return common * _erfcx_fall(c / math.sqrt(2), a / math.sqrt(2))
     first = math.erfc((c - a) / math.sqrt(2)) / 2
-    second = math.exp(-(a - c) * (a - c) / 2) * _erfcx((a + c) / math.sqrt(2)) / 2
+    second = common * _erfcx((a + c) / math.sqrt(2))
     return min(1.0, max(0.0, first - second))
 
 
@@ -89,11 +94,27 @@ def _erfcx(x: float) -> float:
     """exp(x^2) erfc(x) for x >= 0."""
     if x < _ASYMPTOTIC:
         return math.exp(x * x) * math.erfc(x)
-    term, total = 1.0, 1.0
+    return (1 + _series(x)) / (x * math.sqrt(math.pi))
+
+
+def _erfcx_fall(x: float, half: float) -> float:
+    """erfcx(x - half) - erfcx(x + half) for a small half > 0: -erfcx' by Gauss's rule of two points."""
+    return half * sum(_erfcx_slope(x + side * half / math.sqrt(3)) for side in (-1, 1))
+
+
+def _erfcx_slope(x: float) -> float:
+    """-erfcx'(x) = 2 / sqrt(pi) - 2 x erfcx(x)."""
+    rest = -_series(x) if x >= _ASYMPTOTIC else 1 - math.sqrt(math.pi) * x * _erfcx(x)
+    return 2 / math.sqrt(math.pi) * rest
+
+
+def _series(x: float) -> float:
+    """sqrt(pi) x erfcx(x) - 1 for large x, by the asymptotic series."""
+    term, total = 1.0, 0.0
     for k in range(1, 7):
         term *= -(2 * k - 1) / (2 * x) / x
         total += term
-    return total / (x * math.sqrt(math.pi))
+    return total
 
 
 def _check(**numbers: float) -> None:

@@ -147,4 +147,4 @@ class FedHeNN(Method):
         sends = {"train": self.uploads == "weights", "average": client.weights is not None}  # None: it never trained
         message |= {"model": floats(client.model)} if sends.get(client.exchange) else {}
         message |= {"n": torch.tensor(client.n)} if self.setting == "homogeneous" and client.exchange in sends else {}
-        return {} if client.exchange == "finetune" else message
+        return message

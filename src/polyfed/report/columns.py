@@ -87,6 +87,17 @@ def narrowest(columns: Sequence[Column]) -> int:
     return min(columns[0].width, _NAME) + sum(column.width + 2 for column in columns[1:])
 
 
+def in_width(columns: Sequence[Column], width: int, leading: int = 1) -> list[list[Column]]:
+    """A table cut into blocks that fit, each with the `leading` columns, which say what a row is, in front."""
+    front = list(columns[:leading])
+    blocks: list[list[Column]] = []
+    for column in columns[leading:]:
+        if not blocks or narrowest([*blocks[-1], column]) > width:
+            blocks.append([*front])
+        blocks[-1].append(column)
+    return blocks
+
+
 def text_block(columns: Sequence[Column], width: int) -> str:
     """Aligned lines; the names, in front, wrapped where that makes the block fit `width`."""
     widths = [column.width for column in columns]

@@ -19,8 +19,10 @@ from typing import Any
 from polyfed.report.columns import (
     Column,
     finite,
+    in_width,
     markdown_table,
     mean_of,
+    narrowest,
     percent,
     std_of,
     text_block,
@@ -35,6 +37,8 @@ from polyfed.units import human_bytes, human_seconds
 
 __all__ = ["Cell", "SweepRow", "SweepTable", "draw", "short_names", "tabulate", "to_text", "write"]
 
+_COSTS = ("bytes\nup", "bytes\ndown", "time", "refused")
+_LABEL_ROOM = 0.07  # of the axis, for one tick's label
 _DECADES = 20  # a logarithmic axis from this ratio of the largest to the smallest value on
 
 
@@ -228,10 +232,10 @@ def _columns(table: SweepTable) -> list[Column]:
         ("test", with_spread([(row.accuracy, row.accuracy_std) for row in rows])),
         ("best by\nvalid.", [percent(row.best) for row in rows]),
         ("vs Local", with_spread([(row.difference, row.difference_std) for row in rows], sign="+")),
-        ("bytes\nup", ["-" if row.bytes_up is None else human_bytes(row.bytes_up) for row in rows]),
-        ("bytes\ndown", ["-" if row.bytes_down is None else human_bytes(row.bytes_down) for row in rows]),
-        ("time", ["-" if row.seconds is None else human_seconds(row.seconds) for row in rows]),
-        ("refused", [str(row.refused or "-") for row in rows]),
+        (_COSTS[0], ["-" if row.bytes_up is None else human_bytes(row.bytes_up) for row in rows]),
+        (_COSTS[1], ["-" if row.bytes_down is None else human_bytes(row.bytes_down) for row in rows]),
+        (_COSTS[2], ["-" if row.seconds is None else human_seconds(row.seconds) for row in rows]),
+        (_COSTS[3], [str(row.refused or "-") for row in rows]),
     ]
     columns += [Column(head, cells) for head, cells in numbers if head == "validation" or set(cells) != {"-"}]
     return [*columns, Column("chosen", ["yes" if row.chosen else "" for row in rows], words=True)]
@@ -240,8 +244,20 @@ def _columns(table: SweepTable) -> list[Column]:
 def to_text(table: SweepTable, width: int = 100) -> str:
     """Aligned plain text, and the chosen settings ready for the command line."""
     notes = [wrapped(note, width) for note in table.notes]
-    lines = [wrapped(table.caption, width), "", text_block(_columns(table), width), "", *notes]
+    lines = [wrapped(table.caption, width), "", "\n\n".join(_text_blocks(table, width)), "", *notes]
     return "\n".join([*lines, "", f"chosen by validation: {table.ready or 'none'}"]) + "\n"
+
+
+def _text_blocks(table: SweepTable, width: int) -> Iterator[str]:
+    """The table in one block, or, where it is too wide, first what the choice is about, then the costs."""
+    columns = _columns(table)
+    if narrowest(columns) > width:
+        costs = [column for column in columns if column.heading in _COSTS]
+        front = 1 + len(table.keys)
+        for part in ([column for column in columns if column not in costs], [*columns[:front], *costs]):
+            yield from (text_block(block, width) for block in in_width(part, width, front))
+    else:
+        yield text_block(columns, width)
 
 
 def to_markdown(table: SweepTable) -> str:
@@ -306,10 +322,13 @@ def draw(table: SweepTable, folder: str | Path) -> list[Path]:
         return []
     other = next((key for key in table.keys if key != axis), None)
     figure, axes = blank(f"Accuracy against {axis}", f"{table.caption} {_legend_of(rows)}")
+    colours: dict[str, str] = {}
     for (name, line), style in zip(_lines(rows, axis, other), styles(), strict=False):
         _draw_line(axes, axis, name, line, style)
+        colours[name] = style["color"]
     for name, at, local in _local_lines(rows, axis, other):
-        axes.plot(at, local, **LOCAL_STYLE, label=f"Local, test{name and f', {name}'}")
+        looks = {**LOCAL_STYLE, **({"color": colours[name]} if name else {})}  # that of the line it stands beside
+        axes.plot(at, local, **looks, label=f"Local, test{name and f', {name}'}", gid=f"local {name}")
     _scale(axes, sorted({float(row.settings[axis]) for row in rows}))
     axes.set_xlabel(axis)
     axes.set_ylabel("accuracy [%]")
@@ -385,5 +404,16 @@ def _scale(axes: Any, values: Sequence[float]) -> None:
         else:
             axes.set_xscale("log")
     if len(values) <= 12:
-        axes.set_xticks(values, [f"{value:g}" for value in values])
+        axes.set_xticks(values, _apart(values, axes.xaxis.get_transform().transform(values)))
         axes.set_xticks([], minor=True)
+
+
+def _apart(values: Sequence[float], places: Sequence[float]) -> list[str]:
+    """A label for each tick; none where it would run into the one before."""
+    labels: list[str] = []
+    last = -math.inf
+    for value, place in zip(values, places, strict=True):
+        free = place - last >= _LABEL_ROOM * (places[-1] - places[0])
+        labels.append(f"{value:g}" if free else "")
+        last = place if free else last
+    return labels

@@ -22,6 +22,7 @@ from polyfed.registry import nearest
 from polyfed.report.columns import (
     Column,
     finite,
+    in_width,
     markdown_table,
     mean_of,
     narrowest,
@@ -411,26 +412,21 @@ def _text_section(section: Section, width: int, metrics: bool) -> str:
     blocks = [columns]
     if narrowest(columns) > width:  # costs move into a block of their own below
         costs = [column for column in columns if column.heading in _COSTS]
-        blocks = [[column for column in columns if column not in costs], [columns[0], *costs]]
+        scores = [column for column in columns if column not in costs]
+        blocks = in_width(scores, width)
+        if len(blocks) > 1 and narrowest([*blocks[-1], *costs]) <= width:  # what is left over has room for them
+            blocks[-1] += costs
+        else:
+            blocks += in_width([columns[0], *costs], width)
     if metrics:
         known = [Column(heading, cells) for heading, cells in _metrics_of(section) if set(cells) != {"-"}]
         blocks += [[columns[0], *known]] if known else []
     texts = [text_block(block, width) for block in blocks]
     if metrics and (by_architecture := _by_architecture(section)):
-        found = [text_block(block, width) for block in _in_width(by_architecture, width)]
+        found = [text_block(block, width) for block in in_width(by_architecture, width)]
         texts.append(f"{_BY_ARCHITECTURE}:\n\n" + "\n\n".join(found))
     notes = "\n".join(wrapped(note, width) for note in section.notes)
     return "\n\n".join([wrapped(section.caption, width), *texts, notes]) + "\n"
-
-
-def _in_width(columns: Sequence[Column], width: int) -> list[list[Column]]:
-    """A table cut into blocks that fit, each with the names in front."""
-    blocks: list[list[Column]] = []
-    for column in columns[1:]:
-        if not blocks or narrowest([*blocks[-1], column]) > width:
-            blocks.append([columns[0]])
-        blocks[-1].append(column)
-    return blocks
 
 
 # files ----------------------------------------------------------------------------------------------------------

@@ -161,7 +161,7 @@ class Console:
         return [
             "closing round" if self._closing else f"round {self._done}/{self._rounds}",
             self._accuracy,
-            f"{human_seconds(self._remaining)} left" if math.isfinite(self._remaining) else "",
+            f"{human_seconds(self._remaining)} left" if self._remaining > 0 and math.isfinite(self._remaining) else "",
             f"up {human_bytes(self._up)}  down {human_bytes(self._down)}",
             f"loss {loss:.4f}" if loss is not None else "",
             f"client {self._clients[0]}/{self._clients[1]}" if self._clients[1] else "",

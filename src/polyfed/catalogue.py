@@ -148,7 +148,9 @@ def to_text(rows: Sequence[Mapping[str, Any]], width: int = 100) -> str:
             about = f"  # {row['about'][name]}" if row["about"][name] else ""
             lines += textwrap.wrap(head + about, width, initial_indent="    ", subsequent_indent=" " * 8)
         lines.append("")
-    return "\n".join([*lines, *(f"{symbol:<11} {meaning}" for symbol, meaning in _SYMBOLS)])
+    for symbol, meaning in _SYMBOLS:
+        lines += textwrap.wrap(f"{symbol:<11} {meaning}", width, subsequent_indent=" " * 12)
+    return "\n".join(lines)
 
 
 def to_markdown() -> str:

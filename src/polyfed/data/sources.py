@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -214,102 +214,91 @@ def digits(root: str | Path | None = None, image_column: str | None = None, labe
     return Source("digits", train, None, 10, tuple(str(c) for c in range(10)), *channel_statistics(x))
 
 
-def cifar10(
-    root: str | Path | None = None,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    train_splits: Sequence[str] = _TRAIN,
-    columns: Sequence[str] = (),
-) -> Source:
-    """CIFAR-10 (Krizhevsky 2009) from ``<root>/cifar10/{train,test}*.parquet``: 50 000 + 10 000 of (3, 32, 32)."""
-    folder = _folder_of("cifar10", root)
-    return _from_images(
-        "cifar10", images.read_folder(folder, image_column, label_column, train_splits, columns), _CIFAR10
-    )
+def _published(
+    name: str,
+    about: str,
+    statistics: tuple[tuple[float, ...], tuple[float, ...]],
+    *,
+    folder: str | None = None,
+    inner: str = "",
+    label: str | None = None,
+    instead: str | None = None,
+) -> Callable[..., Source]:
+    """A loader of a published set in Parquet files.
+
+    Args:
+        name: in recipes. about: the loader's documentation, shown by `polyfed datasets`. statistics: mean and std.
+        folder: below root; default: `name`. inner: a folder in it that is read where it is there.
+        label: the label column where none is asked for.
+        instead: the data set to use for another label column; None: this one takes any.
+    """
+
+    def read(
+        root: str | Path | None = None,
+        image_column: str | None = None,
+        label_column: str | None = None,
+        train_splits: Sequence[str] = _TRAIN,
+        columns: Sequence[str] = (),
+    ) -> Source:
+        if instead is not None and label_column not in (None, label):
+            raise RequestError(
+                f"expected label_column '{label}' or none with dataset '{name}', came '{label_column}'; use dataset "
+                f"'{instead}'"
+            )
+        place = _folder_of(folder or name, root)
+        place = place / inner if images.has_parquet(place / inner) else place
+        found = images.read_folder(place, image_column, label_column or label, train_splits, columns)
+        return _from_images(name, found, statistics)
+
+    read.__name__, read.__doc__ = name.replace("-", "_"), about
+    return read
 
 
-def cifar100(
-    root: str | Path | None = None,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    train_splits: Sequence[str] = _TRAIN,
-    columns: Sequence[str] = (),
-) -> Source:
+cifar10 = _published(
+    "cifar10",
+    "CIFAR-10 (Krizhevsky 2009) from ``<root>/cifar10/{train,test}*.parquet``: 50 000 + 10 000 of (3, 32, 32).",
+    _CIFAR10,
+)
+cifar100 = _published(
+    "cifar100",
     """CIFAR-100's 100 fine classes from ``<root>/cifar100/{train,test}*.parquet``: 50 000 + 10 000 of (3, 32, 32).
 
     Its 20 coarse classes with label_column "coarse_label", or as `cifar100-coarse`.
-    """
-    folder, label = _folder_of("cifar100", root), label_column or "fine_label"
-    return _from_images("cifar100", images.read_folder(folder, image_column, label, train_splits, columns), _CIFAR100)
-
-
-def cifar100_coarse(
-    root: str | Path | None = None,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    train_splits: Sequence[str] = _TRAIN,
-    columns: Sequence[str] = (),
-) -> Source:
-    """CIFAR-100's 20 coarse classes from ``<root>/cifar100/{train,test}*.parquet``.
-
-    Raises:
-        RequestError: another label column is named.
-    """
-    if label_column not in (None, "coarse_label"):
-        raise RequestError(
-            f"expected label_column 'coarse_label' or none with dataset 'cifar100-coarse', came '{label_column}'; use "
-            f"dataset 'cifar100'"
-        )
-    read = images.read_folder(_folder_of("cifar100", root), image_column, "coarse_label", train_splits, columns)
-    return _from_images("cifar100-coarse", read, _CIFAR100)
-
-
-def cinic10(
-    root: str | Path | None = None,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    train_splits: Sequence[str] = _TRAIN,
-    columns: Sequence[str] = (),
-) -> Source:
+    """,
+    _CIFAR100,
+    label="fine_label",
+)
+cifar100_coarse = _published(
+    "cifar100-coarse",
+    "CIFAR-100's 20 coarse classes from ``<root>/cifar100/{train,test}*.parquet``.",
+    _CIFAR100,
+    folder="cifar100",
+    label="coarse_label",
+    instead="cifar100",
+)
+cinic10 = _published(
+    "cinic10",
     """CINIC-10 (Darlow et al. 2018) from ``<root>/cinic10/{train,validation,test}*.parquet``: 90 000 (3, 32, 32) each.
 
     Its validation split is not read unless train_splits is ["train", "validation"].
-    """
-    folder = _folder_of("cinic10", root)
-    return _from_images(
-        "cinic10", images.read_folder(folder, image_column, label_column, train_splits, columns), _CINIC10
-    )
-
-
-def fashion_mnist(
-    root: str | Path | None = None,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    train_splits: Sequence[str] = _TRAIN,
-    columns: Sequence[str] = (),
-) -> Source:
-    """Fashion-MNIST (Zalando) from ``<root>/fashion_mnist/{train,test}*.parquet``: 60 000 + 10 000 of (1, 28, 28)."""
-    folder = _folder_of("fashion_mnist", root)
-    read = images.read_folder(folder, image_column, label_column, train_splits, columns)
-    return _from_images("fashion_mnist", read, _FASHION_MNIST)
-
-
-def svhn(
-    root: str | Path | None = None,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    train_splits: Sequence[str] = _TRAIN,
-    columns: Sequence[str] = (),
-) -> Source:
+    """,
+    _CINIC10,
+)
+fashion_mnist = _published(
+    "fashion_mnist",
+    "Fashion-MNIST (Zalando) from ``<root>/fashion_mnist/{train,test}*.parquet``: 60 000 + 10 000 of (1, 28, 28).",
+    _FASHION_MNIST,
+)
+svhn = _published(
+    "svhn",
     """SVHN (Netzer et al. 2011), cropped, from ``<root>/svhn/{train,test}*.parquet``: 73 257 + 26 032 of (3, 32, 32).
 
     The folder may be a copy of the Hub's, of which `cropped_digits` is read. Its 531 131 rows in extra*.parquet are not
     read unless train_splits is ["train", "extra"].
-    """
-    folder = _folder_of("svhn", root)
-    cropped = folder / "cropped_digits"
-    folder = cropped if images.has_parquet(cropped) else folder
-    return _from_images("svhn", images.read_folder(folder, image_column, label_column, train_splits, columns), _SVHN)
+    """,
+    _SVHN,
+    inner="cropped_digits",
+)
 
 
 def parquet(

@@ -80,7 +80,7 @@ def describe() -> list[dict[str, Any]]:
 
 def knobs(kind: type[Any]) -> list[Knob]:
     """The fields of a method's class in order. Where its source cannot be read, nothing is said about them."""
-    said = _comments(kind)
+    said = {name: words for base in reversed(kind.__mro__) for name, words in _comments(base).items() if words}
     return [Knob(f.name.rstrip("_"), f.default, said.get(f.name, "")) for f in dataclasses.fields(kind)]
 
 

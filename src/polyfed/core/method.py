@@ -21,6 +21,7 @@ from polyfed.core.message import Message, flatten, nbytes
 from polyfed.core.networks import trainable
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage, Training
+from polyfed.functional.losses import cross_entropy
 from polyfed.models.split import Part
 
 Context = Mapping[str, Any]  # tensors and groups of tensors that the loss needs
@@ -196,8 +197,8 @@ class Method:
         return {}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
-        """The loss of one batch, a pure function of parameters, batch and context; or (loss, sums)."""
-        raise NotImplementedError(f"{type(self).__name__} needs a loss")
+        """The loss of one batch, a pure function of parameters, batch and context; or (loss, sums). Here CE."""
+        return cross_entropy(model(batch.x), batch.y, batch.w)
 
     def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
         """The gradient of `loss`. Overridden only where no scalar has the gradient that the paper wants."""

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group, tensor
-from polyfed.core.method import Needs
-from polyfed.core.networks import floats
+from polyfed.core.method import Context, Method, Needs, Trained, knobs
+from polyfed.core.networks import floats, load
 from polyfed.core.server import Server
+from polyfed.core.settings import Stage
 from polyfed.functional.averaging import layer_wise_mean, weighted_mean
 from polyfed.models.split import Part
 
@@ -190,3 +191,45 @@ def _key(what: str, architecture: str) -> str:
 def _shared(server: Server, architecture: str, buffers: bool, parts: Collection[Part] | None) -> dict[str, Tensor]:
     initial = server.initial(architecture)
     return {name: initial[name] for name in floats(server.model(architecture, initial), buffers, parts)}
+
+
+@knobs
+class Averaging(Method):
+    """FedAvg as a whole, among any networks: what a method that changes one hook of it starts from."""
+
+    differs: ClassVar[str] = "depth: tensors of one name have one shape (same-shape: anything)"
+    down: ClassVar[str] = "P"
+    up: ClassVar[str] = "P + 1"
+    states: ClassVar[str] = "server: w"
+
+    aggregation: Aggregation = "layer-wise"  # or "same-shape"; alike where all share one architecture
+    weighting: Weighting = "samples"  # "uniform" counts every client once
+
+    @property
+    def needs(self) -> Needs:
+        return needs(self.aggregation)
+
+    @property
+    def scored(self) -> Stage:
+        return "received"
+
+    def start(self, server: Server) -> None:
+        """Seeded initial weights."""
+        start(server, self.aggregation)
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        """The shared weights of the client's architecture."""
+        return broadcast(server, self.aggregation, client_id)
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        """The mean of what came."""
+        average(server, self.aggregation, uploaded(uploads), shares(uploads, self.weighting))
+
+    def receive(self, client: Client, message: Message) -> Context:
+        """The weights are the client's."""
+        load(client.model, group(message, "model"))
+        return {}
+
+    def upload(self, client: Client, trained: Trained) -> Message:
+        """Weights and number of samples."""
+        return upload(client)

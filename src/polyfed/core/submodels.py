@@ -15,19 +15,20 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
 from polyfed.core import static_norm
 from polyfed.core.channels import narrow, plan_of
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group, nbytes, tensor
-from polyfed.core.method import Batch, Context, Exchange, Gradients
+from polyfed.core.method import Batch, Context, Exchange, Gradients, Method, Needs, Trained, knobs
 from polyfed.core.networks import floats, load
 from polyfed.core.server import Server
+from polyfed.core.settings import Stage
 from polyfed.functional.clipping import clipped
 from polyfed.functional.losses import cross_entropy, only_classes
 from polyfed.functional.submodels import OUTPUT, ChannelPlan, Kept, Part, covered_mean, first, take
@@ -288,3 +289,71 @@ def paper_nbytes(message: Message) -> int:
 def _classes(client: Client) -> Tensor:
     """Which classes the client has training samples of, (C,) bool."""
     return torch.bincount(client.data.train.y, minlength=client.classes) > 0
+
+
+@knobs
+class Narrowing(Method):
+    """Clients train slices of one network, which their rates and `window` choose: HeteroFL but for the window."""
+
+    differs: ClassVar[str] = "the width: slices of one network"
+    down: ClassVar[str] = "P(r) + S(r), and P(r) for the statistics"
+    up: ClassVar[str] = "P(r) + C bytes, and S(r) + 1 for the statistics"
+    states: ClassVar[str] = "server: w, BatchNorm's statistics by rate"
+
+    rates: Rates = "dynamic_a1-b1-c1-d1-e1"  # levels and shares; "dynamic" redraws every round, "fix" never
+    scaler: bool = True  # in training, what enters BatchNorm is divided by the rate
+    masked: bool = True  # logits and rows of absent classes play no part
+    clip: Annotated[float, Field(ge=0)] = 1.0  # largest norm of a step's gradient; 0 is off
+    statistics: Statistics = "all"  # who reports BatchNorm's; "running": kept in training and averaged instead
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(one_architecture=True)
+
+    @property
+    def scored(self) -> Stage:
+        return "received"
+
+    def exchanges(self, round: int) -> Sequence[Exchange]:
+        return exchanges(self.statistics)
+
+    # server ------------------------------------------------------------------------------------------------
+    def start(self, server: Server) -> None:
+        start(server)
+
+    def variant(self, server: Server, client_id: int) -> str:
+        return level(server, self.rates, client_id)
+
+    def build(self, model: Any, variant: str) -> nn.Module:
+        return build(model, rate(variant), self.scaler, self.statistics)
+
+    def window(self, server: Server, size: int, rate: float) -> Tensor:
+        """The channels, of a group of so many, that this rate keeps in the present round: int64, in order."""
+        return first(size, rate)
+
+    def _kept(self, server: Server, client_id: int) -> Kept:
+        share = rate(self.variant(server, client_id))
+        return kept(server, lambda size: self.window(server, size, share))
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        return send(server, self.variant(server, client_id), self._kept(server, client_id))
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        variants = {i: self.variant(server, i) for i in uploads}
+        average(server, uploads, variants, {i: self._kept(server, i) for i in uploads})
+
+    # client ------------------------------------------------------------------------------------------------
+    def receive(self, client: Client, message: Message) -> Context:
+        return receive(client, message, self.masked)
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        return loss(model, batch, context)
+
+    def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
+        return clip(super().gradients(model, batch, context), self.clip)
+
+    def upload(self, client: Client, trained: Trained) -> Message:
+        return upload(client, self.masked)
+
+    def paper_nbytes(self, message: Message) -> int:
+        return paper_nbytes(message)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -28,7 +28,7 @@ from torch import Tensor
 from polyfed.core import passes, shared_model
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group, tensor
-from polyfed.core.method import Batch, Context, Method, Needs, Trained, knobs
+from polyfed.core.method import Context, Method, Needs, Trained, knobs
 from polyfed.core.networks import floats, load
 from polyfed.core.server import Server
 from polyfed.functional.losses import cross_entropy
@@ -118,9 +118,6 @@ class FedFomo(Method):
             losses.append(float(cross_entropy(logits, held.y, torch.ones(len(held)))))
         weights = {name: old[name] for name, _ in client.model.named_parameters()}
         return improvements(losses[0], losses[1:], [distance(weights, one, self.norm) for one in candidates])
-
-    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        return cross_entropy(model(batch.x), batch.y, batch.w)
 
     def upload(self, client: Client, trained: Trained) -> Message:
         delta: Tensor = client.context["delta"]

@@ -26,11 +26,10 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group, nbytes, tensor
-from polyfed.core.method import Batch, Context, Method, Needs, Trained, knobs
+from polyfed.core.method import Context, Method, Needs, Trained, knobs
 from polyfed.core.networks import load, split
 from polyfed.core.passes import represent
 from polyfed.core.server import Server
-from polyfed.functional.losses import cross_entropy
 from polyfed.functional.prototypes import class_means, header_step, to_float16, unit_length
 
 
@@ -117,9 +116,6 @@ class FedGH(Method):
         if self.share:
             load(split(client.model).head, group(message, "header"))
         return {}
-
-    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        return cross_entropy(model(batch.x), batch.y, batch.w)
 
     def upload(self, client: Client, trained: Trained) -> Message:
         if not self.share:

@@ -24,10 +24,9 @@ from torch import Tensor
 from polyfed.core import proximal, shared_model
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group, tensor
-from polyfed.core.method import Batch, Context, Method, Needs, Trained, knobs
+from polyfed.core.method import Batch, Context, Trained, knobs
 from polyfed.core.networks import load
 from polyfed.core.server import Server
-from polyfed.core.settings import Stage
 from polyfed.errors import RequestError
 from polyfed.functional.averaging import layer_wise_mean, normalised_mean
 from polyfed.functional.losses import cross_entropy
@@ -35,29 +34,17 @@ from polyfed.functional.steps import normaliser
 
 
 @knobs
-class FedNova(Method):
+class FedNova(shared_model.Averaging):
     """Averaging of updates, each divided by the length of its client's steps."""
 
     name: ClassVar[str] = "fednova"
     paper: ClassVar[str] = "Wang et al., NeurIPS 2020"
-    differs: ClassVar[str] = "depth: tensors of one name have one shape (same-shape: anything)"
-    down: ClassVar[str] = "P"
     up: ClassVar[str] = "P + 2"
     states: ClassVar[str] = "server: w, with server_momentum m"
 
     effective: Literal["normalisers", "steps"] = "normalisers"  # what tau_eff averages: a_k, or tau_k
     server_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the server's step; 0 is off
     mu: Annotated[float, Field(ge=0)] = 0.0  # weight of the proximal term of local solvers; 0 is off
-    aggregation: shared_model.Aggregation = "layer-wise"  # or "same-shape"; alike where all share one architecture
-    weighting: shared_model.Weighting = "samples"  # p_k; "uniform" counts every client once
-
-    @property
-    def needs(self) -> Needs:
-        return shared_model.needs(self.aggregation)
-
-    @property
-    def scored(self) -> Stage:
-        return "received"
 
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
@@ -67,10 +54,7 @@ class FedNova(Method):
                 f"fednova: expected mu times training.lr below 1, came {self.mu:g} times {training.lr:g}; "
                 f"such steps would overshoot what holds them"
             )
-        shared_model.start(server, self.aggregation)
-
-    def broadcast(self, server: Server, client_id: int) -> Message:
-        return shared_model.broadcast(server, self.aggregation, client_id)
+        super().start(server)
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         shares, models = shared_model.shares(uploads, self.weighting), shared_model.uploaded(uploads)
@@ -98,7 +82,7 @@ class FedNova(Method):
         training, a = client.training, float(trained.steps)
         if training.optimizer == "sgd":
             a = normaliser(trained.steps, training.momentum, self.mu * client.lr)
-        sent = {**shared_model.upload(client), "a": torch.tensor(a)}
+        sent = {**super().upload(client, trained), "a": torch.tensor(a)}
         return {**sent, "tau": torch.tensor(float(trained.steps))} if self.effective == "steps" else sent
 
 

@@ -16,19 +16,17 @@ From the authors' code: it weighs by n_k (`weighting = "samples"`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from polyfed.core import shared_model
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group
-from polyfed.core.method import Batch, Context, Exchange, Method, Needs, Phase, Trained, knobs
+from polyfed.core.method import Context, Exchange, Method, Needs, Phase, Trained, knobs
 from polyfed.core.networks import BODY, HEAD, floats, load
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage, Training
-from polyfed.functional.losses import cross_entropy
 
 
 @knobs
@@ -86,9 +84,6 @@ class FedRep(Method):
     def phases(self, training: Training) -> Sequence[Phase]:
         epochs = training.epochs if self.extractor_epochs is None else self.extractor_epochs
         return Phase(self.head_epochs, HEAD, name="head"), Phase(epochs, BODY, name="extractor")
-
-    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        return cross_entropy(model(batch.x), batch.y, batch.w)
 
     def upload(self, client: Client, trained: Trained) -> Message:
         return {"model": floats(client.model, parts=BODY)} if client.exchange == "train" else {}

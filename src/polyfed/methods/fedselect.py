@@ -21,7 +21,7 @@ are those of every round; buffers are not averaged.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -30,12 +30,11 @@ from torch import Tensor
 from polyfed.core import shared_model
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, State, group, tensor
-from polyfed.core.method import Batch, Context, Method, Needs, Phase, Trained, knobs
+from polyfed.core.method import Context, Method, Needs, Phase, Trained, knobs
 from polyfed.core.networks import floats, load
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
 from polyfed.functional import masks
-from polyfed.functional.losses import cross_entropy
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -123,9 +122,6 @@ class FedSelect(Method):
         mine, ours = (training.epochs if e is None else e for e in (self.personal_epochs, self.shared_epochs))
         own = Phase(mine, rows="rows", mask="personal", name="personal")
         return own, Phase(ours, mask="shared", name="shared")
-
-    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        return cross_entropy(model(batch.x), batch.y, batch.w)
 
     def upload(self, client: Client, trained: Trained) -> Message:
         state, mine = client.state, _masks(client.state, "mask")

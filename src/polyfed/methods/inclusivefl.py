@@ -18,7 +18,7 @@ what the clients sent, before the larger one's own distillation. (6) BatchNorm's
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -27,13 +27,12 @@ from torch import Tensor
 from polyfed.core import shared_model
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group
-from polyfed.core.method import Batch, Context, Method, Needs, Trained, knobs
+from polyfed.core.method import Context, Method, Needs, Trained, knobs
 from polyfed.core.networks import load, split
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.functional.averaging import weighted_mean
 from polyfed.functional.cross_layer import last_blocks
-from polyfed.functional.losses import cross_entropy
 
 _LAYERS: shared_model.Aggregation = "layer-wise"
 
@@ -108,9 +107,6 @@ class InclusiveFL(Method):
     def receive(self, client: Client, message: Message) -> Context:
         load(client.model, group(message, "model"))
         return {}
-
-    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        return cross_entropy(model(batch.x), batch.y, batch.w)
 
     def upload(self, client: Client, trained: Trained) -> Message:
         return shared_model.upload(client)

@@ -17,54 +17,30 @@ reference. (4) Convolutions alone, larger than 1 x 1; transformers (one norm lay
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
 
 from polyfed.core import shared_model
-from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, group
-from polyfed.core.method import Batch, Context, Method, Needs, Trained, knobs
-from polyfed.core.networks import load
+from polyfed.core.message import Group, Message
+from polyfed.core.method import knobs
 from polyfed.core.server import Server
-from polyfed.core.settings import Stage
 from polyfed.functional.cross_layer import Granularity, corrected, references
-from polyfed.functional.losses import cross_entropy
 
 
 @knobs
-class InCoAvg(Method):
+class InCoAvg(shared_model.Averaging):
     """Averaging, with the updates of deep layers steered by those of shallow ones."""
 
     name: ClassVar[str] = "incoavg"
     paper: ClassVar[str] = "Chan et al., ICLR 2024"
-    differs: ClassVar[str] = "depth: tensors of one name have one shape (same-shape: anything)"
-    down: ClassVar[str] = "P"
-    up: ClassVar[str] = "P + 1"
-    states: ClassVar[str] = "server: w"
 
     theta_rule: Literal["code", "paper", "none"] = "code"  # how far towards g_0; "none" corrects nothing: FedAvg
     granularity: Granularity = "kernel"  # what has a theta of its own, or the whole "tensor"
     theta_max: Annotated[float, Field(ge=0)] = 5.0  # of "code"; 0 leaves the rescaling alone
     update_max: Annotated[float, Field(ge=0)] = 0.1  # largest entry of a corrected update; 0: any
-    aggregation: shared_model.Aggregation = "layer-wise"  # or "same-shape": within each architecture
     weighting: shared_model.Weighting = "uniform"  # "samples": clients count by n_k
-
-    @property
-    def needs(self) -> Needs:
-        return shared_model.needs(self.aggregation)
-
-    @property
-    def scored(self) -> Stage:
-        return "received"
-
-    # server ------------------------------------------------------------------------------------------------
-    def start(self, server: Server) -> None:
-        shared_model.start(server, self.aggregation)
-
-    def broadcast(self, server: Server, client_id: int) -> Message:
-        return shared_model.broadcast(server, self.aggregation, client_id)
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         before, shares = shared_model.models(server), shared_model.shares(uploads, self.weighting)
@@ -81,14 +57,3 @@ class InCoAvg(Method):
                 limits = self.theta_max, self.update_max
                 moved[name] = w[name] + corrected(g_k, g_0, self.theta_rule, self.granularity, *limits)
         return moved
-
-    # client ------------------------------------------------------------------------------------------------
-    def receive(self, client: Client, message: Message) -> Context:
-        load(client.model, group(message, "model"))
-        return {}
-
-    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        return cross_entropy(model(batch.x), batch.y, batch.w)
-
-    def upload(self, client: Client, trained: Trained) -> Message:
-        return shared_model.upload(client)

@@ -7,12 +7,9 @@ A client trains only in the rounds in which it is drawn, so that it learns exact
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from torch import Tensor
-
-from polyfed.core.method import Batch, Context, Method, knobs
-from polyfed.functional.losses import cross_entropy
+from polyfed.core.method import Method, knobs
 
 
 @knobs
@@ -21,6 +18,3 @@ class Local(Method):
 
     name: ClassVar[str] = "local"
     paper: ClassVar[str] = "every client for itself"
-
-    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        return cross_entropy(model(batch.x), batch.y, batch.w)

@@ -23,49 +23,25 @@ from torch import Tensor
 from polyfed.core import shared_model
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group
-from polyfed.core.method import Batch, Context, Method, Needs, Trained, knobs
+from polyfed.core.method import Batch, Context, Needs, knobs
 from polyfed.core.networks import floats, frozen, load
-from polyfed.core.server import Server
-from polyfed.core.settings import Stage
 from polyfed.functional.losses import contrast, cross_entropy
 
 
 @knobs
-class MOON(Method):
+class MOON(shared_model.Averaging):
     """Averaging of weights, with representations drawn to the received model's and away from the client's last."""
 
     name: ClassVar[str] = "moon"
     paper: ClassVar[str] = "Li et al., CVPR 2021"
-    differs: ClassVar[str] = "depth: tensors of one name have one shape (same-shape: anything)"
-    down: ClassVar[str] = "P"
-    up: ClassVar[str] = "P + 1"
-    states: ClassVar[str] = "server: w"
 
     mu: Annotated[float, Field(ge=0)] = 1.0  # weight of l_con; 0 is FedAvg
     temperature: Annotated[float, Field(gt=0)] = 0.5  # T; the larger, the weaker
-    aggregation: shared_model.Aggregation = "layer-wise"  # or "same-shape"; alike where all share one architecture
-    weighting: shared_model.Weighting = "samples"  # "uniform" counts every client once
 
     @property
     def needs(self) -> Needs:
         return shared_model.needs(self.aggregation, split_model=True)
 
-    @property
-    def scored(self) -> Stage:
-        return "received"
-
-    # server ------------------------------------------------------------------------------------------------
-    def start(self, server: Server) -> None:
-        shared_model.start(server, self.aggregation)
-
-    def broadcast(self, server: Server, client_id: int) -> Message:
-        return shared_model.broadcast(server, self.aggregation, client_id)
-
-    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        shares = shared_model.shares(uploads, self.weighting)
-        shared_model.average(server, self.aggregation, shared_model.uploaded(uploads), shares)
-
-    # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
         model, contrasted = client.model, self.mu > 0 and client.weights is not None  # None: its first round
         previous = {name: t.clone() for name, t in floats(model).items()} if contrasted else {}
@@ -83,6 +59,3 @@ class MOON(Method):
         near, far = context["received"].represent(batch.x), context["previous"].represent(batch.x)
         term = contrast(z, near, far, self.temperature, batch.w)
         return task + self.mu * term, {"contrast": term}
-
-    def upload(self, client: Client, trained: Trained) -> Message:
-        return shared_model.upload(client)

@@ -26,46 +26,34 @@ from torch import Tensor
 from polyfed.core import passes, shared_model
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group
-from polyfed.core.method import Batch, Context, Gradients, Method, Needs, Trained, knobs
+from polyfed.core.method import Batch, Context, Gradients, Trained, knobs
 from polyfed.core.networks import floats, load
 from polyfed.core.server import Server
-from polyfed.core.settings import Stage
 from polyfed.errors import RequestError
-from polyfed.functional.losses import cross_entropy
 
 _SUM = "control"  # in the server's state: the sum of all c_k
 _RAW = "gradient "  # before a parameter's name: its gradients' sum over the steps
 
 
 @knobs
-class SCAFFOLD(Method):
+class SCAFFOLD(shared_model.Averaging):
     """Averaging of weights, with steps corrected for what a client's data alone would do."""
 
     name: ClassVar[str] = "scaffold"
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
-    differs: ClassVar[str] = "depth: tensors of one name have one shape (same-shape: anything)"
     down: ClassVar[str] = "2 P"
     up: ClassVar[str] = "2 P + 1"
     states: ClassVar[str] = "client: c_k; server: w, c"
 
     control: Literal["mean", "I", "II"] = "mean"  # c_k+: the mean of the steps' gradients, or the paper's option
     server_lr: Annotated[float, Field(gt=0)] = 1.0  # of the server's step; 1 is the plain mean
-    aggregation: shared_model.Aggregation = "layer-wise"  # or "same-shape"; alike where all share one architecture
     weighting: shared_model.Weighting = "uniform"  # of the mean of w_k; "samples" counts clients by n_k
-
-    @property
-    def needs(self) -> Needs:
-        return shared_model.needs(self.aggregation)
-
-    @property
-    def scored(self) -> Stage:
-        return "received"
 
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
         if self.control == "II" and not server.training.lr:
             raise RequestError("scaffold: control 'II' divides by training.lr, came 0; take control 'mean'")
-        shared_model.start(server, self.aggregation)
+        super().start(server)
         shared_model.zeros(server, self.aggregation, _SUM)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
@@ -73,7 +61,7 @@ class SCAFFOLD(Method):
         total = shared_model.read(server, self.aggregation, architecture, _SUM)
         owners = shared_model.owners(server, self.aggregation, architecture)
         control = {name: c / owners[name] for name, c in total.items()}
-        return {**shared_model.broadcast(server, self.aggregation, client_id), "control": control}
+        return {**super().broadcast(server, client_id), "control": control}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         shares, models = shared_model.shares(uploads, self.weighting), shared_model.uploaded(uploads)
@@ -88,9 +76,6 @@ class SCAFFOLD(Method):
         c, own = group(message, "control"), _control(client)
         return {"received": received, "correction": {name: (c[name] - own[name]).to(w) for name, w in received.items()}}
 
-    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        return cross_entropy(model(batch.x), batch.y, batch.w)
-
     def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
         raw = super().gradients(model, batch, context)
         correction: Mapping[str, Tensor] = context["correction"]
@@ -101,7 +86,11 @@ class SCAFFOLD(Method):
     def upload(self, client: Client, trained: Trained) -> Message:
         own, new = _control(client), {name: t.cpu() for name, t in self._new_control(client, trained).items()}
         client.state["control"] = new
-        return {**shared_model.upload(client), "control": {name: new[name] - own[name] for name in new}}
+        return {**super().upload(client, trained), "control": {name: new[name] - own[name] for name in new}}
+
+    def _task(self, model: Any, batch: Batch) -> Tensor:
+        outcome = self.loss(model, batch, {})
+        return outcome[0] if isinstance(outcome, tuple) else outcome
 
     def _new_control(self, client: Client, trained: Trained) -> dict[str, Tensor]:
         """c_k+, on the network's device."""
@@ -110,7 +99,7 @@ class SCAFFOLD(Method):
             now, way = floats(client.model, buffers=False), trained.steps * client.lr
             return {name: (w - now[name]) / way - correction[name] for name, w in received.items()}
         if self.control == "I":
-            found = passes.gradient(lambda model, batch: self.loss(model, batch, {}), client, received)
+            found = passes.gradient(self._task, client, received)
         else:
             sums = trained.sums or {}
             found = {name: sums[_RAW + name][0] / trained.steps for name in received if _RAW + name in sums}

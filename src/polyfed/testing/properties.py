@@ -560,8 +560,6 @@ def _steps(kit: Kit, look: Callable[[Any, Batch, Context], None]) -> None:
 @_property
 def loss_is_pure(kit: Kit) -> None:
     """The same again when called again; a function of parameters, batch and context under torch.func, also for many."""
-    if type(kit.method).loss is Method.loss:
-        raise NotAsked("it has no loss, only gradients")
 
     def look(model: Any, batch: Batch, context: Context) -> None:
         draws = global_draws()

@@ -31,6 +31,7 @@ from polyfed.methods import (
     InclusiveFL,
     InCoAvg,
     Local,
+    ScaleFL,
 )
 from polyfed.registry import METHODS
 from polyfed.testing import Bite, Reduction
@@ -136,9 +137,9 @@ def fedin_bytes(server: Any, client_id: int) -> tuple[int, int]:
 
 
 def scaffold_bytes(server: Any, client_id: int) -> tuple[int, int]:
-    """Weights and variates each way; the kit's networks have no buffers."""
+    """Weights, variates and an int64 each way; the kit's networks have no buffers."""
     p = numbers(server, client_id)
-    return 8 * p, 8 * p + 8
+    return 8 * p + 8, 8 * p + 8
 
 
 def fednova_bytes(server: Any, client_id: int) -> tuple[int, int]:
@@ -230,6 +231,24 @@ def ordered_dropout(model: Any, batch: Any, context: Any) -> float:
         small.data = large.detach()[tuple(slice(0, n) for n in small.shape)]
     p, q = (torch.log_softmax(net(batch.x).detach().double(), 1) for net in (model, inner))
     return task + float((p.exp() * (p - q)).sum(1).mean())
+
+
+def scalefl_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """P of the stem, the block and its exit at half the width, or of all, 8 and 12 channels."""
+    whole = int(server.state["levels"][client_id]) == 2
+    w, f = (8, 12) if whole else (4, 6)
+    p = (9 * w + w) + (9 * w * w + w) + (w * 3 + 3) + whole * ((9 * w * f + f) + (f * 3 + 3))
+    return 4 * p, 4 * p
+
+
+def exits(model: Any, batch: Any, context: Any) -> float:
+    """(L_1 + 2 L_2) / 3 with L_1 = CE + 0.3 2^2 KL(softmax(o_2 / 2) || softmax(o_1 / 2)), or CE of the only exit."""
+    outputs = model(batch.x)
+    *early, own = [cross_entropy(lambda x, out=out: out, batch, context) for out in outputs]
+    if not early:
+        return own
+    p, q = (torch.log_softmax(out.detach().double() / 2, 1).numpy() for out in reversed(outputs))
+    return (early[0] + 0.3 * 4 * (np.exp(p) * (p - q)).sum(1).mean() + 2 * own) / 3
 
 
 # one line per method: what is tested, with the options of its own
@@ -548,6 +567,18 @@ test_fjord = testing.conformance(
     bites={"widths": 2},
     inert={"statistics": "there is no BatchNorm"},
     reductions=[Reduction({"widths": 1}, FedAvg(), "received", one_architecture=True)],
+)
+
+
+test_scalefl = testing.conformance(
+    ScaleFL(levels="0.5@0.5 1@1", gamma=0.3, temperature=2.0),
+    models=WIDE,
+    oracle=exits,
+    expected_bytes=scalefl_bytes,
+    skip={"numbering": BY_NUMBER},
+    bites={"levels": "0.5@0.3 1@1", "distil_from": 1.0},
+    inert={"statistics": "there is no BatchNorm"},
+    reductions=[Reduction({"levels": "1@1"}, FedAvg(weighting="uniform"), "received", one_architecture=True)],
 )
 
 

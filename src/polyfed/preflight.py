@@ -1,4 +1,4 @@
-"""What a federation will cost, measured on one client of each architecture, before anything is written.
+"""What a federation will cost, measured on one client of each network, before anything is written.
 
 Two rounds are played, as some methods' first messages are smaller than the later ones, and the closing round, where
 there is one. Training takes a few batches only; all else (receiving, what is computed for the upload, scoring) is done
@@ -36,11 +36,12 @@ _SHOWN_CLIENTS = 20  # lines of the table of clients
 
 @dataclass(frozen=True)
 class ArchitectureCheck:
-    """What one architecture is and costs, measured on one of its clients.
+    """What one network is and costs, measured on one of its clients.
 
     Attributes:
-        name: of the architecture.
-        client: number of the client that was measured. clients: how many have this architecture.
+        name: of the architecture, with the variant of it that the clients train, where the method has several; where
+            these change from round to round, as in round 2.
+        client: number of the client that was measured. clients: how many have this network.
         parameters: how many numbers are trained. nbytes: what such a client keeps: weights, buffers, state.
         cut: shape of a sample where it leaves the extractor. feature_dim: width of its representation.
         down, up: bytes that go to and come from this client in rounds 1 and 2.
@@ -68,7 +69,7 @@ class Check:
 
     Attributes:
         facts: method, dataset, rounds and so on, as in `result.json`.
-        architectures: one entry each.
+        architectures: one entry for each network that is trained.
         clients: one entry each: id, architecture, train, validation, test (rows), labels (class -> training rows).
         unused: rows of the data set that nobody gets. holdout: rows that the server holds.
         seconds, bytes_up, bytes_down: estimates for the whole run, if it does not stop early.
@@ -87,7 +88,7 @@ class Check:
 
     def __str__(self) -> str:
         facts = self.facts
-        kinds = ["architecture", "clients", "parameters", "cut", "features", "down, rounds 1, 2", "up, rounds 1, 2"]
+        kinds = ["network", "clients", "parameters", "cut", "features", "down, rounds 1, 2", "up, rounds 1, 2"]
         lines = [
             f"{facts['label'] or facts['method']} on {facts['dataset']}: {facts['clients']} clients, "
             f"{facts['rounds']} rounds, seed {facts['seed']}. Models and data fit the method.",
@@ -114,7 +115,7 @@ class Check:
 
 
 def measure(federation: Federation, unused: int = 0, holdout: int = 0) -> Check:
-    """Play two rounds with one client of each architecture. The federation cannot be run afterwards.
+    """Play two rounds with one client of each network. The federation cannot be run afterwards.
 
     Args:
         federation: ready to run.
@@ -126,7 +127,7 @@ def measure(federation: Federation, unused: int = 0, holdout: int = 0) -> Check:
     trial = _Trial(federation)
     kinds = {kind.name: kind for kind in trial.play()}
     clients, training = federation.clients, federation.training
-    mine = [kinds[client.architecture] for client in clients]
+    mine = [kinds[trial.networks[client.id]] for client in clients]
     steps = [trial.steps(client, federation.method.exchanges(1)) for client in clients]
     busy = [kind.seconds_batch * count + kind.seconds_rest for kind, count in zip(mine, steps, strict=True)]
     drop = federation.availability.drop
@@ -152,7 +153,7 @@ def measure(federation: Federation, unused: int = 0, holdout: int = 0) -> Check:
 
 
 def message_bytes(federation: Federation) -> tuple[dict[str, int], dict[str, int]]:
-    """Bytes down and up in round 2 by architecture, from a trial of one batch a round in which nobody is scored.
+    """Bytes down and up in round 2 by network (`ArchitectureCheck.name`), from a trial of one batch a round in which nobody is scored.
 
     So that methods that pass over all of a client's data stay quick, a client keeps the first rows of every class only:
     as many as a batch has, or as the largest whole number among the method's knobs, which may count rows. The
@@ -202,18 +203,18 @@ class _Cost:
 
 
 class _Trial:
-    """Plays rounds with one client of each architecture, with so many batches at most."""
+    """Plays rounds with one client of each network, with so many batches at most."""
 
     def __init__(self, federation: Federation, batches: int = _TRIED_BATCHES, scores: bool = True) -> None:
         self._federation = federation
         self._most, self._scores = batches, scores
-        firsts = {client.architecture: client for client in reversed(federation.clients)}
-        self._members = sorted(firsts.values(), key=lambda client: client.id)
-        self._batches = {member.id: 1 for member in self._members}
+        self._members: list[Client] = []
+        self._batches: dict[int, int] = {}  # by member
+        self.networks: dict[int, str] = {}  # what clients train in round 2
         self.server_seconds = 0.0  # of one round
 
     def play(self) -> list[ArchitectureCheck]:
-        """Both rounds; every architecture's costs."""
+        """Both rounds; every network's costs."""
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # as a run does
         try:
@@ -222,13 +223,24 @@ class _Trial:
             torch.set_num_threads(threads)
 
     def _played(self) -> list[ArchitectureCheck]:
-        self._federation.method.start(self._federation.server)
         method = self._federation.method
+        method.start(self._federation.server)
+        self._look_round()
         first, second = (self._round(number, method.exchanges(number)) for number in (1, 2))
         seconds = self.server_seconds
         last = self._round(3, method.closing())
         self.server_seconds = seconds
         return [self._described(m, first[m.id], second[m.id], last[m.id]) for m in self._members]
+
+    def _look_round(self) -> None:
+        """Who trains which network in round 2; the first client of each is a member."""
+        clients, server = self._federation.clients, self._federation.server
+        server.round = 2
+        variants = {client.id: self._federation.method.variant(server, client.id) for client in clients}
+        self.networks = {client.id: f"{client.architecture} {variants[client.id]}".rstrip() for client in clients}
+        firsts = {self.networks[client.id]: client for client in reversed(clients)}
+        self._members = sorted(firsts.values(), key=lambda client: client.id)
+        self._batches = {member.id: 1 for member in self._members}
 
     def steps(self, client: Client, exchanges: Sequence[Exchange]) -> int:
         """Training steps of a client in these; where a phase takes some rows only, as if it took all."""
@@ -293,14 +305,16 @@ class _Trial:
         return upload
 
     def _described(self, member: Client, first: _Cost, second: _Cost, last: _Cost) -> ArchitectureCheck:
-        architectures, method = self._federation.architectures, self._federation.method
+        server, method = self._federation.server, self._federation.method
         closing = last.batch * self.steps(member, method.closing()) + last.rest
-        module = architectures.template(member.architecture)
+        server.round = 2
+        variant = method.variant(server, member.id)
+        module = self._federation.architectures.template(member.architecture, variant)
         split = module if isinstance(module, SplitModel) else None
         return ArchitectureCheck(
-            name=member.architecture,
+            name=self.networks[member.id],
             client=member.id,
-            clients=sum(client.architecture == member.architecture for client in self._federation.clients),
+            clients=sum(name == self.networks[member.id] for name in self.networks.values()),
             parameters=sum(parameter.numel() for parameter in module.parameters()),
             nbytes=second.kept,
             cut=None if split is None else tuple(cuts(split, one_input(member, split))[0]),

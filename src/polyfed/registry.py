@@ -85,6 +85,7 @@ METHODS = Registry(
         "incoavg": "polyfed.methods.incoavg:InCoAvg",
         "moon": "polyfed.methods.moon:MOON",
         "scaffold": "polyfed.methods.scaffold:SCAFFOLD",
+        "scalefl": "polyfed.methods.scalefl:ScaleFL",
     },
 )
 
@@ -99,6 +100,7 @@ MODELS = Registry(
         **{f"digits-cnn{i}": f"{_CNN}:digits_cnn{i}" for i in range(1, 6)},
         **{f"resnet{d}": f"{_RESNET}:resnet{d}" for d in (10, 14, 18, 22, 26)},
         **{f"resnet{d}-cifar": f"{_RESNET}:resnet{d}_cifar" for d in (10, 14, 18, 22, 26)},
+        **{f"resnet{d}-half": f"{_RESNET}:resnet{d}_half" for d in (10, 14, 18, 22, 26)},
         "resnet152-preact": f"{_RESNET}:resnet152_preact",
         "resnet152-preact-1000": f"{_RESNET}:resnet152_preact_1000",
     },

@@ -127,6 +127,15 @@ class Method:
     down: ClassVar[str] = "nothing"  # what a client is sent per round, in numbers: "P + C", P its parameters
     up: ClassVar[str] = "nothing"  # what it sends
     states: ClassVar[str] = "none"  # what outlives a round beside the clients' weights: "client: c_i; server: w, c"
+    # True: where a client has no weights of its own, `receive` writes all of its network and reads nothing of it, so
+    # that the engine need not draw (and for every evaluation draw again) a start that nobody sees
+    starts_blank: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Who writes a `receive` of its own says anew whether it `starts_blank`."""
+        super().__init_subclass__(**options)
+        if "receive" in vars(cls):
+            cls.starts_blank = vars(cls).get("starts_blank", False)
 
     # what it needs and what is scored -----------------------------------------------------------------------
     @property

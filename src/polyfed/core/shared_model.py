@@ -201,6 +201,7 @@ class Averaging(Method):
     down: ClassVar[str] = "P"
     up: ClassVar[str] = "P + 1"
     states: ClassVar[str] = "server: w"
+    starts_blank: ClassVar[bool] = True
 
     aggregation: Aggregation = "layer-wise"  # or "same-shape"; alike where all share one architecture
     weighting: Weighting = "samples"  # "uniform" counts every client once

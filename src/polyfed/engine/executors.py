@@ -141,7 +141,7 @@ def own_weights(client: Client, variant: str, architectures: Architectures) -> d
     template = architectures.template(client.architecture, variant).state_dict()
     if client.weights is not None and has_own(client, variant, architectures):
         return {name: client.weights[name] for name in template}
-    return architectures.initial(client.architecture, variant, client.id, client.given)
+    return architectures.begun(client.architecture, variant, client.id, client.given)
 
 
 def _still_initial(client: Client, weights: dict[str, Tensor], variant: str, architectures: Architectures) -> bool:

@@ -130,7 +130,8 @@ class Federation:
             client.id, client.classes, client.seed, client.data = number, self.classes, seed, data
             client.training, client.public = self.training, public
         named = _name_architectures(self.clients, dict(builders or {}))
-        self.architectures = Architectures(named, method.build, seed, named_device(device))
+        device_, blank = named_device(device), method.starts_blank
+        self.architectures = Architectures(named, method.build, seed, device_, blank)
         check_fit(method, self.clients, self.architectures, public)
         self.server = Server(
             {client.id: Member(client.architecture, client.n) for client in self.clients},

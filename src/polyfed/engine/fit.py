@@ -69,10 +69,11 @@ def _check_forward(client: Client, module: nn.Module) -> None:
         raise RequestError(
             f"client {client.id} ('{client.architecture}') cannot take inputs of shape {tuple(x.shape[1:])}: {problem}"
         ) from error
-    if scores.dim() != 2 or scores.shape[1] < client.classes:
+    if not isinstance(scores, Tensor) or scores.dim() != 2 or scores.shape[1] < client.classes:
+        came = f"shape {tuple(scores.shape[1:])}" if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
         raise RequestError(
             f"expected scores for {client.classes} classes per sample from client {client.id} "
-            f"('{client.architecture}'), came shape {tuple(scores.shape[1:])}"
+            f"('{client.architecture}'), came {came}"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -55,6 +55,39 @@ def divergence(logits_NC: Tensor, teacher_NC: Tensor, w_N: Tensor) -> Tensor:
     kl_N = (log_p.exp() * (log_p - log_q)).sum(dim=1)
     total = w_N.sum()
     return (w_N * kl_N).sum() / torch.where(total > 0, total, torch.ones_like(total))
+
+
+def exits_loss(exits_NC: Sequence[Tensor], y_N: Tensor, w_N: Tensor, gamma: float, temperature: float) -> Tensor:
+    """sum_j j L_j / (m (m + 1) / 2) over the exits j = 1..m of a network, all of which learn from the labels.
+
+    L_j = CE(o_j, y) + gamma T^2 KL(softmax(o_m / T) || softmax(o_j / T)) for j < m, the last exit being a constant in
+    the latter; L_m = CE(o_m, y).
+
+    Args:
+        exits_NC: logits o_1 to o_m, the deepest last. y_N: classes. w_N: row weights, as in `cross_entropy`.
+        gamma: weight of the distillation, 0 is none. temperature: T > 0.
+
+    Returns:
+        0-d tensor.
+
+    Raises:
+        ValueError: no exit, T is not positive, or shapes do not fit.
+
+    Source: Ilhan, Su and Liu (ScaleFL), CVPR 2023.
+
+    >>> zeros = torch.zeros(1, 2)
+    >>> exits_loss([zeros, zeros, zeros], torch.tensor([0]), torch.ones(1), 1.0, 3.0)  # log 2: the weights sum to 1
+    tensor(0.6931)
+    """
+    if not exits_NC or temperature <= 0:
+        raise ValueError(f"expected at least one exit and T above 0, got {len(exits_NC)} and {temperature}")
+    m, last_NC = len(exits_NC), exits_NC[-1]
+    losses = [cross_entropy(logits_NC, y_N, w_N) for logits_NC in exits_NC]
+    for j, logits_NC in enumerate(exits_NC[:-1] if gamma else ()):
+        taught = divergence(logits_NC / temperature, last_NC / temperature, w_N)
+        losses[j] = losses[j] + gamma * temperature**2 * taught
+    total = torch.stack([j * loss for j, loss in enumerate(losses, 1)]).sum()
+    return total / (m * (m + 1) / 2)
 
 
 def contrast(z_ND: Tensor, near_ND: Tensor, far_ND: Tensor, temperature: float, w_N: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from polyfed.methods.local import Local
     from polyfed.methods.moon import MOON
     from polyfed.methods.scaffold import SCAFFOLD
+    from polyfed.methods.scalefl import ScaleFL
 
 __all__ = [
     "MOON",
@@ -47,6 +48,7 @@ __all__ = [
     "InCoAvg",
     "InclusiveFL",
     "Local",
+    "ScaleFL",
 ]
 
 

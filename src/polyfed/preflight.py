@@ -1,12 +1,13 @@
 """What a federation will cost, measured on one client of each architecture, before anything is written.
 
-Two rounds are played, as some methods' first messages are smaller than the later ones, and the closing round, where
-there is one. Training takes a few batches only; all else (receiving, what is computed for the upload, scoring) is done
-as in a run, so that bytes are those of the messages.
+Two rounds are played, the first and the next in which somebody trains, as some methods' first messages are smaller than
+the later ones; and the closing round, where there is one. Training takes a few batches only; all else (receiving, what
+is computed for the upload, scoring) is done as in a run, so that bytes are those of the messages.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,8 +17,8 @@ from typing import Any
 import torch
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, copied, nbytes, read_only
-from polyfed.core.method import Exchange, Trained
+from polyfed.core.message import Message, copied, nbytes, read_only, tensor
+from polyfed.core.method import Exchange, Phase, Trained
 from polyfed.data.samples import Samples
 from polyfed.engine.evaluation import score_model
 from polyfed.engine.executors import at_work
@@ -127,22 +128,22 @@ def measure(federation: Federation, unused: int = 0, holdout: int = 0) -> Check:
     kinds = {kind.name: kind for kind in trial.play()}
     clients, training = federation.clients, federation.training
     mine = [kinds[client.architecture] for client in clients]
-    steps = [trial.steps(client, federation.method.exchanges(1)) for client in clients]
-    busy = [kind.seconds_batch * count + kind.seconds_rest for kind, count in zip(mine, steps, strict=True)]
     drop = federation.availability.drop
     reached = 1 - drop if federation.availability.drop_when == "before" else 1.0
     closing = [sum(kind.closing[place] for kind in mine) for place in range(3)]
-    asked = _asked(federation)
-    taking = list(zip(mine, asked, strict=True))
+    asked, passages = _asked(federation), [federation.method.exchanges(n) for n in range(1, training.rounds + 1)]
+    taking, busy = list(zip(mine, asked, strict=True)), 0.0
+    for client, (kind, (first, later)) in zip(clients, taking, strict=True):
+        steps = [trial.steps(client, exchanges) for exchanges in passages]
+        trained = first * steps[0] + later * sum(steps[1:]) / max(1, len(steps) - 1)
+        busy += kind.seconds_batch * trained + kind.seconds_rest * (first + later)
     return Check(
         facts=federation.facts,
         architectures=tuple(kinds.values()),
         clients=tuple(_facts(client) for client in clients),
         unused=unused,
         holdout=holdout,
-        seconds=reached * sum(sum(often) * time for often, time in zip(asked, busy, strict=True))
-        + training.rounds * trial.server_seconds
-        + closing[2],
+        seconds=reached * busy + training.rounds * trial.server_seconds + closing[2],
         bytes_up=(1 - drop) * sum(first * kind.up[0] + later * kind.up[1] for kind, (first, later) in taking)
         + closing[1],
         bytes_down=reached * sum(first * kind.down[0] + later * kind.down[1] for kind, (first, later) in taking)
@@ -210,6 +211,7 @@ class _Trial:
         firsts = {client.architecture: client for client in reversed(federation.clients)}
         self._members = sorted(firsts.values(), key=lambda client: client.id)
         self._batches = {member.id: 1 for member in self._members}
+        self._taken: dict[tuple[str, str | None], float] = {}  # exchange, a phase's rows -> their share of the data
         self.server_seconds = 0.0  # of one round
 
     def play(self) -> list[ArchitectureCheck]:
@@ -224,17 +226,27 @@ class _Trial:
     def _played(self) -> list[ArchitectureCheck]:
         self._federation.method.start(self._federation.server)
         method = self._federation.method
-        first, second = (self._round(number, method.exchanges(number)) for number in (1, 2))
+        later = range(2, self._federation.training.rounds + 1)  # the first of them in which somebody trains
+        number = next((n for n in later if any(exchange.trains for exchange in method.exchanges(n))), 2)
+        first, second = (self._round(n, method.exchanges(n)) for n in (1, number))
         seconds = self.server_seconds
-        last = self._round(3, method.closing())
+        last = self._round(number + 1, method.closing())
         self.server_seconds = seconds
         return [self._described(m, first[m.id], second[m.id], last[m.id]) for m in self._members]
 
     def steps(self, client: Client, exchanges: Sequence[Exchange]) -> int:
-        """Training steps of a client in these; where a phase takes some rows only, as if it took all."""
-        usual, size = self._federation.method.phases(client.training), client.training.batch_size
-        phases = [p for each in exchanges if each.trains for p in (usual if each.phases is None else each.phases)]
-        return sum(phase.epochs * -(-len(data_of(client, phase)[0]) // size) for phase in phases)
+        """Training steps of a client in these; a phase takes the same share of the data as it last did in the trial."""
+        size, total = client.training.batch_size, 0
+        for exchange in exchanges:
+            for phase in self._phases(client, exchange):
+                share = self._taken.get((exchange.name, phase.rows), 1.0)
+                total += phase.epochs * math.ceil(share * len(data_of(client, phase)[0]) / size)
+        return total
+
+    def _phases(self, client: Client, exchange: Exchange) -> Sequence[Phase]:
+        if not exchange.trains:
+            return ()
+        return self._federation.method.phases(client.training) if exchange.phases is None else exchange.phases
 
     def _round(self, number: int, exchanges: Sequence[Exchange]) -> dict[int, _Cost]:
         method, server = self._federation.method, self._federation.server
@@ -271,6 +283,10 @@ class _Trial:
             received = time.perf_counter()
             trained = Trained()
             if exchange.trains:
+                for phase in self._phases(client, exchange):
+                    if phase.rows is not None:
+                        taken = len(tensor(context, phase.rows)) / max(1, len(data_of(client, phase)[0]))
+                        self._taken[exchange.name, phase.rows] = taken
                 trained = train(client, method, context, self._batches.get(member.id, 1), exchange.phases)
             done = time.perf_counter()
             upload = read_only(copied(method.upload(client, trained)))
@@ -296,7 +312,8 @@ class _Trial:
         architectures, method = self._federation.architectures, self._federation.method
         closing = last.batch * self.steps(member, method.closing()) + last.rest
         module = architectures.template(member.architecture)
-        split = module if isinstance(module, SplitModel) else None
+        own = architectures.template(member.architecture, alone=True)
+        split = own if isinstance(own, SplitModel) else None
         return ArchitectureCheck(
             name=member.architecture,
             client=member.id,

@@ -57,6 +57,54 @@ def divergence(logits_NC: Tensor, teacher_NC: Tensor, w_N: Tensor) -> Tensor:
     return (w_N * kl_N).sum() / torch.where(total > 0, total, torch.ones_like(total))
 
 
+def absolute_error(found_NC: Tensor, target_NC: Tensor, w_N: Tensor) -> Tensor:
+    """mean_c |found - target|, weighted mean over the rows: L1 on logits, as FedMD digests its consensus.
+
+    Args:
+        found_NC: what is trained. target_NC: what to match, a constant for the gradient, which is sign(found - target)
+            w_n / (C sum w). w_N: row weights, as in `cross_entropy`.
+
+    Returns:
+        0-d tensor.
+
+    Raises:
+        ValueError: shapes do not fit.
+
+    >>> absolute_error(torch.tensor([[1.0, -2.0]]), torch.zeros(1, 2), torch.ones(1))
+    tensor(1.5000)
+    """
+    if found_NC.dim() != 2 or target_NC.shape != found_NC.shape or w_N.shape != found_NC.shape[:1]:
+        shapes = f"{tuple(found_NC.shape)}, {tuple(target_NC.shape)} and {tuple(w_N.shape)}"
+        raise ValueError(f"expected found and target (N, C) and w (N,), got {shapes}")
+    error_N = (found_NC - target_NC.detach()).abs().mean(dim=1)
+    total = w_N.sum()
+    return (w_N * error_N).sum() / torch.where(total > 0, total, torch.ones_like(total))
+
+
+def squared_error(found_ND: Tensor, target_ND: Tensor, w_N: Tensor) -> Tensor:
+    """mean_d (found - target)^2, weighted mean over the rows.
+
+    Args:
+        found_ND: what is trained. target_ND: what to match, a constant for the gradient, which is 2 (found - target)
+            w_n / (D sum w). w_N: row weights, as in `cross_entropy`.
+
+    Returns:
+        0-d tensor.
+
+    Raises:
+        ValueError: shapes do not fit.
+
+    >>> squared_error(torch.tensor([[1.0, -2.0]]), torch.zeros(1, 2), torch.ones(1))
+    tensor(2.5000)
+    """
+    if found_ND.dim() != 2 or target_ND.shape != found_ND.shape or w_N.shape != found_ND.shape[:1]:
+        shapes = f"{tuple(found_ND.shape)}, {tuple(target_ND.shape)} and {tuple(w_N.shape)}"
+        raise ValueError(f"expected found and target (N, D) and w (N,), got {shapes}")
+    error_N = (found_ND - target_ND.detach()).square().mean(dim=1)
+    total = w_N.sum()
+    return (w_N * error_N).sum() / torch.where(total > 0, total, torch.ones_like(total))
+
+
 def contrast(z_ND: Tensor, near_ND: Tensor, far_ND: Tensor, temperature: float, w_N: Tensor) -> Tensor:
     """-log[e^(cos(z, near) / T) / (e^(cos(z, near) / T) + e^(cos(z, far) / T))], weighted mean over the rows.
 

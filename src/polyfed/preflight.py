@@ -1,12 +1,13 @@
 """What a federation will cost, measured on one client of each network, before anything is written.
 
-Two rounds are played, as some methods' first messages are smaller than the later ones, and the closing round, where
-there is one. Training takes a few batches only; all else (receiving, what is computed for the upload, scoring) is done
-as in a run, so that bytes are those of the messages.
+Two rounds are played, the first and the next in which somebody trains, as some methods' first messages are smaller than
+the later ones; and the closing round, where there is one. Training takes a few batches only; all else (receiving, what
+is computed for the upload, scoring) is done as in a run, so that bytes are those of the messages.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,8 +17,8 @@ from typing import Any
 import torch
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, copied, nbytes, read_only
-from polyfed.core.method import Exchange, Trained
+from polyfed.core.message import Message, copied, nbytes, read_only, tensor
+from polyfed.core.method import Exchange, Phase, Trained
 from polyfed.data.samples import Samples
 from polyfed.engine.evaluation import score_model
 from polyfed.engine.executors import at_work
@@ -128,22 +129,22 @@ def measure(federation: Federation, unused: int = 0, holdout: int = 0) -> Check:
     kinds = {kind.name: kind for kind in trial.play()}
     clients, training = federation.clients, federation.training
     mine = [kinds[trial.networks[client.id]] for client in clients]
-    steps = [trial.steps(client, federation.method.exchanges(1)) for client in clients]
-    busy = [kind.seconds_batch * count + kind.seconds_rest for kind, count in zip(mine, steps, strict=True)]
     drop = federation.availability.drop
     reached = 1 - drop if federation.availability.drop_when == "before" else 1.0
     closing = [sum(kind.closing[place] for kind in mine) for place in range(3)]
-    asked = _asked(federation)
-    taking = list(zip(mine, asked, strict=True))
+    asked, passages = _asked(federation), [federation.method.exchanges(n) for n in range(1, training.rounds + 1)]
+    taking, busy = list(zip(mine, asked, strict=True)), 0.0
+    for client, (kind, (first, later)) in zip(clients, taking, strict=True):
+        steps = [trial.steps(client, exchanges) for exchanges in passages]
+        trained = first * steps[0] + later * sum(steps[1:]) / max(1, len(steps) - 1)
+        busy += kind.seconds_batch * trained + kind.seconds_rest * (first + later)
     return Check(
         facts=federation.facts,
         architectures=tuple(kinds.values()),
         clients=tuple(_facts(client) for client in clients),
         unused=unused,
         holdout=holdout,
-        seconds=reached * sum(sum(often) * time for often, time in zip(asked, busy, strict=True))
-        + training.rounds * trial.server_seconds
-        + closing[2],
+        seconds=reached * busy + training.rounds * trial.server_seconds + closing[2],
         bytes_up=(1 - drop) * sum(first * kind.up[0] + later * kind.up[1] for kind, (first, later) in taking)
         + closing[1],
         bytes_down=reached * sum(first * kind.down[0] + later * kind.down[1] for kind, (first, later) in taking)
@@ -153,11 +154,11 @@ def measure(federation: Federation, unused: int = 0, holdout: int = 0) -> Check:
 
 
 def message_bytes(federation: Federation) -> tuple[dict[str, int], dict[str, int]]:
-    """Bytes down and up in round 2 by network (`ArchitectureCheck.name`), from a trial of one batch a round in which nobody is scored.
+    """Bytes down and up in round 2 by network (`ArchitectureCheck.name`), from a trial of one batch a round.
 
-    So that methods that pass over all of a client's data stay quick, a client keeps the first rows of every class only:
-    as many as a batch has, or as the largest whole number among the method's knobs, which may count rows. The
-    federation cannot be run afterwards.
+    Nobody is scored. So that methods that pass over all of a client's data stay quick, a client keeps the first rows of
+    every class only: as many as a batch has, or as the largest whole number among the method's knobs, which may count
+    rows. The federation cannot be run afterwards.
 
     Raises:
         RunError: the method fails; says with which client and in which round.
@@ -210,7 +211,9 @@ class _Trial:
         self._most, self._scores = batches, scores
         self._members: list[Client] = []
         self._batches: dict[int, int] = {}  # by member
-        self.networks: dict[int, str] = {}  # what clients train in round 2
+        self._variants: dict[int, str] = {}  # by client, in the later round
+        self.networks: dict[int, str] = {}  # what clients train in the later round
+        self._taken: dict[tuple[str, str | None], float] = {}  # exchange, a phase's rows -> their share of the data
         self.server_seconds = 0.0  # of one round
 
     def play(self) -> list[ArchitectureCheck]:
@@ -225,28 +228,40 @@ class _Trial:
     def _played(self) -> list[ArchitectureCheck]:
         method = self._federation.method
         method.start(self._federation.server)
-        self._look_round()
-        first, second = (self._round(number, method.exchanges(number)) for number in (1, 2))
+        later = range(2, self._federation.training.rounds + 1)  # the first of them in which somebody trains
+        number = next((n for n in later if any(exchange.trains for exchange in method.exchanges(n))), 2)
+        self._look_round(number)
+        first, second = (self._round(n, method.exchanges(n)) for n in (1, number))
         seconds = self.server_seconds
-        last = self._round(3, method.closing())
+        last = self._round(number + 1, method.closing())
         self.server_seconds = seconds
         return [self._described(m, first[m.id], second[m.id], last[m.id]) for m in self._members]
 
-    def _look_round(self) -> None:
-        """Who trains which network in round 2; the first client of each is a member."""
+    def _look_round(self, number: int) -> None:
+        """Who trains which network in a round; the first client of each is a member."""
         clients, server = self._federation.clients, self._federation.server
-        server.round = 2
-        variants = {client.id: self._federation.method.variant(server, client.id) for client in clients}
+        server.round = number
+        variants = self._variants = {
+            client.id: self._federation.method.variant(server, client.id) for client in clients
+        }
         self.networks = {client.id: f"{client.architecture} {variants[client.id]}".rstrip() for client in clients}
         firsts = {self.networks[client.id]: client for client in reversed(clients)}
         self._members = sorted(firsts.values(), key=lambda client: client.id)
         self._batches = {member.id: 1 for member in self._members}
 
     def steps(self, client: Client, exchanges: Sequence[Exchange]) -> int:
-        """Training steps of a client in these; where a phase takes some rows only, as if it took all."""
-        usual, size = self._federation.method.phases(client.training), client.training.batch_size
-        phases = [p for each in exchanges if each.trains for p in (usual if each.phases is None else each.phases)]
-        return sum(phase.epochs * -(-len(data_of(client, phase)[0]) // size) for phase in phases)
+        """Training steps of a client in these; a phase takes the same share of the data as it last did in the trial."""
+        size, total = client.training.batch_size, 0
+        for exchange in exchanges:
+            for phase in self._phases(client, exchange):
+                share = self._taken.get((exchange.name, phase.rows), 1.0)
+                total += phase.epochs * math.ceil(share * len(data_of(client, phase)[0]) / size)
+        return total
+
+    def _phases(self, client: Client, exchange: Exchange) -> Sequence[Phase]:
+        if not exchange.trains:
+            return ()
+        return self._federation.method.phases(client.training) if exchange.phases is None else exchange.phases
 
     def _round(self, number: int, exchanges: Sequence[Exchange]) -> dict[int, _Cost]:
         method, server = self._federation.method, self._federation.server
@@ -283,6 +298,10 @@ class _Trial:
             received = time.perf_counter()
             trained = Trained()
             if exchange.trains:
+                for phase in self._phases(client, exchange):
+                    if phase.rows is not None:
+                        taken = len(tensor(context, phase.rows)) / max(1, len(data_of(client, phase)[0]))
+                        self._taken[exchange.name, phase.rows] = taken
                 trained = train(client, method, context, self._batches.get(member.id, 1), exchange.phases)
             done = time.perf_counter()
             upload = read_only(copied(method.upload(client, trained)))
@@ -305,12 +324,11 @@ class _Trial:
         return upload
 
     def _described(self, member: Client, first: _Cost, second: _Cost, last: _Cost) -> ArchitectureCheck:
-        server, method = self._federation.server, self._federation.method
-        closing = last.batch * self.steps(member, method.closing()) + last.rest
-        server.round = 2
-        variant = method.variant(server, member.id)
-        module = self._federation.architectures.template(member.architecture, variant)
-        split = module if isinstance(module, SplitModel) else None
+        closing = last.batch * self.steps(member, self._federation.method.closing()) + last.rest
+        architectures, variant = self._federation.architectures, self._variants[member.id]
+        module = architectures.template(member.architecture, variant)
+        own = architectures.template(member.architecture, variant, alone=True)
+        split = own if isinstance(own, SplitModel) else None
         return ArchitectureCheck(
             name=self.networks[member.id],
             client=member.id,

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from polyfed.core.architectures import Architectures
-from polyfed.core.client import Client
+from polyfed.core.client import Client, Public
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
 from polyfed.registry import METHODS
@@ -18,16 +18,26 @@ from polyfed.testing import world as worlds
 from polyfed.testing.world import CLASSES, draw, tiny
 
 BLANK = sorted(name for name, method in METHODS.items() if method.starts_blank)
-QUICK = {"generator_steps": 2, "generator_batch": 8, "hidden": 8, "widths": 3, "every": 1}
+QUICK = {
+    "generator_steps": 2,
+    "generator_batch": 8,
+    "hidden": 8,
+    "widths": 3,
+    "every": 1,
+    "server_steps": 2,
+    "server_batch": 8,
+}
 
 
 def run(name: str, drawn: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[Federation, int]:
     """Two of four clients in each of three rounds, everybody scored; how often an initial network was made."""
     made, initial = [], Architectures.initial
 
-    def counted(self: Architectures, architecture: str, variant: str = "", owner: Any = None, given: Any = None) -> Any:
+    def counted(
+        self: Architectures, architecture: str, variant: str = "", owner: Any = None, *rest: Any, **how: Any
+    ) -> Any:
         made.append(owner)
-        return initial(self, architecture, variant, owner, given)
+        return initial(self, architecture, variant, owner, *rest, **how)
 
     knobs = {f.name for f in dataclasses.fields(METHODS[name])}
     with monkeypatch.context() as patch:
@@ -44,6 +54,7 @@ def run(name: str, drawn: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[Federa
             method,
             Training(rounds=3, participation=0.5, batch_size=6),
             Evaluation(extra_stages=["received", "personal"]),
+            public=Public(draw(16, range(CLASSES), 99)),
             builders=builders,
             classes=CLASSES,
         )

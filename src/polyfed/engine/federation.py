@@ -15,11 +15,13 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from polyfed.core.architectures import Architectures, Builder
+from polyfed.core.architectures import Builder
 from polyfed.core.client import Client, Public
+from polyfed.core.companion import architectures_of
 from polyfed.core.device import named_device
 from polyfed.core.message import Message, flatten, nbytes, read_only, shallow
 from polyfed.core.method import Exchange, Method
+from polyfed.core.networks import exported
 from polyfed.core.randomness import generator
 from polyfed.core.server import Member, Server
 from polyfed.core.settings import Availability, Evaluation, Training
@@ -30,11 +32,10 @@ from polyfed.engine.attendance import Attendance, LateUpload, Post, Roll
 from polyfed.engine.checkpoint import Snapshot
 from polyfed.engine.evaluation import NOT_EVALUATED, Memory, Score, figures, summary
 from polyfed.engine.executors import Executor, Job, Outcome, Serial, at_work, has_own
-from polyfed.engine.fit import check_fit
+from polyfed.engine.fit import check_companion, check_fit
 from polyfed.engine.folder import RunFolder
 from polyfed.engine.history import result_of, stopped_after
 from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError
-from polyfed.models.split import SplitModel
 
 
 class Tracker(Protocol):
@@ -77,7 +78,8 @@ class Federation:
         seed: every random draw of the run is derived from it.
         public: hold-out data that everybody may see. test: one test set shared by all clients, in place of their own.
         classes: of the task; default: the largest label anywhere plus one. class_names: what they are called.
-        builders: architecture name -> function that makes the network, for clients given by architecture name.
+        builders: architecture name -> function that makes the network, for clients given by architecture name, and for
+            a companion that the method names.
         device: where networks compute ("cpu", "cuda", "cuda:1").
         out: run folder; None writes nothing. checkpoint_every: rounds between checkpoints.
         dataset: name for the records. settings: the resolved recipe, if there is one. label: name of the run in tables.
@@ -130,8 +132,8 @@ class Federation:
             client.id, client.classes, client.seed, client.data = number, self.classes, seed, data
             client.training, client.public = self.training, public
         named = _name_architectures(self.clients, dict(builders or {}))
-        device_, blank = named_device(device), method.starts_blank
-        self.architectures = Architectures(named, method.build, seed, device_, blank)
+        check_companion(method, [*named, *(builders or {})])
+        self.architectures = architectures_of(method, named, seed, named_device(device), others=builders)
         check_fit(method, self.clients, self.architectures, public)
         self.server = Server(
             {client.id: Member(client.architecture, client.n) for client in self.clients},
@@ -348,7 +350,8 @@ class Federation:
         known = self._memory.recall(client.id, received, part, key)
         if known is None:
             worker = self._worker(client, variant, message if received else None)
-            known = self._memory.score(worker, self.method, samples, samples is self.shared_test)
+            shared, others = samples is self.shared_test, part == "test"  # rounds are chosen by the method's own
+            known = self._memory.score(worker, self.method, samples, shared, others)
             self._memory.keep(client.id, received, part, key, known)
         return known
 
@@ -421,8 +424,7 @@ class Federation:
         with folder.models() as write:
             for client in self._present():
                 keeper = self._keeper(client.id)
-                module = self.method.personal(keeper.model)
-                weights = module.export() if isinstance(module, SplitModel) else module.state_dict()
+                weights = exported(self.method.personal(keeper.model))
                 scores_alone = type(self.method).predict is Method.predict  # else what it keeps may have a say
                 write(client.id, weights, {} if scores_alone else keeper.state, self._about(client))
 
@@ -443,6 +445,7 @@ class Federation:
             "method": self.facts["method"],
             "knobs": self.facts["knobs"],
             "variant": self.method.variant(self.server, client.id),
+            "companion": None if self.architectures.chosen is None else self.architectures.chosen.network,
         }
 
     def _finished(self, result: Mapping[str, Any]) -> Run:

@@ -225,6 +225,15 @@ def test_what_check_says_of_bytes_is_what_a_run_sends(polyfed_: Terminal, method
     assert [client["train"] for client in checked.clients] == [40, 40]
 
 
+def test_check_counts_every_width_of_one_architecture(polyfed_: Terminal) -> None:
+    settings = ["models.architectures=['digits-cnn1']", "data.clients=4", "methods.heterofl.rates=fix_a1-c1"]
+    checked = polyfed.check("tiny.toml", method="heterofl", overrides=settings)
+    run = polyfed.run("tiny.toml", method="heterofl", overrides=settings, out="run")
+    assert [(kind.name, kind.clients) for kind in checked.architectures] == [("digits-cnn1 a", 2), ("digits-cnn1 c", 2)]
+    assert checked.architectures[1].parameters < checked.architectures[0].parameters / 4
+    assert (checked.bytes_up, checked.bytes_down) == (run.result["bytes_up"], run.result["bytes_down"])
+
+
 def test_report_makes_the_table_again_from_folders(polyfed_: Terminal) -> None:
     compared = polyfed_("compare", "tiny.toml", "--methods", "fedgh", "--out", "all", "-q")
     table = compared.out.partition("wrote ")[0]

@@ -12,25 +12,36 @@ from polyfed import testing
 from polyfed.core.message import flatten
 from polyfed.core.networks import floats
 from polyfed.methods import (
+    FD,
+    FML,
     MOON,
     SCAFFOLD,
     FedAvg,
     FedDPA,
+    FedET,
     FedFomo,
     FedGen,
     FedGH,
     FedHeNN,
     FedIN,
+    FedKD,
+    FedL2G,
+    FedMD,
+    FedMRL,
     FedNova,
+    FedProto,
     FedProx,
     FedRep,
     FedRolex,
     FedSelect,
+    FedTGP,
     FjORD,
     HeteroFL,
     InclusiveFL,
     InCoAvg,
+    LGFedAvg,
     Local,
+    ScaleFL,
 )
 from polyfed.registry import METHODS
 from polyfed.testing import Bite, Reduction
@@ -96,6 +107,17 @@ def numbers(server: Any, client_id: int) -> int:
     return sum(t.numel() for t in weights.values() if t.is_floating_point())
 
 
+def shared_numbers(server: Any) -> int:
+    """Floats of the network beside the clients' own."""
+    return sum(t.numel() for t in server.initial(server.companion).values() if t.is_floating_point())
+
+
+def companion_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """P_m floats each way; the count of samples goes up as int64."""
+    p = shared_numbers(server)
+    return 4 * p, 4 * p + 8
+
+
 def nothing(server: Any, client_id: int) -> tuple[int, int]:
     return 0, 0
 
@@ -136,9 +158,9 @@ def fedin_bytes(server: Any, client_id: int) -> tuple[int, int]:
 
 
 def scaffold_bytes(server: Any, client_id: int) -> tuple[int, int]:
-    """Weights and variates each way; the kit's networks have no buffers."""
+    """Weights, variates and an int64 each way; the kit's networks have no buffers."""
     p = numbers(server, client_id)
-    return 8 * p, 8 * p + 8
+    return 8 * p + 8, 8 * p + 8
 
 
 def fednova_bytes(server: Any, client_id: int) -> tuple[int, int]:
@@ -189,6 +211,45 @@ def pulled(model: Any, batch: Any, context: Any) -> float:
     return cross_entropy(model, batch, context) + pull
 
 
+def both_scores(model: Any, x: Any) -> tuple[Any, Any]:
+    """Log probabilities of the client's own network and of the companion, in float64 and numpy."""
+    logits = [net(x).detach().double().numpy() for net in (model.own, model.companion)]
+    own, other = (one - np.log(np.exp(one).sum(axis=1, keepdims=True)) for one in logits)
+    return own, other
+
+
+def mutual(model: Any, batch: Any, context: Any) -> float:
+    """0.3 CE(w) + 0.7 KL(m || w) + 0.6 CE(m) + 0.4 KL(w || m) in float64."""
+    own, other = both_scores(model, batch.x)
+    rows = np.arange(len(own)), batch.y.numpy()
+    task = 0.3 * own[rows] + 0.6 * other[rows]
+    return float((0.7 * np.exp(other) * (other - own) + 0.4 * np.exp(own) * (own - other)).sum(1).mean() - task.mean())
+
+
+def mentored(model: Any, batch: Any, context: Any) -> float:
+    """CE(w) + CE(m) = s, + [1.5 (KL(m || w) + KL(w || m)) + 0.5 * 2 MSE(H_w, W H_m)] / s, in float64."""
+    own, other = both_scores(model, batch.x)
+    rows = np.arange(len(own)), batch.y.numpy()
+    s = float(-(own[rows] + other[rows]).mean())
+    kl = ((np.exp(other) - np.exp(own)) * (other - own)).sum(1).mean()
+    h_w, h_m = (net.represent(batch.x).detach().double().numpy() for net in (model.own, model.companion))
+    gap = h_w - h_m @ model.projector.weight.detach().double().numpy().T
+    return s + (1.5 * float(kl) + float((gap**2).mean())) / s
+
+
+def nested(model: Any, batch: Any, context: Any) -> float:
+    """CE(h(r)) + CE(h_s(r[:4])), r = P [phi_s, phi], in float64."""
+    z = [net.represent(batch.x).detach().double().numpy() for net in (model.companion, model.own)]
+    weights = [layer.state_dict() for layer in (model.projection, model.own.head, model.companion.head)]
+    (p, b), own, common = ([t.double().numpy() for t in layer.values()] for layer in weights)
+    r, total = np.concatenate(z, axis=1) @ p.T + b, 0.0
+    for inputs, (w, bias) in ((r, own), (r[:, :4], common)):
+        logits = inputs @ w.T + bias
+        log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        total -= float(log_p[np.arange(len(r)), batch.y.numpy()].mean())
+    return total
+
+
 def fedin_half_bytes(server: Any, client_id: int) -> tuple[int, int]:
     """Float parameters without BatchNorm's statistics, 20 pairs in half precision."""
     names = server.initial(server.clients[client_id].architecture).items()
@@ -232,6 +293,88 @@ def ordered_dropout(model: Any, batch: Any, context: Any) -> float:
     return task + float((p.exp() * (p - q)).sum(1).mean())
 
 
+def scalefl_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """P of the stem, the block and its exit at half the width, or of all, 8 and 12 channels."""
+    whole = int(server.state["levels"][client_id]) == 2
+    w, f = (8, 12) if whole else (4, 6)
+    p = (9 * w + w) + (9 * w * w + w) + (w * 3 + 3) + whole * ((9 * w * f + f) + (f * 3 + 3))
+    return 4 * p, 4 * p
+
+
+def exits(model: Any, batch: Any, context: Any) -> float:
+    """(L_1 + 2 L_2) / 3 with L_1 = CE + 0.3 2^2 KL(softmax(o_2 / 2) || softmax(o_1 / 2)), or CE of the only exit."""
+    outputs = model(batch.x)
+    *early, own = [cross_entropy(lambda x, out=out: out, batch, context) for out in outputs]
+    if not early:
+        return own
+    p, q = (torch.log_softmax(out.detach().double() / 2, 1).numpy() for out in reversed(outputs))
+    return (early[0] + 0.3 * 4 * (np.exp(p) * (p - q)).sum(1).mean() + 2 * own) / 3
+
+
+def fedl2g_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """Down 4 C C; up 4 (S C + S) for the S classes of the study batch, which are all that the client has."""
+    present = (2, 2, 3, 1, 2, 3)[client_id]
+    return 4 * 3 * 3, 4 * present * (3 + 1)
+
+
+def guided(model: Any, batch: Any, context: Any) -> float:
+    """CE + 0.8 mean (f(x) - g_y)^2, over samples and logits."""
+    logits, g = model(batch.x).detach().double().numpy(), context["guides"].double().numpy()
+    return cross_entropy(model, batch, context) + 0.8 * float(((logits - g[batch.y.numpy()]) ** 2).mean())
+
+
+def fedmd_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """16 of the 32 public rows: three scores of each, both ways, and their seed in both passages down."""
+    return 8 + 8 + 4 * 16 * 3, 4 * 16 * 3
+
+
+def digesting(model: Any, batch: Any, context: Any) -> float:
+    """Mean |f(x) - s(x)| on public rows, CE on one's own."""
+    if not context["digests"]:
+        return cross_entropy(model, batch, context)
+    scores, target = (t.detach().double().numpy() for t in (model(batch.x), context["targets"]))
+    return float(np.abs(scores - target[batch.rows.numpy()]).mean())
+
+
+def fedproto_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """Down 4 (C D + C) in two parts, up 4 (S D + 2 S): C = 3, D = 6."""
+    present = (2, 2, 3, 1, 2, 3)[client_id]
+    return 4 * (3 * 6 + 3), 4 * (present * 6 + 2 * present)
+
+
+def drawn_to(model: Any, batch: Any, context: Any) -> float:
+    """CE + 0.7 mean_d (z - P[y])^2 in float64, a mean over all rows of the batch."""
+    z, p = (t.detach().double().numpy() for t in (model.represent(batch.x), context["prototypes"]))
+    known, y = context["known"].numpy(), batch.y.numpy()
+    squares = [((row - p[c]) ** 2).mean() if known[c] else 0.0 for row, c in zip(z, y, strict=True)]
+    return cross_entropy(model, batch, context) + 0.7 * float(np.mean(squares))
+
+
+def lgfedavg_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """The head, 6 x 3 weights and 3 biases, each way."""
+    return 4 * 21, 4 * 21
+
+
+def fd_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """Down 4 (S C + S), as everybody's classes are somebody else's, too; up 4 (S C + 2 S)."""
+    present = (2, 2, 3, 1, 2, 3)[client_id]
+    return 4 * (present * 3 + present), 4 * (present * 3 + 2 * present)
+
+
+def taught(model: Any, batch: Any, context: Any) -> float:
+    """CE + 0.6 soft CE to the class's target at T = 2, in float64, a mean over all rows of the batch."""
+    logits, targets = (t.detach().double().numpy() for t in (model(batch.x), context["targets"]))
+    log_p = logits / 2 - np.log(np.exp(logits / 2).sum(axis=1, keepdims=True))
+    rows = [-(targets[c] * p).sum() * bool(context["known"][c]) for p, c in zip(log_p, batch.y.numpy(), strict=True)]
+    return cross_entropy(model, batch, context) + 0.6 * float(np.mean(rows))
+
+
+def fedtgp_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """Down 4 (C D + C), up 4 (S D + S)."""
+    present = (2, 2, 3, 1, 2, 3)[client_id]
+    return 4 * (3 * 6 + 3), 4 * (present * 6 + present)
+
+
 # one line per method: what is tested, with the options of its own
 
 test_local = testing.conformance(Local(), oracle=cross_entropy, expected_bytes=nothing)
@@ -258,6 +401,30 @@ test_fedprox = testing.conformance(
         Reduction({"weighting": "uniform"}, FedIN(train_in=False, mu=0.35), "received"),
         Reduction({"aggregation": "same-shape"}, FedProx(mu=0.35), "received", one_architecture=True),
     ],
+)
+
+test_fedet = testing.conformance(
+    FedET(server_steps=2, server_batch=8, server_lr=0.05, lambda_=0.5),  # layer-wise: tests/methods/test_fedet.py
+    oracle=cross_entropy,
+    expected_bytes=averaging_bytes,
+    bites={"network": "smallest"},
+    reductions=[Reduction({"server_steps": 0}, FedAvg(weighting="uniform"), "received", one_architecture=True)],
+)
+
+test_fedl2g = testing.conformance(
+    FedL2G(weight=0.8, warmup=0, server_lr=1.0),  # the representation: tests/methods/test_fedl2g.py
+    oracle=guided,
+    expected_bytes=fedl2g_bytes,
+    bites={"quiz_batches": 2, "warmup": 1, "clip": 1e-3},
+    reductions=[Reduction({"weight": 0.0}, Local())],
+)
+
+test_fedmd = testing.conformance(
+    FedMD(public_epochs=0, private_epochs=0, rows=16),  # with transfer learning: tests/methods/test_fedmd.py
+    oracle=digesting,
+    expected_bytes=fedmd_bytes,
+    bites={"rows": 8, "temperature": Bite(2.0, {"digest": "kl"})},
+    reductions=[Reduction({"digest_epochs": 0}, Local())],
 )
 
 MOVES_BY_N = "c moves by 1/N of every answer (eq. 5), so one answer of six moves it by a sixth"
@@ -509,6 +676,32 @@ test_feddpa = testing.conformance(
     ],
 )
 
+test_fml = testing.conformance(
+    FML(alpha=0.3, beta=0.6),
+    oracle=mutual,
+    expected_bytes=companion_bytes,
+    counted="updates",
+    bites={"shared": "largest", "clip": 0.05},
+    reductions=[
+        Reduction({"alpha": 1.0}, Local(), part="own."),
+        Reduction({"beta": 1.0}, FedAvg(), "received", one_architecture=True, part="companion."),
+    ],
+)
+
+test_fedkd = testing.conformance(
+    FedKD(distil=1.5, mimic=0.5),
+    oracle=mentored,
+    bites={"shared": "largest", "clip": 0.05},
+    reductions=[Reduction({"distil": 0.0, "mimic": 0.0}, Local(), part="own.")],
+)
+
+test_fedmrl = testing.conformance(
+    FedMRL(features=4),
+    oracle=nested,
+    expected_bytes=companion_bytes,
+    bites={"shared": "largest", "features": 3},
+)
+
 WIDE = [lambda: tiny(1, 8, 12)]
 BY_NUMBER = "which rate a client has goes by its number"
 NO_BN = {"scaler": "there is no BatchNorm", "statistics": "there is no BatchNorm"}
@@ -550,6 +743,57 @@ test_fjord = testing.conformance(
     reductions=[Reduction({"widths": 1}, FedAvg(), "received", one_architecture=True)],
 )
 
+test_fedproto = testing.conformance(
+    FedProto(lambda_=0.7),
+    oracle=drawn_to,
+    expected_bytes=fedproto_bytes,
+    counted="statistics",
+    reductions=[Reduction({"lambda_": 0.0, "predictor": "head"}, Local())],
+)
+
+test_lgfedavg = testing.conformance(
+    LGFedAvg(),
+    oracle=cross_entropy,
+    expected_bytes=lgfedavg_bytes,
+    counted="updates",
+    reductions=[
+        Reduction({"shares": "none"}, Local()),
+        Reduction({"shares": "all"}, FedAvg(), "received"),
+        Reduction({"shares": "all", "weighting": "uniform"}, FedAvg(weighting="uniform"), "received"),
+    ],
+)
+
+test_fd = testing.conformance(
+    FD(lambda_=0.6, temperature=2.0),
+    oracle=taught,
+    expected_bytes=fd_bytes,
+    reductions=[Reduction({"lambda_": 0.0}, Local())],
+)
+
+test_fedtgp = testing.conformance(
+    FedTGP(lambda_=0.7, server_epochs=10, server_lr=0.1),
+    oracle=drawn_to,
+    expected_bytes=fedtgp_bytes,
+    skip={
+        "numbering": "the server's batches are drawn by place",
+        "silence_is_not_zero": "the more comes, the more steps its prototypes are trained for",
+    },
+    bites={"margin": 0.01, "server_batch": 3},
+    reductions=[Reduction({"lambda_": 0.0}, Local())],
+)
+
+
+test_scalefl = testing.conformance(
+    ScaleFL(levels="0.5@0.5 1@1", gamma=0.3, temperature=2.0),
+    models=WIDE,
+    oracle=exits,
+    expected_bytes=scalefl_bytes,
+    skip={"numbering": BY_NUMBER},
+    bites={"levels": "0.5@0.3 1@1", "distil_from": 1.0},
+    inert={"statistics": "there is no BatchNorm"},
+    reductions=[Reduction({"levels": "1@1"}, FedAvg(weighting="uniform"), "received", one_architecture=True)],
+)
+
 
 def test_no_method_is_left_out() -> None:
     here = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
@@ -587,6 +831,19 @@ def test_personal_methods_in_another_form(method: Any) -> None:
     """What their other knobs may break: the closing round, empty messages, candidates of one kind, noise."""
     asked = ["any_subset", "bytes_metered", "nothing_aliased", "nothing_written_in_place", "state_is_explicit"]
     assert not testing.violations(method, asked)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [FML(weighting="uniform", clip=1.0), FedKD(energy_start=0.5, energy_end=0.9), FedMRL(features=3)],
+    ids=lambda method: method.name,
+)
+def test_companions_with_batchnorm(method: Any) -> None:
+    """Networks of three widths, two of them normalised by the batch, the common one, too."""
+    asked = ["nothing_aliased", "nothing_written_in_place", "state_is_explicit"]
+    widths = [(1, 4, 6), (0, 3, 5), (1, 5, 8)]
+    networks = [lambda kind=kind: tiny(*kind, norm=kind[1] != 5) for kind in widths]
+    assert not testing.violations(method, asked, models=networks)
 
 
 def test_slices_with_batchnorm() -> None:

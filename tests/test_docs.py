@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import runpy
 import shlex
@@ -10,11 +11,14 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 
 from polyfed.cli import main
+from polyfed.models.zoo import build
 from polyfed.recipe import Recipe
 
 ROOT = Path(__file__).parents[1]
@@ -119,6 +123,71 @@ def test_the_example_of_kernel_messages_runs(finished_run: Path, example: Callab
     assert abs(float(table[2].split()[3]) / rows[0]["tau"] - 1) > 0.01, "the norm bites"
 
 
+def half_resnet10_parameters(rate: float) -> int:
+    """7 x 7 stem, four blocks of two 3 x 3 convolutions, three 1 x 1 shortcuts, head; BatchNorm behind each."""
+    widths = [math.ceil(rate * width) for width in (32, 32, 64, 128, 256)]
+    stem = 49 * widths[0] + 2 * widths[0]
+    blocks = sum(9 * a * b + 9 * b * b + 4 * b for a, b in pairwise(widths))
+    shortcuts = sum(a * b + 2 * b for a, b in pairwise(widths[1:]))
+    return stem + blocks + shortcuts + 10 * widths[-1] + 10
+
+
+SMALL = ["--set", 'models.architectures=["resnet10-half"]', "--set", "data.image_size=8", "--set", "data.max_train=4"]
+
+
+def test_the_example_of_overheads_weighs_messages_and_memory(example: Callable[..., str]) -> None:
+    words = [str(ROOT / "recipes" / "overheads.toml"), *SMALL, "--set", "data.clients=2"]
+    words += ["--set", "training.batch_size=4", "--methods", "fedavg,scaffold,moon,fedin", "--json"]
+    rows = json.loads(example("overheads.py", *words))
+    count, statistics, counters, pairs = half_resnet10_parameters(1), 2880, 12, 4 * (32 * 2 * 2 + 256)
+    assert [row["up"] for row in rows] == [row["down"] for row in rows] == [count, 2 * count, count, count + pairs]
+    assert rows[0]["bytes_up"] == 4 * (count + statistics) + 8, "BatchNorm's statistics and the number of samples"
+    floats = 4 * (count + statistics)
+    sizes = (4 * count, floats, floats + 8 * counters, 4 * pairs)
+    parameters, copied, network, received = (2 * size / 2**20 for size in sizes)
+    assert [row["networks"] for row in rows] == pytest.approx(4 * [network])
+    fedavg, scaffold, moon, fedin = rows
+    assert [row["kept"] for row in (fedavg, moon, fedin)] == pytest.approx(3 * [network])
+    assert (scaffold["kept"] - network) / parameters == pytest.approx(2, rel=1e-5), "c_k and that before"
+    assert fedavg["training"] == pytest.approx(network)
+    assert moon["training"] == pytest.approx(network + 2 * copied, rel=1e-5)
+    assert fedin["training"] == pytest.approx(network + parameters + received, rel=1e-5)
+    assert scaffold["training"] > scaffold["kept"] + parameters, "correction and received weights come on top"
+
+
+def test_the_example_of_overheads_takes_the_mean_over_widths(
+    example: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(ROOT / "recipes" / "overheads-width.toml")
+    mean = sum(half_resnet10_parameters(2.0**-level) for level in range(5)) / 5
+    (line,) = example("overheads.py", path, *SMALL, "--methods", "heterofl").splitlines()[1:]
+    up, down = (f"{count:,.1f}".replace(",", " ") for count in (mean, 2 * mean))
+    assert re.fullmatch(rf"heterofl +{up} +{down} +[\d ]+\.\d( +\d+\.\d){{3}}", line)
+    with pytest.raises(SystemExit) as end:
+        example("overheads.py", path, "--methods", "heterofi")
+    assert end.value.code == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_the_arithmetic_of_the_page_of_overheads() -> None:
+    """Paper: FedIN's table 3."""
+    with torch.device("meta"):
+        names = [*(f"resnet{depth}" for depth in (10, 14, 18, 22, 26)), "resnet152-preact-1000"]
+        *five, large = (build(name, (1, 32, 32), 10) for name in names)
+    *sizes, whole = (round(sum(4 * p.numel() for p in model.parameters()) / 2**20) for model in (*five, large))
+    assert (sizes, sum(sizes)) == ([19, 41, 43, 65, 67], 235)
+    assert whole * sum(2.0**-level for level in range(5)) == 445.625
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["overheads", "overheads-width"])
+def test_parameters_sent_are_those_of_the_fedin_papers_table_3(recipe: str, example: Callable[..., str]) -> None:
+    paper = {"fedavg": 12.28, "scaffold": 24.56, "moon": 12.28, "inclusivefl": 12.28, "incoavg": 12.28, "fedin": 12.35}
+    paper |= {"heterofl": 16.29, "fedrolex": 16.29, "scalefl": 20.65}
+    for row in json.loads(example("overheads.py", str(ROOT / "recipes" / f"{recipe}.toml"), "--json")):
+        assert abs(row["up"] / 1e6 - paper[row["method"]]) < 0.01, "the paper cuts off after two digits"
+
+
 @pytest.mark.parametrize("name", ["client_similarity.py", "kernel_messages.py"])
 def test_an_example_without_a_run_folder_says_so(
     name: str, tmp_path: Path, example: Callable[..., str], capsys: pytest.CaptureFixture[str]
@@ -127,6 +196,18 @@ def test_an_example_without_a_run_folder_says_so(
         example(name, str(tmp_path))
     assert end.value.code == 2
     assert "expected the folder of a finished run" in capsys.readouterr().err
+
+
+def test_the_benchmark_of_rounds_runs() -> None:
+    words = ["recipes/quickstart.toml", "--methods", "local", "--rounds", "3", "--repeats", "1"]
+    words += ["--set", "data.max_train=20", "--set", "data.clients=5"]
+    program = [sys.executable, "benchmarks/round_cost.py", *words]
+    done = subprocess.run(program, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    base, other = (json.loads(line) for line in done.stdout.splitlines())
+    assert (base["method"], base["ratio"], base["samples"]) == ("fedavg", 1.0, 100)
+    assert other["method"] == "local"
+    assert 0 < other["ratio"] < 10
 
 
 def test_the_benchmark_of_memory_runs() -> None:

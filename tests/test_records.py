@@ -23,6 +23,7 @@ RECIPE: dict[str, Any] = {
 }
 FREE = {  # so many levels below these, keys are names of clients, stages, architectures, figures, knobs or files
     **dict.fromkeys(("accuracy", "accuracy_by_stage", "accuracy_per_architecture", "bytes_by_client"), 1),
+    "accuracy_by_predictor": 2,
     **dict.fromkeys(("knobs", "sums", "server", "sha256", "availability"), 1),
     "metrics": 2,
 }

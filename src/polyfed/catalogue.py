@@ -26,13 +26,15 @@ __all__ = ["Fit", "Knob", "describe", "fits", "fits_lines", "knobs", "to_markdow
 
 _SIZES = len("1023.9 KiB to 1023.9 KiB")
 _SYMBOLS = (
-    ("P", "floats of a client's network: weights and float buffers; P(r): of its slice of width r"),
+    ("P", "floats of a client's network: weights and float buffers; P(r): of its slice of width r; P(l): of level l"),
     ("P_h, P_G", "of its head, of a generator of features"),
+    ("P_m", "of the network beside the clients' own"),
+    ("K (m + n + 1)", "an m x n matrix as its K largest singular values and their vectors"),
     ("C, S, D", "classes of the task, classes that the client has, features that enter the head"),
     ("L, r", "inputs that everybody sees, columns of the mean kernel's factor"),
     ("n_S, q", "pairs of intermediate features, floats of one"),
     ("M, M_k", "models of others, entries that stay with client k"),
-    ("S(r)", "floats of BatchNorm's statistics at width r"),
+    ("S(r), S(l)", "floats of BatchNorm's statistics at width r, at level l"),
     ("w, phi, h", "weights, those before the head, those of the head; w_k, h_k: client k's own"),
     ("c, m, a, A", "control variates, momentum or masks, anchors, affinities; c_k, m_k, a_k: client k's own"),
 )
@@ -53,7 +55,7 @@ class Fit:
 
     Attributes:
         method: its name, or a variant's of the recipe. why: what does not fit; None where all does.
-        down, up: architecture -> bytes to and from one client in round 2; empty where it does not fit.
+        down, up: network -> bytes to and from one client in round 2; empty where it does not fit.
     """
 
     method: str
@@ -212,7 +214,7 @@ def fits(recipe: str | Path | Recipe, overrides: Sequence[str] = (), measure: bo
     """For every method, and every variant in the recipe's ``[methods]``: does it run on these models and data?
 
     With the knobs that the recipe gives to a method; the others have their defaults. Bytes are those of messages, from
-    two rounds of one batch each with one client of every architecture. Nothing is written.
+    two rounds of one batch each with one client of every network. Nothing is written.
 
     Args:
         recipe: a TOML file, or a `Recipe`. overrides: ``"data.clients=20"``, as ``--set`` on the command line.

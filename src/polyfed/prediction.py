@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import hashlib
 import io
 import json
@@ -22,14 +23,15 @@ from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from polyfed.core.companion import architectures_of
 from polyfed.core.device import named_device
 from polyfed.core.message import Message, from_bytes
 from polyfed.core.method import Method
+from polyfed.core.networks import exported
 from polyfed.core.randomness import scoped_global
 from polyfed.data.inputs import Form, Inputs, numbered, read
 from polyfed.data.transforms import Prepare
 from polyfed.errors import RequestError
-from polyfed.models.split import SplitModel
 from polyfed.models.zoo import build
 from polyfed.registry import METHODS
 
@@ -174,8 +176,7 @@ def load_model(run: str | Path, client: int, device: str = "cpu") -> ClientModel
         files = {file: _checked(folder / file, wanted) for file, wanted in entry["sha256"].items()}
         state = next((from_bytes(data) for file, data in files.items() if file != name), {})
         with scoped_global(0):  # initial weights are drawn, and overwritten
-            own = build(entry["architecture"], form.shape, entry["classes"], entry["feature_dim"])
-            network = method.personal(method.build(own, entry["variant"]))
+            network = method.personal(_built(entry, method, form.shape))
         _fill(network, files[name], folder / name)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
@@ -186,6 +187,18 @@ def load_model(run: str | Path, client: int, device: str = "cpu") -> ClientModel
         k: v.to(place) if isinstance(v, Tensor) else {n: t.to(place) for n, t in v.items()} for k, v in state.items()
     }
     return ClientModel(client, entry["architecture"], network.to(place).eval(), method, state, form, prepare, place)
+
+
+def _built(entry: Mapping[str, Any], method: Method, shape: tuple[int, ...]) -> nn.Module:
+    """The network that the client trained, as an entry of the index says; its weights are any."""
+    own, companion = entry["architecture"], entry.get("companion")
+    builders = {
+        name: functools.partial(build, name, shape, entry["classes"], entry["feature_dim"])
+        for name in (own, companion)
+        if name is not None
+    }
+    architectures = architectures_of(method, builders, 0, torch.device("cpu"), companion=companion)
+    return architectures.template(own, entry["variant"])
 
 
 def _method(name: str, knobs: Mapping[str, Any]) -> Method:
@@ -228,7 +241,7 @@ def _fill(network: nn.Module, data: bytes, path: Path) -> None:
         weights = safetensors.torch.load(data)
     except SafetensorError as error:
         raise RequestError(f"expected weights as safetensors in {path}, came something else: {error}") from None
-    own = network.export() if isinstance(network, SplitModel) else network.state_dict()
+    own = exported(network)
     if strange := sorted(own.keys() ^ weights.keys()):
         whose = "the network" if strange[0] in own else "the file"
         raise RequestError(f"{path} does not fit the network as it is built now: only {whose} has '{strange[0]}'")

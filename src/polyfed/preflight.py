@@ -1,12 +1,13 @@
-"""What a federation will cost, measured on one client of each architecture, before anything is written.
+"""What a federation will cost, measured on one client of each network, before anything is written.
 
-Two rounds are played, as some methods' first messages are smaller than the later ones, and the closing round, where
-there is one. Training takes a few batches only; all else (receiving, what is computed for the upload, scoring) is done
-as in a run, so that bytes are those of the messages.
+Two rounds are played, the first and the next in which somebody trains, as some methods' first messages are smaller than
+the later ones; and the closing round, where there is one. Training takes a few batches only; all else (receiving, what
+is computed for the upload, scoring) is done as in a run, so that bytes are those of the messages.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,8 +17,8 @@ from typing import Any
 import torch
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, copied, nbytes, read_only
-from polyfed.core.method import Exchange, Trained
+from polyfed.core.message import Message, copied, nbytes, read_only, tensor
+from polyfed.core.method import Exchange, Phase, Trained
 from polyfed.data.samples import Samples
 from polyfed.engine.evaluation import score_model
 from polyfed.engine.executors import at_work
@@ -36,11 +37,12 @@ _SHOWN_CLIENTS = 20  # lines of the table of clients
 
 @dataclass(frozen=True)
 class ArchitectureCheck:
-    """What one architecture is and costs, measured on one of its clients.
+    """What one network is and costs, measured on one of its clients.
 
     Attributes:
-        name: of the architecture.
-        client: number of the client that was measured. clients: how many have this architecture.
+        name: of the architecture, with the variant of it that the clients train, where the method has several; where
+            these change from round to round, as in round 2.
+        client: number of the client that was measured. clients: how many have this network.
         parameters: how many numbers are trained. nbytes: what such a client keeps: weights, buffers, state.
         cut: shape of a sample where it leaves the extractor. feature_dim: width of its representation.
         down, up: bytes that go to and come from this client in rounds 1 and 2.
@@ -68,7 +70,7 @@ class Check:
 
     Attributes:
         facts: method, dataset, rounds and so on, as in `result.json`.
-        architectures: one entry each.
+        architectures: one entry for each network that is trained.
         clients: one entry each: id, architecture, train, validation, test (rows), labels (class -> training rows).
         unused: rows of the data set that nobody gets. holdout: rows that the server holds.
         seconds, bytes_up, bytes_down: estimates for the whole run, if it does not stop early.
@@ -89,7 +91,7 @@ class Check:
 
     def __str__(self) -> str:
         facts = self.facts
-        kinds = ["architecture", "clients", "parameters", "cut", "features", "down, rounds 1, 2", "up, rounds 1, 2"]
+        kinds = ["network", "clients", "parameters", "cut", "features", "down, rounds 1, 2", "up, rounds 1, 2"]
         lines = [
             f"{facts['label'] or facts['method']} on {facts['dataset']}: {facts['clients']} clients, "
             f"{facts['rounds']} rounds, seed {facts['seed']}. Models and data fit the method.",
@@ -117,7 +119,7 @@ class Check:
 
 
 def measure(federation: Federation, unused: int = 0, holdout: int = 0) -> Check:
-    """Play two rounds with one client of each architecture. The federation cannot be run afterwards.
+    """Play two rounds with one client of each network. The federation cannot be run afterwards.
 
     Args:
         federation: ready to run.
@@ -129,16 +131,16 @@ def measure(federation: Federation, unused: int = 0, holdout: int = 0) -> Check:
     trial = _Trial(federation)
     kinds = {kind.name: kind for kind in trial.play()}
     clients, training = federation.clients, federation.training
-    mine = [kinds[client.architecture] for client in clients]
-    steps = [trial.steps(client, federation.method.exchanges(1)) for client in clients]
-    busy = [kind.seconds_batch * count + kind.seconds_rest for kind, count in zip(mine, steps, strict=True)]
+    mine = [kinds[trial.networks[client.id]] for client in clients]
     drop = federation.availability.drop
     reached = 1 - drop if federation.availability.drop_when == "before" else 1.0
     closing = [sum(kind.closing[place] for kind in mine) for place in range(3)]
-    asked = _asked(federation)
-    taking = list(zip(mine, asked, strict=True))
-    workers = federation.executor.workers
-    work = [reached * sum(often) * time for often, time in zip(asked, busy, strict=True)]
+    asked, passages = _asked(federation), [federation.method.exchanges(n) for n in range(1, training.rounds + 1)]
+    taking, work, workers = list(zip(mine, asked, strict=True)), [], federation.executor.workers
+    for client, (kind, (first, later)) in zip(clients, taking, strict=True):
+        steps = [trial.steps(client, exchanges) for exchanges in passages]
+        trained = first * steps[0] + later * sum(steps[1:]) / max(1, len(steps) - 1)
+        work.append(reached * (kind.seconds_batch * trained + kind.seconds_rest * (first + later)))
     return Check(
         facts=federation.facts,
         architectures=tuple(kinds.values()),
@@ -158,11 +160,11 @@ def measure(federation: Federation, unused: int = 0, holdout: int = 0) -> Check:
 
 
 def message_bytes(federation: Federation) -> tuple[dict[str, int], dict[str, int]]:
-    """Bytes down and up in round 2 by architecture, from a trial of one batch a round in which nobody is scored.
+    """Bytes down and up in round 2 by network (`ArchitectureCheck.name`), from a trial of one batch a round.
 
-    So that methods that pass over all of a client's data stay quick, a client keeps the first rows of every class only:
-    as many as a batch has, or as the largest whole number among the method's knobs, which may count rows. The
-    federation cannot be run afterwards.
+    Nobody is scored. So that methods that pass over all of a client's data stay quick, a client keeps the first rows of
+    every class only: as many as a batch has, or as the largest whole number among the method's knobs, which may count
+    rows. The federation cannot be run afterwards.
 
     Raises:
         RunError: the method fails; says with which client and in which round.
@@ -208,18 +210,20 @@ class _Cost:
 
 
 class _Trial:
-    """Plays rounds with one client of each architecture, with so many batches at most."""
+    """Plays rounds with one client of each network, with so many batches at most."""
 
     def __init__(self, federation: Federation, batches: int = _TRIED_BATCHES, scores: bool = True) -> None:
         self._federation = federation
         self._most, self._scores = batches, scores
-        firsts = {client.architecture: client for client in reversed(federation.clients)}
-        self._members = sorted(firsts.values(), key=lambda client: client.id)
-        self._batches = {member.id: 1 for member in self._members}
+        self._members: list[Client] = []
+        self._batches: dict[int, int] = {}  # by member
+        self._variants: dict[int, str] = {}  # by client, in the later round
+        self.networks: dict[int, str] = {}  # what clients train in the later round
+        self._taken: dict[tuple[str, str | None], float] = {}  # exchange, a phase's rows -> their share of the data
         self.server_seconds = 0.0  # of one round
 
     def play(self) -> list[ArchitectureCheck]:
-        """Both rounds; every architecture's costs."""
+        """Both rounds; every network's costs."""
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # as a run does
         try:
@@ -228,19 +232,42 @@ class _Trial:
             torch.set_num_threads(threads)
 
     def _played(self) -> list[ArchitectureCheck]:
-        self._federation.method.start(self._federation.server)
         method = self._federation.method
-        first, second = (self._round(number, method.exchanges(number)) for number in (1, 2))
+        method.start(self._federation.server)
+        later = range(2, self._federation.training.rounds + 1)  # the first of them in which somebody trains
+        number = next((n for n in later if any(exchange.trains for exchange in method.exchanges(n))), 2)
+        self._look_round(number)
+        first, second = (self._round(n, method.exchanges(n)) for n in (1, number))
         seconds = self.server_seconds
-        last = self._round(3, method.closing())
+        last = self._round(number + 1, method.closing())
         self.server_seconds = seconds
         return [self._described(m, first[m.id], second[m.id], last[m.id]) for m in self._members]
 
+    def _look_round(self, number: int) -> None:
+        """Who trains which network in a round; the first client of each is a member."""
+        clients, server = self._federation.clients, self._federation.server
+        server.round = number
+        variants = self._variants = {
+            client.id: self._federation.method.variant(server, client.id) for client in clients
+        }
+        self.networks = {client.id: f"{client.architecture} {variants[client.id]}".rstrip() for client in clients}
+        firsts = {self.networks[client.id]: client for client in reversed(clients)}
+        self._members = sorted(firsts.values(), key=lambda client: client.id)
+        self._batches = {member.id: 1 for member in self._members}
+
     def steps(self, client: Client, exchanges: Sequence[Exchange]) -> int:
-        """Training steps of a client in these; where a phase takes some rows only, as if it took all."""
-        usual, size = self._federation.method.phases(client.training), client.training.batch_size
-        phases = [p for each in exchanges if each.trains for p in (usual if each.phases is None else each.phases)]
-        return sum(phase.epochs * -(-len(data_of(client, phase)[0]) // size) for phase in phases)
+        """Training steps of a client in these; a phase takes the same share of the data as it last did in the trial."""
+        size, total = client.training.batch_size, 0
+        for exchange in exchanges:
+            for phase in self._phases(client, exchange):
+                share = self._taken.get((exchange.name, phase.rows), 1.0)
+                total += phase.epochs * math.ceil(share * len(data_of(client, phase)[0]) / size)
+        return total
+
+    def _phases(self, client: Client, exchange: Exchange) -> Sequence[Phase]:
+        if not exchange.trains:
+            return ()
+        return self._federation.method.phases(client.training) if exchange.phases is None else exchange.phases
 
     def _round(self, number: int, exchanges: Sequence[Exchange]) -> dict[int, _Cost]:
         method, server = self._federation.method, self._federation.server
@@ -277,6 +304,10 @@ class _Trial:
             received = time.perf_counter()
             trained = Trained()
             if exchange.trains:
+                for phase in self._phases(client, exchange):
+                    if phase.rows is not None:
+                        taken = len(tensor(context, phase.rows)) / max(1, len(data_of(client, phase)[0]))
+                        self._taken[exchange.name, phase.rows] = taken
                 trained = train(client, method, context, self._batches.get(member.id, 1), exchange.phases)
             done = time.perf_counter()
             upload = read_only(copied(method.upload(client, trained)))
@@ -299,14 +330,15 @@ class _Trial:
         return upload
 
     def _described(self, member: Client, first: _Cost, second: _Cost, last: _Cost) -> ArchitectureCheck:
-        architectures, method = self._federation.architectures, self._federation.method
-        closing = last.batch * self.steps(member, method.closing()) + last.rest
-        module = architectures.template(member.architecture)
-        split = module if isinstance(module, SplitModel) else None
+        closing = last.batch * self.steps(member, self._federation.method.closing()) + last.rest
+        architectures, variant = self._federation.architectures, self._variants[member.id]
+        module = architectures.template(member.architecture, variant)
+        own = architectures.template(member.architecture, variant, alone=True)
+        split = own if isinstance(own, SplitModel) else None
         return ArchitectureCheck(
-            name=member.architecture,
+            name=self.networks[member.id],
             client=member.id,
-            clients=sum(client.architecture == member.architecture for client in self._federation.clients),
+            clients=sum(name == self.networks[member.id] for name in self.networks.values()),
             parameters=sum(parameter.numel() for parameter in module.parameters()),
             nbytes=second.kept,
             cut=None if split is None else tuple(cuts(split, one_input(member, split))[0]),

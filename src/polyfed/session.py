@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.core.client import Client, Public
+from polyfed.core.method import Method
 from polyfed.core.randomness import numpy_generator
 from polyfed.data.federate import Federated, federate
 from polyfed.data.public import public_inputs
@@ -25,6 +26,7 @@ from polyfed.errors import Interrupted, PolyfedError, RequestError
 from polyfed.models.zoo import build
 from polyfed.preflight import Check, measure
 from polyfed.recipe import Recipe
+from polyfed.registry import MODELS
 from polyfed.report.figures import curves
 from polyfed.report.folders import find_runs
 from polyfed.report.tables import Table, comparison, to_text, write
@@ -156,7 +158,10 @@ def prepare(
         test=dealt.test,
         classes=dealt.classes,
         class_names=source.class_names,
-        builders={name: functools.partial(build, name, in_shape, dealt.classes, width) for name in names},
+        builders={
+            name: functools.partial(build, name, in_shape, dealt.classes, width)
+            for name in (*names, *_companions(method))
+        },
         device=recipe.run.device,
         executor=recipe.run.executor,
         workers=recipe.run.workers,
@@ -180,6 +185,12 @@ def _assign(recipe: Recipe, count: int) -> list[str]:
     else:
         places = [client % len(names) for client in range(count)]
     return [names[place] for place in places]
+
+
+def _companions(method: Method) -> list[str]:
+    """Networks that a method may name to stand beside the clients' own: all registered, or one that it imports."""
+    wanted = method.companion
+    return [] if wanted is None else [*MODELS, *([wanted.network] if ":" in wanted.network else [])]
 
 
 def _check_place(folder: Path) -> None:

@@ -201,13 +201,22 @@ CONV = {"conv": nn.Conv2d(1, 4, 3), "fc": nn.Linear(4, 2)}
             "'add' adds 4 channels to 2",
         ),
         (Forward(lambda m, x: m.fc(x) * m.fc.weight.sum(), fc=nn.Linear(4, 2)), "'fc.weight' is used outside a layer"),
-        (Forward(lambda m, x: (m.fc(x), x), fc=nn.Linear(4, 2)), "it does not return one tensor"),
+        (Forward(lambda m, x: {"a": m.fc(x)}, fc=nn.Linear(4, 2)), "it returns something else than a tensor"),
+        (Forward(lambda m, x: (m.fc(x), 1), fc=nn.Linear(4, 2)), "it returns something else than a tensor"),
     ],
 )
 def test_what_cannot_be_cut_is_said_in_one_line(module, why):
     with pytest.raises(RequestError, match=f"cannot be cut to narrower networks: .*{why}") as caught:
         plan_of(module)
     assert "\n" not in str(caught.value)
+
+
+def test_all_that_leaves_a_network_stays_whole():
+    layers = {"conv": nn.Conv2d(1, 4, 3), "early": nn.Linear(4, 2), "fc": nn.Linear(4, 2)}
+    plan = plan_of(Forward(lambda m, x: (m.early(z := m.conv(x).mean((2, 3))), m.fc(z)), **layers))
+    assert plan.sizes == {2: 4}
+    assert plan.axes["early.weight"] == plan.axes["fc.weight"] == (Axis(OUTPUT), Axis(2))
+    assert plan_of(Forward(lambda m, x: [m.conv(x), x], conv=nn.Conv2d(1, 4, 3))).sizes == {}
 
 
 def test_shared_parameters_are_refused():

@@ -28,7 +28,7 @@ from polyfed.engine.executors import Job, Serial
 from polyfed.engine.federation import Federation
 from polyfed.engine.workers import Worker
 from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError
-from polyfed.methods import SCAFFOLD, FedAvg, FedDPA, FedGH, FedHeNN, FedIN, HeteroFL, Local
+from polyfed.methods import FML, SCAFFOLD, FedAvg, FedDPA, FedGH, FedHeNN, FedIN, FedProto, HeteroFL, Local
 from polyfed.registry import METHODS
 from polyfed.testing import Kit
 from polyfed.testing.world import difference, everything, records
@@ -79,11 +79,21 @@ def same(method: Method, counts: Sequence[int], **options: Any) -> None:
 
 @pytest.mark.parametrize(
     ("method", "counts"),
-    [(FedAvg(), (1, 3)), (FedGH(), (2,)), (FedIN(), (2,)), (SCAFFOLD(), (2,)), (HeteroFL(), (2,)), (FedDPA(), (2,))],
+    [(FedAvg(), (1, 3)), (FedGH(), (2,)), (FedIN(), (2,)), (SCAFFOLD(), (2,)), (HeteroFL(), (2,)), (FedDPA(), (2,))]
+    + [(FML(), (2,))],  # two networks at each client
     ids=lambda given: getattr(given, "name", None),
 )
 def test_workers_give_the_serial_result(method: Method, counts: Sequence[int]) -> None:
     same(method, counts)
+
+
+def test_other_predictors_are_scored_by_workers_too() -> None:
+    method = FedProto()
+    serial, found = run(method), run(method, executor="pool", workers=2)
+    assert difference(everything(serial), everything(found)) is None
+    assert records(serial) == records(found)
+    by = found.history[-1]["accuracy_by_predictor"]
+    assert {stage: list(others) for stage, others in by.items()} == dict.fromkeys(found.stages, ["head"])
 
 
 @pytest.mark.slow

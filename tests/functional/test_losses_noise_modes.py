@@ -6,7 +6,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from polyfed.functional.losses import contrast, cross_entropy, divergence, squared_distance
+from polyfed.functional.losses import (
+    absolute_error,
+    contrast,
+    cross_entropy,
+    divergence,
+    squared_distance,
+    squared_error,
+)
 from polyfed.functional.modes import evaluating, has_batchnorm, untracked_statistics
 from polyfed.functional.noise import add_noise
 
@@ -98,6 +105,38 @@ def test_contrast_trains_the_first_alone_and_towards_the_second():
         for other, sign in ((near, 1), (far, -1)):
             change = F.cosine_similarity(step, other) - F.cosine_similarity(z, other)
             assert sign * float((w * change).sum()) > 0
+
+
+def test_squared_error_against_numpy_means_over_features_and_trains_the_first_alone():
+    g = np.random.default_rng(3)
+    found, target = (torch.tensor(g.normal(size=(5, 4)), requires_grad=True) for _ in range(2))
+    w = torch.tensor([1.0, 0.0, 2.0, 1.0, 0.5], dtype=torch.float64)
+    loss = squared_error(found, target, w)
+    gap = (found - target).detach().numpy()
+    np.testing.assert_allclose(loss.item(), (w.numpy() * (gap**2).mean(1)).sum() / 4.5)
+    loss.backward()
+    np.testing.assert_allclose(found.grad.numpy(), 2 * gap * w.numpy()[:, None] / (4 * 4.5))
+    assert target.grad is None
+    assert {float(s) for s in found.grad.sign().unique()} == {-1.0, 0.0, 1.0}
+    assert squared_error(found, target, 0 * w).item() == 0
+    with pytest.raises(ValueError, match="found and target"):
+        squared_error(found, target[:, :3], w)
+
+
+def test_absolute_error_against_numpy_means_over_classes_and_trains_the_first_alone():
+    g = torch.Generator().manual_seed(3)
+    found, target = (torch.randn(5, 4, generator=g, dtype=torch.float64).requires_grad_() for _ in range(2))
+    w = torch.tensor([1.0, 0.0, 2.0, 1.0, 0.5], dtype=torch.float64)
+    loss = absolute_error(found, target, w)
+    gap, share = (found - target).detach().numpy(), w.numpy() / w.sum().item()
+    assert gap.min() < 0 < gap.max()
+    assert loss.item() == pytest.approx((share * np.abs(gap).mean(1)).sum())
+    mine, other = torch.autograd.grad(loss, (found, target), allow_unused=True)
+    np.testing.assert_allclose(mine.numpy(), share[:, None] * np.sign(gap) / 4)
+    assert other is None
+    assert absolute_error(found, target, 0 * w).item() == 0
+    with pytest.raises(ValueError, match="expected found and target"):
+        absolute_error(found, target[:, :3], w)
 
 
 def test_divergence_against_numpy_sums_over_classes_and_trains_the_first_alone():

@@ -154,6 +154,20 @@ def test_personal_entries_move_first_and_the_others_after(training: dict[str, An
         assert running not in masks
 
 
+def test_weights_of_0_move_like_others() -> None:
+    """A mask is no product of weights: what is 0 is neither personal nor frozen."""
+    model = nn.Sequential(nn.Linear(INPUTS, 5), nn.Tanh(), nn.Linear(5, 3))
+    with torch.no_grad():
+        for p in model.parameters():
+            p[::2] = 0
+    (round,) = rounds(FedDPA(), [Client(model, samples(12, i)) for i in range(2)], rounds=1, epochs=2)
+    start, end = round.down[0]["model"], round.weights[0]
+    zeros = {name: t == 0 for name, t in start.items()}
+    assert sum(int(mask.sum()) for mask in zeros.values()) > 15
+    for name, mask in zeros.items():
+        assert (end[name][mask] != 0).float().mean() > 0.9
+
+
 def test_personal_entries_of_the_update_stay_at_home() -> None:
     STEPS.clear()
     (round,) = rounds(Seen(), clients(["shallow"] * 2), rounds=1)
@@ -241,6 +255,7 @@ def test_the_losses_of_both_stretches() -> None:
     ("knobs", "message"),
     [
         ({"noise": 0.5}, "expected clip = true"),
+        ({"clip": "False"}, "valid boolean"),
         ({"bound": 0.0}, "greater than 0"),
         ({"threshold": 1.5}, "less than or equal to 1"),
         ({"shared_epochs": 0}, "greater than or equal to 1"),

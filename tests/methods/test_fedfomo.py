@@ -94,21 +94,47 @@ def test_every_start_by_hand(baseline: Any, architectures: list[str], norm: Any)
     assert signs == {-1.0, 1.0}, "delta should come with both signs, and be summed unclipped"
 
 
-def test_the_first_round_is_local() -> None:
-    people = members(["bn", "deep", "shallow"])
-    mine, alone = (rounds(method, people, rounds=1)[0] for method in (FedFomo(aggregation="same-shape"), Local()))
+def given(networks: list[str]) -> list[Client]:
+    """Such clients, of each kind from one network, as Local starts each from its own draw."""
+    torch.manual_seed(0)
+    made, people = {a: NETS[a]() for a in dict.fromkeys(networks)}, members(networks, [8, 9, 12])
+    return [Client(made[c.architecture], c.data.train, c.data.test, c.data.validation) for c in people]
+
+
+def test_the_first_round_is_local_from_one_start() -> None:
+    mine, alone = (rounds(m, given(["bn"] * 3), rounds=1)[0] for m in (FedFomo(), Local()))
     assert all(same(mine.weights[i], alone.weights[i]) for i in range(3))
-    assert mine.record["bytes_down"] == 0
+    count = sum(t.numel() for t in floats(NETS["bn"]()).values())
+    assert mine.record["bytes_down"] == 3 * 4 * count
     assert all(message.keys() == {"model"} for message in mine.up.values())
+
+
+def test_everybody_starts_from_one_model() -> None:
+    """Also who is drawn later, and whose upload was lost is sent it again, and goes on from its own."""
+    STARTS.clear()
+    people = members(["deep", "shallow", "deep", "deep"])
+    lose = lambda round, client: client == 2 and round < 3  # noqa: E731
+    history = rounds(Kept(epsilon=0.0), people, rounds=5, participation=0.7, lose=lose)
+    first = {i: next(r.down[i] for r in history if i in r.down) for i in range(4)}
+    for i, message in first.items():
+        start = message["start"]
+        assert all(torch.equal(t, first[0]["start"][name]) for name, t in start.items())
+        assert start.keys() == floats(NETS[people[i].architecture]()).keys()
+    assert any(first[i].keys() > {"start"} for i in first), "somebody came later, and was sent others' models as well"
+    for i in history[0].record["clients"]:
+        assert same(STARTS[1, i], first[i]["start"])
+    for before, round in itertools.pairwise(history):
+        for i, message in round.down.items():
+            assert ("start" in message) == (f"weights {i}" not in before.after)
 
 
 def test_without_a_candidate_it_is_local() -> None:
     """Nobody shares an architecture: nothing comes, and nothing but a client's own model is there to compare."""
-    people = members(["bn", "deep", "shallow"])
+    people = given(["bn", "deep", "shallow"])
     method = FedFomo(aggregation="same-shape", baseline="trained")
     mine, alone = (rounds(m, people, rounds=3, participation=0.7) for m in (method, Local()))
     assert all(mine[-1].weights[i] is None or same(mine[-1].weights[i], alone[-1].weights[i]) for i in range(3))
-    assert all(round.record["bytes_down"] == 0 for round in mine)
+    assert not any(name.startswith("candidate") for r in mine for message in r.down.values() for name in message)
 
 
 def test_validation_rows_are_not_trained_on() -> None:
@@ -141,7 +167,8 @@ def test_bytes_and_what_of_a_candidate_is_sent() -> None:
 def chosen(round: Round, before: Round, i: int) -> list[int]:
     """Whose models a client was sent, by their weights."""
     kept = {n: before.after[f"weights {n}"] for n in range(6) if f"weights {n}" in before.after}
-    return [next(n for n, w in kept.items() if same(w, one)) for one in round.down[i].values()]
+    sent = [one for name, one in round.down[i].items() if name != "start"]
+    return [next(n for n, w in kept.items() if same(w, one)) for one in sent]
 
 
 def test_the_most_helpful_are_sent_unless_chance_has_it() -> None:
@@ -176,7 +203,7 @@ def test_who_was_absent_stays_a_candidate_and_a_newcomer_is_sent_some() -> None:
     newcomers = 0
     for before, round in zip([None, *watch.rounds], watch.rounds, strict=False):
         for i in round.record["clients"]:
-            assert len(round.down[i]) == len(came - {i})
+            assert len(round.down[i]) == len(came - {i}) + (i not in came)
             newcomers += bool(came) and i not in came
             if before is not None:
                 assert set(chosen(round, before, i)) == came - {i}

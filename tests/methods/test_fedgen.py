@@ -147,6 +147,15 @@ def test_two_calls_are_one_longer_call_but_for_the_draws():
     assert not same(forgot, whole)
 
 
+def test_a_class_that_nobody_has_is_not_made_and_nothing_is_divided_by_its_count():
+    weights, counts = fresh(4, CLASSES, 8, 5, draws()), torch.tensor([[5, 0, 3], [1, 0, 2]])
+    new, _, loss = fit(weights, {}, linear_heads(2), counts, how(steps=5), draws(1))
+    assert all(t.isfinite().all() for t in new.values())
+    assert np.isfinite(loss)
+    unused = new["hidden.weight"][:, 4 + 1]  # its column of the one-hot input
+    assert torch.equal(unused, weights["hidden.weight"][:, 4 + 1])
+
+
 def test_classes_of_a_single_sample_are_not_made():
     assert known_classes(torch.tensor([[1, 1, 0], [0, 4, 0]])).tolist() == [0, 5, 0]
 

@@ -108,6 +108,13 @@ def test_the_normaliser_of_each_optimiser(training, a):
     assert float(round.up[0]["tau"]) == 3.0
 
 
+def test_who_can_take_no_step_has_no_say():
+    """One sample and BatchNorm: a_k is 0, and nothing is divided by it."""
+    (round,) = rounds(FedNova(), clients(["bn"] * 2, [1, 8]), rounds=1)
+    assert [one["client"] for one in round.record["refused"]] == [0]
+    assert moved(shared(round.after), round.up[1]["model"]) < 1e-6
+
+
 def test_adam_is_not_normalised_by_mu():
     (round,) = rounds(FedNova(mu=30.0), clients(["deep"]), rounds=1, optimizer="adam")
     assert float(round.up[0]["a"]) == 3.0

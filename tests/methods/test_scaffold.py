@@ -30,6 +30,7 @@ from polyfed.core import passes
 from polyfed.core.message import nbytes
 from polyfed.core.method import knobs
 from polyfed.core.settings import Availability, Training
+from polyfed.engine.attendance import Attendance, Roll
 from polyfed.engine.federation import Federation
 from polyfed.errors import RequestError
 from polyfed.functional.losses import cross_entropy
@@ -89,7 +90,10 @@ def test_rounds_by_hand(control, momentum, aggregation):
 
 
 def test_clients_may_count_by_samples():
+    """In the mean of w_k; c counts everybody once."""
     (round,) = rounds(SCAFFOLD(weighting="samples"), clients(["deep"] * 2, [4, 12]), rounds=1)
+    for name, value in total(round.after).items():
+        torch.testing.assert_close(value, sum(m["control"][name] for m in round.up.values()), atol=1e-6, rtol=0)
     for name, value in shared(round.after).items():
         expected = numpy_mean([round.trained[i] for i in (0, 1)], [4, 12], name)
         np.testing.assert_allclose(value, expected, atol=1e-6)
@@ -190,10 +194,59 @@ def test_batchnorm_statistics_have_no_variates_and_no_server_rate():
         assert total(round.after).keys() == parameters("bn")
 
 
+def test_who_can_take_no_step_has_no_say():
+    """One sample and BatchNorm: no mean of no gradients, no division by no steps."""
+    (round,) = rounds(SCAFFOLD(), clients(["bn"] * 2, [1, 8]), rounds=1)
+    assert [one["client"] for one in round.record["refused"]] == [0]
+    assert "control" not in round.states[0]
+    for name, value in total(round.after).items():
+        assert torch.equal(value, round.up[1]["control"][name])
+    assert same(shared(round.after), round.up[1]["model"])
+
+
 def test_nobody_answers():
     history = rounds(SCAFFOLD(), clients(["deep"] * 2), rounds=3, lose=lambda round, client: round == 2)
     assert same(shared(history[0].after), shared(history[1].after))
     assert same(total(history[0].after), total(history[1].after))
+
+
+def losing(lost, method, members, builders=NETS, classes=3, **training):
+    """Nothing arrives of what the clients `lost(round)` have learnt."""
+
+    class Lossy(Attendance):
+        def roll(self, number):
+            return Roll(self.present(number), unheard=lost(number))
+
+    fed, watch = federation(method, members, builders, classes=classes, **training)
+    fed.attendance = Lossy(Availability(), len(members), 0)
+    fed.run()
+    return watch.rounds
+
+
+@pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
+def test_c_stays_the_mean_when_uploads_are_lost(aggregation):
+    """A client whose upload was lost starts from the c_k that is part of c, not from what the lost round made of it."""
+    method = SCAFFOLD(aggregation=aggregation)
+    members = clients(["bn", "deep-bn", "bn"], [8, 12, 8])
+    history = losing(lambda number: {number % 3, number % 4}, method, members, rounds=8, participation=0.7)
+    counted, lost = [{} for _ in range(3)], 0
+    for round in history:
+        for i, message in round.down.items():
+            for name, c in message["control"].items():
+                who = [k for k, a in enumerate(["bn", "deep-bn", "bn"]) if name in parameters(a)]
+                who = who if aggregation == "layer-wise" else [k for k in who if (k == 1) == (i == 1)]
+                mean = sum(counted[k].get(name, torch.zeros_like(c)).double() for k in who) / len(who)
+                np.testing.assert_allclose(c, mean, atol=1e-6)
+        for i in round.down:
+            new = round.states[i]["control"]
+            for name, change in round.up[i]["control"].items():
+                before = counted[i].get(name, torch.zeros_like(change))
+                np.testing.assert_allclose(before + change, new[name], atol=1e-6)
+            if i in round.record["dropped"]:
+                lost += 1
+            else:
+                counted[i] = new
+    assert lost > 3
 
 
 # ---- option I  ----
@@ -278,6 +331,17 @@ def test_ten_local_steps_reach_the_common_optimum(control):
     assert np.abs(settled - optimum.numpy()).max() > 0.2
 
 
+@pytest.mark.parametrize("control", ["mean", "II"])
+def test_the_common_optimum_is_reached_although_uploads_were_lost(control):
+    """With the variates of lost rounds c would not vanish there, and pull away for ever."""
+    members = [Client("two", (torch.tensor([[a]]), torch.tensor([y]))) for a, y in ((1.0, 0), (4.0, 1))]
+    training = {"rounds": 30, "epochs": 10, "lr": 0.1}
+    lost = lambda number: {number % 2} if number < 6 else set()  # noqa: E731
+    history = losing(lost, Bowls(control=control), members, {"two": Two}, 2, **training)
+    optimum = torch.tensor([(1 - 4) / 5, (-1 + 8) / 5])
+    torch.testing.assert_close(shared(history[-1].after)["w"], optimum, atol=1e-4, rtol=0)
+
+
 def test_it_learns_under_adam_and_participation():
     members = [Client("deep", samples(60, i, (i % 3, (i + 1) % 3)), samples(120, 50 + i)) for i in range(4)]
     training = {"rounds": 15, "lr": 0.01, "optimizer": "adam", "participation": 0.5, "batch_size": 16}
@@ -292,7 +356,7 @@ def test_bytes(architecture):
     floats = sum(t.numel() for t in NETS[architecture]().state_dict().values() if t.is_floating_point())
     q = sum(p.numel() for p in NETS[architecture]().parameters())
     for round in rounds(SCAFFOLD(), clients([architecture] * 2)):
-        assert all(nbytes(m) == 4 * (floats + q) for m in round.down.values())
+        assert all(nbytes(m) == 4 * (floats + q) + 8 for m in round.down.values())
         assert all(nbytes(m) == 4 * (floats + q) + 8 for m in round.up.values())
 
 

@@ -4,15 +4,31 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.networks import load
+from polyfed.core.networks import load, split
 from polyfed.core.randomness import derive, scoped_global
+from polyfed.models.split import with_projection
 
 Builder = Callable[[], nn.Module]
 Build = Callable[[nn.Module, str], nn.Module]
+Beside = Callable[[nn.Module, nn.Module], nn.Module]
+BY_SIZE = ("smallest", "largest")
+
+
+@dataclass(frozen=True)
+class Companion:
+    """One network for the whole federation, beside the clients' own.
+
+    network: "smallest" or "largest" of the clients' by the number of parameters, or the name of one that can be built.
+    features: width of its representation, by a projection (`models.with_projection`); None: as it is.
+    """
+
+    network: str
+    features: int | None = None
 
 
 class Architectures:
@@ -22,40 +38,107 @@ class Architectures:
         builders: architecture name -> a function that makes a new network of it.
         build: turns a client's network and a variant's name into the network that is trained (`Method.build`).
         seed: the run's seed. device: where the templates live.
+        companion: a network beside the clients' own. others: networks that it may be, besides those of `builders`.
+        beside: puts a client's network and the companion together (`Method.beside`); None: clients train theirs alone.
+        blank: clients' own networks begin as zeros (`Method.starts_blank`), which spares drawing their weights.
+
+    Attributes:
+        companion: the companion's architecture, "" without one; its network is always alone. chosen: which network it
+        is, once sizes have been compared.
     """
 
-    def __init__(self, builders: Mapping[str, Builder], build: Build, seed: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        builders: Mapping[str, Builder],
+        build: Build,
+        seed: int,
+        device: torch.device,
+        companion: Companion | None = None,
+        beside: Beside | None = None,
+        others: Mapping[str, Builder] | None = None,
+        blank: bool = False,
+    ) -> None:
         self._builders = dict(builders)
         self._build = build
         self._seed = seed
         self.device = device
-        self._templates: dict[tuple[str, str], nn.Module] = {}
+        self._blank = blank
+        self._templates: dict[tuple[str, str, bool], nn.Module] = {}
+        self._buffers: dict[tuple[str, str, bool], dict[str, Tensor]] = {}  # the templates', as they were made
+        self._beside = None if companion is None else beside
+        self.chosen = None if companion is None else replace(companion, network=self._named(companion.network))
+        self.companion = "" if self.chosen is None else self._admit(self.chosen, others or {})
 
-    def _make(self, architecture: str, variant: str, owner: str | int, given: nn.Module | None) -> nn.Module:
+    @property
+    def together(self) -> bool:
+        """Whether what clients train is more than their own network."""
+        return self._beside is not None
+
+    def _named(self, network: str) -> str:
+        """The network's name; of two of one size, the first's."""
+        if network not in BY_SIZE:
+            return network
+        sizes = {a: sum(p.numel() for p in self.template(a, alone=True).parameters()) for a in self._builders}
+        return (min if network == "smallest" else max)(sizes, key=sizes.__getitem__)
+
+    def _admit(self, companion: Companion, others: Mapping[str, Builder]) -> str:
+        """Make the companion an architecture; its name, which is the network's where that stays as it is."""
+        name, features = companion.network, companion.features
+        builder = self._builders.get(name) or others[name]
+        if features is not None:
+            name = f"{name}, {features} features"
+            self._builders[name] = lambda: with_projection(split(builder()), features)
+        else:
+            self._builders[name] = builder
+        return name
+
+    def _make(
+        self, architecture: str, variant: str, owner: str | int, given: nn.Module | None, alone: bool
+    ) -> nn.Module:
         with scoped_global(derive(self._seed, "weights", owner)):
             model = copy.deepcopy(given) if given is not None else self._builders[architecture]()  # build may cut it
         with scoped_global(derive(self._seed, "build", owner)):
-            return self._build(model, variant)
+            network = self._build(model, variant)
+        if alone or self._beside is None:
+            return network
+        companion = self._make(self.companion, "", self.companion, None, alone=True)
+        with scoped_global(derive(self._seed, "beside", owner)):
+            return self._beside(network, companion)
 
-    def template(self, architecture: str, variant: str = "") -> nn.Module:
-        """The one network of this kind; whoever uses it loads weights first."""
-        key = (architecture, variant)
+    def template(self, architecture: str, variant: str = "", alone: bool = False) -> nn.Module:
+        """The one network of this kind, `alone` without the companion; whoever uses it loads weights first."""
+        key = (architecture, variant, alone and self.together)
         if key not in self._templates:
-            self._templates[key] = self._make(architecture, variant, architecture, None).to(self.device)
+            made = self._templates[key] = self._make(architecture, variant, architecture, None, alone).to(self.device)
+            self._buffers[key] = {name: buffer.clone() for name, buffer in made.named_buffers()}
         return self._templates[key]
 
     def initial(
-        self, architecture: str, variant: str = "", owner: str | int | None = None, given: nn.Module | None = None
+        self,
+        architecture: str,
+        variant: str = "",
+        owner: str | int | None = None,
+        given: nn.Module | None = None,
+        alone: bool = False,
     ) -> dict[str, Tensor]:
         """Initial weights by name: a function of the seed and of `owner` (a client's number, or the architecture).
 
-        `given` is a client's own network, whose present weights are kept.
+        Those of the companion are the same beside every client's own; these are the same with and without it.
+        `given` is a client's own network, whose present weights are kept. `alone`: see `template`.
         """
-        module = self._make(architecture, variant, architecture if owner is None else owner, given)
+        module = self._make(architecture, variant, architecture if owner is None else owner, given, alone)
         return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
-    def bound(self, architecture: str, variant: str, weights: Mapping[str, Tensor]) -> nn.Module:
-        """The template holding (copies of) `weights`."""
-        module = self.template(architecture, variant)
+    def begun(self, architecture: str, variant: str, owner: int, given: nn.Module | None) -> dict[str, Tensor]:
+        """What a client's network holds before the client has weights of its own: `initial`, or blank parameters."""
+        if not self._blank or given is not None:
+            return self.initial(architecture, variant, owner, given)
+        weights = self.template(architecture, variant).state_dict()
+        buffers = self._buffers[architecture, variant, False]
+        return {name: buffers[name] if name in buffers else torch.zeros_like(t) for name, t in weights.items()}
+
+    def bound(self, architecture: str, variant: str, weights: Mapping[str, Tensor], alone: bool = False) -> nn.Module:
+        """The template holding (copies of) `weights`; `alone`: see `template`."""
+        module = self.template(architecture, variant, alone)
         load(module, weights)
         return module

@@ -43,15 +43,15 @@ _ADDITIONS = {operator.add, operator.iadd, torch.add, operator.sub, operator.isu
 _SCALINGS = {operator.mul, operator.imul, torch.mul, operator.truediv, torch.div, "mul", "div"}
 
 
+Layout = Literal["image", "pixels", "dense"]  # N x C x ...; that, flattened: a channel is a run of neighbours; N x C
+
+
 @dataclass(frozen=True)
 class _Value:
-    """What flows between two steps: the group of its channels, and how they lie.
-
-    "image": N x C x ...; "pixels": that, flattened, so that a channel is a run of neighbours; "dense": N x C.
-    """
+    """What flows between two steps: the group of its channels, and how they lie."""
 
     group: int
-    layout: Literal["image", "pixels", "dense"] = "image"
+    layout: Layout = "image"
 
     def flattened(self) -> _Value:
         """The same as N x numbers."""
@@ -74,6 +74,19 @@ def plan_of(module: nn.Module) -> ChannelPlan:
     if module not in _plans:
         _plans[module] = _Reader(module).plan()
     return _plans[module]
+
+
+def flow(module: nn.Module) -> dict[fx.Node, Layout]:
+    """The steps of a network's forward that hand channels on, in order, and how these lie; all are of one record.
+
+    Raises:
+        RequestError: the network cannot be cut to narrower ones, or one record is not enough: its forward takes other
+            steps in training than in scoring, or one whose outcome nobody takes (that works in place, maybe).
+    """
+    reader = _Reader(module)
+    values = reader.values()
+    reader.check_record(values)
+    return {node: value.layout for node, value in values.items() if value is not None}
 
 
 def narrow(module: nn.Module, kept: Kept) -> nn.Module:
@@ -127,15 +140,7 @@ class _Reader:
 
     def plan(self) -> ChannelPlan:
         """The plan; groups are numbered in the order in which they come up."""
-        names = [name for name, _ in self._module.named_parameters(remove_duplicate=False)]
-        if len(names) != len(list(self._module.parameters())):
-            self._refuse("two of its layers share a parameter")
-        values: dict[fx.Node, _Value | None] = {}
-        for node in self._record().nodes:
-            if node.op == "output":
-                self._leave(values.get(node.args[0]) if isinstance(node.args[0], fx.Node) else None)
-            else:
-                values[node] = self._step(node, values)
+        self.values()
         roots = sorted({self._root(group) for group in self._sizes} - {WHOLE, OUTPUT})
         number = {WHOLE: WHOLE, OUTPUT: OUTPUT, **{root: place for place, root in enumerate(roots, 2)}}
         axes = {
@@ -146,10 +151,31 @@ class _Reader:
         }
         return ChannelPlan(axes, {number[root]: self._sizes[root] for root in roots})
 
-    def _record(self) -> fx.Graph:
+    def values(self) -> dict[fx.Node, _Value | None]:
+        """Every step and what it hands on; None for numbers and sizes."""
+        names = [name for name, _ in self._module.named_parameters(remove_duplicate=False)]
+        if len(names) != len(list(self._module.parameters())):
+            self._refuse("two of its layers share a parameter")
+        values: dict[fx.Node, _Value | None] = {}
+        for node in self._record().nodes:
+            if node.op == "output":
+                self._leave(node.args[0], values)
+            else:
+                values[node] = self._step(node, values)
+        return values
+
+    def check_record(self, values: Mapping[fx.Node, _Value | None]) -> None:
+        """Whether the record stands for the forward in both modes, and parts of it for parts of the network."""
+        for node, value in values.items():
+            if value is not None and not node.users:
+                self._refuse(f"nobody takes what '{node.name}' gives")
+        if str(next(iter(values)).graph) != str(self._record(training=True)):
+            self._refuse("its forward takes other steps in training than in scoring (layers, as nn.Dropout, may)")
+
+    def _record(self, training: bool = False) -> fx.Graph:
         try:
             with evaluating(self._module):
-                return fx.Tracer().trace(self._module)
+                return fx.Tracer().trace(self._module.train(training))
         except Exception as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             self._refuse(f"its forward cannot be recorded ({reason})")
@@ -231,12 +257,14 @@ class _Reader:
                 return None
         self._refuse(f"it is not known what '{getattr(target, '__name__', target)}' does to channels")
 
-    def _leave(self, value: _Value | None) -> None:
-        if value is None:
-            self._refuse("it does not return one tensor")
-        group = self._root(value.group)
-        if group != WHOLE:
-            self._parents[group] = OUTPUT
+    def _leave(self, returned: Any, values: Mapping[fx.Node, _Value | None]) -> None:
+        for one in returned if isinstance(returned, tuple | list) else (returned,):
+            value = values.get(one) if isinstance(one, fx.Node) else None
+            if value is None:
+                self._refuse("it returns something else than a tensor or several")
+            group = self._root(value.group)
+            if group != WHOLE:
+                self._parents[group] = OUTPUT
 
     # groups ------------------------------------------------------------------------------------------------------
     def _new(self, size: int) -> int:

@@ -16,6 +16,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from torch import Tensor, nn
 
+from polyfed.core.architectures import Companion
 from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten, nbytes
 from polyfed.core.networks import trainable
@@ -74,12 +75,15 @@ class Needs:
     linear_head: bool = False  # the head is one linear layer
     one_architecture: bool = False
     nested: bool = False  # tensors of one name have one shape everywhere
+    nested_parts: tuple[Part, ...] | None = None  # only those of these parts of split models; None: all
     equal_cuts: bool = False  # what enters and leaves the intermediate part is equally shaped everywhere
     public: int = 0  # rows of data that everybody may see (data.holdout, data.public)
     public_origin: Literal["", "holdout", "other"] = ""  # of what kind; "" is any
     one_input: bool = False  # stored inputs have one shape and type everywhere, also in those rows
     makes_inputs: bool = False  # the server makes some itself: they are bytes or floats
     validation: bool = False  # every client has validation rows
+    twice_differentiable: bool = False  # every network has second derivatives
+    warmup: int = 0  # first rounds in which nobody trains; a run has more rounds
     instead: str = ""  # what to do when the models do not fit
 
 
@@ -127,6 +131,15 @@ class Method:
     down: ClassVar[str] = "nothing"  # what a client is sent per round, in numbers: "P + C", P its parameters
     up: ClassVar[str] = "nothing"  # what it sends
     states: ClassVar[str] = "none"  # what outlives a round beside the clients' weights: "client: c_i; server: w, c"
+    # True: where a client has no weights of its own, `receive` writes all of its network and reads nothing of it, so
+    # that the engine need not draw (and for every evaluation draw again) a start that nobody sees
+    starts_blank: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Who writes a `receive` of its own says anew whether it `starts_blank`."""
+        super().__init_subclass__(**options)
+        if "receive" in vars(cls):
+            cls.starts_blank = vars(cls).get("starts_blank", False)
 
     # what it needs and what is scored -----------------------------------------------------------------------
     @property
@@ -140,9 +153,19 @@ class Method:
         return "personal"
 
     @property
+    def also_scored(self) -> Mapping[str, Method]:
+        """Predictors to score beside `predict`: name -> this method with another `predict`, all else alike."""
+        return {}
+
+    @property
     def accepts_late(self) -> bool:
         """Whether an upload may be aggregated in a later round than the one in which it was made."""
         return False
+
+    @property
+    def companion(self) -> Companion | None:
+        """A network beside the clients' own, the same for all: `server.companion` is its architecture."""
+        return None
 
     # server half --------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
@@ -180,6 +203,11 @@ class Method:
     def build(self, model: Any, variant: str) -> nn.Module:
         """The network that a client trains, made from its own; may draw from PyTorch's (scoped) global generator."""
         module: nn.Module = model
+        return module
+
+    def beside(self, own: Any, companion: Any) -> nn.Module:
+        """The network that a client trains, where it trains its own (as built) and the companion; may draw likewise."""
+        module: nn.Module = own
         return module
 
     def personal(self, module: Any) -> nn.Module:

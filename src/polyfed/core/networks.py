@@ -41,6 +41,19 @@ def floats(module: nn.Module, buffers: bool = True, parts: Collection[Part] | No
     return {name: t.detach() for name, t in sent.items() if t.is_floating_point()}
 
 
+class Composite(nn.Module):
+    """A network around a client's own, that keeps the latter's names when it is exported."""
+
+    def export(self) -> dict[str, Tensor]:
+        """The tensors by their exported names; not copies."""
+        raise NotImplementedError(f"{type(self).__name__} defines no export")
+
+
+def exported(module: nn.Module) -> dict[str, Tensor]:
+    """The state dict under the keys of the client's own module as it was before polyfed wrapped it; not copies."""
+    return dict(module.export() if isinstance(module, SplitModel | Composite) else module.state_dict())
+
+
 def load(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Copy `tensors` into the module's tensors of the same names; the others keep their values.
 

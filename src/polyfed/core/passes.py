@@ -15,7 +15,7 @@ from polyfed.functional.fisher import squared_gradients
 from polyfed.functional.modes import evaluating, has_batchnorm, untracked_statistics
 
 CHUNK = 500  # rows per pass: fits the caches better than one large batch
-_GRADIENTS = 2**26  # numbers that the gradients of single rows may be together: 256 MiB
+_BACKWARD = 64  # rows of a pass whose graph, and what went in and out of every layer, is kept
 
 
 def apply(function: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor, prepare: Prepare) -> Tensor:
@@ -43,9 +43,8 @@ def fisher(model: nn.Module, x: Tensor, y: Tensor, prepare: Prepare) -> dict[str
         Trainable parameter -> tensor of its shape.
     """
     device = next(iter(model.parameters())).device
-    rows = max(1, min(CHUNK, _GRADIENTS // sum(p.numel() for p in model.parameters())))
     total: dict[str, Tensor] = {}
-    for some, labels in zip(x.split(rows), y.split(rows), strict=True):
+    for some, labels in zip(x.split(_BACKWARD), y.split(_BACKWARD), strict=True):
         found = squared_gradients(model, prepare(some.to(device)), labels.to(device))
         total = {name: total[name] + t if name in total else t for name, t in found.items()}
     return {name: t / len(x) for name, t in total.items()}

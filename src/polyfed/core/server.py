@@ -33,6 +33,8 @@ class Server:
         settings. prepare: turns stored inputs into what models take, alike for all (the first client's). example: no
         rows (0, ...) of stored inputs, which tell their type and shape to a method whose server makes inputs.
         log: numbers that the method wants in the round's record; emptied after every round.
+
+    Networks are those of `Method.build`: what `Method.beside` adds exists on clients only.
     """
 
     def __init__(
@@ -71,6 +73,11 @@ class Server:
         return list(dict.fromkeys(member.architecture for member in self._members.values()))
 
     @property
+    def companion(self) -> str:
+        """The architecture of the network beside the clients' own (`Method.companion`); "" without one."""
+        return self._architectures.companion
+
+    @property
     def everybody(self) -> list[int]:
         """Numbers of all clients, also of those that join later."""
         return list(self._members)
@@ -85,7 +92,7 @@ class Server:
 
     def initial(self, architecture: str, variant: str = "") -> dict[str, Tensor]:
         """Seeded weights of an architecture that belong to no client: where a shared model starts."""
-        return self._architectures.initial(architecture, variant)
+        return self._architectures.initial(architecture, variant, alone=True)
 
     def weights(self, client_id: int) -> Group:
         """What was last kept of the client's weights (`keep`), else the seeded ones it starts from."""
@@ -105,4 +112,4 @@ class Server:
 
     def model(self, architecture: str, weights: Group, variant: str = "") -> nn.Module:
         """The template of an architecture holding `weights`, in eval mode, for a pass at the server."""
-        return self._architectures.bound(architecture, variant, weights).eval()
+        return self._architectures.bound(architecture, variant, weights, alone=True).eval()

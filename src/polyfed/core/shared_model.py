@@ -149,6 +149,12 @@ def add(server: Server, aggregation: Aggregation, what: str, changes: Mapping[in
         server.state[_key(what, shared)] = total
 
 
+def replace(server: Server, aggregation: Aggregation, architecture: str, tensors: Group) -> None:
+    """Put copies of `tensors` in the place of those of their names in what is shared with one architecture."""
+    shared = _key("model", _UNION if aggregation == "layer-wise" else architecture)
+    server.state[shared] = {**group(server.state, shared), **{name: t.clone() for name, t in tensors.items()}}
+
+
 def broadcast(server: Server, aggregation: Aggregation, client_id: int) -> Message:
     """The client's shared weights as a message: group "model"."""
     return {"model": read(server, aggregation, server.clients[client_id].architecture)}
@@ -201,6 +207,7 @@ class Averaging(Method):
     down: ClassVar[str] = "P"
     up: ClassVar[str] = "P + 1"
     states: ClassVar[str] = "server: w"
+    starts_blank: ClassVar[bool] = True
 
     aggregation: Aggregation = "layer-wise"  # or "same-shape"; alike where all share one architecture
     weighting: Weighting = "samples"  # "uniform" counts every client once

@@ -1,4 +1,4 @@
-"""What methods that cut one large network by width are made of: HeteroFL, FedRolex, FjORD.
+"""What methods that cut one large network by width are made of: HeteroFL, FedRolex, FjORD; and by depth, too: ScaleFL.
 
 The server keeps the large network; a client is sent the channels that its rate and the method's window say, and sends
 them back; every entry becomes the mean over those who hold it. Windows are made again from the round's number, so that
@@ -184,11 +184,15 @@ def kept(server: Server, window: Callable[[int], Tensor]) -> dict[int, Tensor]:
 
 
 def send(server: Server, variant: str, kept: Kept) -> Message:
-    """A sub-model with the latest statistics of its variant; to report these, the sub-model alone, if it has any."""
-    plan = plan_of(_large(server))
-    model = take(plan, group(server.state, "model"), kept)
+    """A sub-model with the latest statistics of its variant; to report these, the sub-model alone, if it has any.
+
+    Of the large network's tensors it has those that the variant's network has: all, where that is cut in width alone.
+    """
+    plan, own = plan_of(_large(server)), _own(server, variant)
+    held = floats(own)
+    model = take(plan, {name: t for name, t in group(server.state, "model").items() if name in held}, kept)
     if server.exchange == STATISTICS:
-        return {"average": model} if static_norm.statistics_of(_large(server)) else {}
+        return {"average": model} if static_norm.statistics_of(own) else {}
     known = {"statistics": take(plan, group(server.state, key), kept)} if (key := _key(variant)) in server.state else {}
     return {"model": model, **known}
 
@@ -220,12 +224,22 @@ def average(
         members = [i for i in reports if variants[i] == name]
         parts = [Part(group(reports[i], "statistics"), kept[i]) for i in members]
         batches = [float(tensor(reports[i], "batches")) for i in members]
-        base = group(server.state, _key(name)) if _key(name) in server.state else static_norm.fresh(_large(server))
+        base = group(server.state, _key(name)) if _key(name) in server.state else _fresh(server, name)
         server.state[_key(name)] = covered_mean(plan, base, parts, batches)
 
 
 def _large(server: Server) -> nn.Module:
     return server.model(server.architectures[0], {})  # as a template: its weights are whoever's used it last
+
+
+def _own(server: Server, variant: str) -> nn.Module:
+    return server.model(server.architectures[0], {}, variant)  # as above
+
+
+def _fresh(server: Server, variant: str) -> dict[str, Tensor]:
+    """New statistics, as wide as the large network's, of the layers that the variant has."""
+    held = static_norm.statistics_of(_own(server, variant))
+    return {name: t for name, t in static_norm.fresh(_large(server)).items() if name in held}
 
 
 def _key(variant: str) -> str:
@@ -299,6 +313,7 @@ class Narrowing(Method):
     down: ClassVar[str] = "P(r) + S(r), and P(r) for the statistics"
     up: ClassVar[str] = "P(r) + C bytes, and S(r) + 1 for the statistics"
     states: ClassVar[str] = "server: w, BatchNorm's statistics by rate"
+    starts_blank: ClassVar[bool] = True
 
     rates: Rates = "dynamic_a1-b1-c1-d1-e1"  # levels and shares; "dynamic" redraws every round, "fix" never
     scaler: bool = True  # in training, what enters BatchNorm is divided by the rate

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,11 +28,12 @@ class Score:
     """A client's counts, from which every figure is made.
 
     confusion: (C, C) int64; rows the true class, columns the predicted one. auc: NaN where it was not asked for, or is
-    not defined.
+    not defined. others: by the other predictors that the method names (`also_scored`).
     """
 
     confusion: Tensor
     auc: float = math.nan
+    others: Mapping[str, Score] = field(default_factory=dict)
 
     @functools.cached_property
     def total(self) -> int:
@@ -55,13 +56,22 @@ class Score:
         return metrics.f1(self.confusion)
 
 
-def score_model(client: Client, method: Method, samples: Samples, auc: bool = False) -> Score:
+def score_model(client: Client, method: Method, samples: Samples, auc: bool = False, others: bool = True) -> Score:
     """Score the model that a working client holds; its BatchNorm statistics and modes stay as they are.
 
     Args:
         client: at work. method: whose `predict` gives the scores. samples: what to score on.
         auc: also the area under the ROC curve, for which the scores of all samples are kept.
+        others: also by the other predictors that the method names, from the same weights and state.
     """
+    named = method.also_scored if others else {}
+    return replace(
+        _score(client, method, samples, auc),
+        others={name: _score(client, other, samples, False) for name, other in named.items()},
+    )
+
+
+def _score(client: Client, method: Method, samples: Samples, auc: bool) -> Score:
     model = method.personal(client.model)
     device = next(iter(model.parameters())).device
     predicted, kept = [], []
@@ -119,6 +129,12 @@ def figures(
     clients = [main[number].accuracy if number in main else math.nan for number in range(len(architectures))]
     return {
         "accuracy": _known({stage: summary(scores, evaluation.mean) for stage, scores in scored.items()}),
+        "accuracy_by_predictor": _known(
+            {
+                stage: {name: summary(found, evaluation.mean) for name, found in _by_predictor(scores).items()}
+                for stage, scores in scored.items()
+            }
+        ),
         "accuracy_per_client": [None if math.isnan(value) else value for value in clients],
         "accuracy_per_architecture": _known(
             {name: summary(scores, evaluation.mean) for name, scores in by_architecture.items()}
@@ -135,6 +151,7 @@ def figures(
 
 NOT_EVALUATED: Mapping[str, Any] = {
     "accuracy": {},
+    "accuracy_by_predictor": {},
     "accuracy_per_client": [],
     "accuracy_per_architecture": {},
     "metrics": {},
@@ -145,6 +162,15 @@ NOT_EVALUATED: Mapping[str, Any] = {
 
 def _known(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     return {name: entry for name, entry in entries.items() if entry}
+
+
+def _by_predictor(scores: Iterable[Score]) -> dict[str, list[Score]]:
+    """The clients' scores by each of the other predictors."""
+    found: dict[str, list[Score]] = {}
+    for score in scores:
+        for name, other in score.others.items():
+            found.setdefault(name, []).append(other)
+    return found
 
 
 def _summed(scores: Iterable[Score]) -> Tensor:
@@ -192,17 +218,17 @@ class Memory:
         """Remember it until the key changes."""
         self._by_client[client_id, received, part] = (key, score)
 
-    def score(self, client: Client, method: Method, samples: Samples, shared: bool) -> Score:
-        """Score a working client; with `shared` samples, equal models once."""
+    def score(self, client: Client, method: Method, samples: Samples, shared: bool, others: bool = True) -> Score:
+        """Score a working client; with `shared` samples, equal models once. others: see `score_model`."""
         if not shared:
             self.scored += 1
-            return score_model(client, method, samples, self.auc)
+            return score_model(client, method, samples, self.auc, others)
         model = method.personal(client.model)
         inputs = (id(samples), id(client.prepare))
         content = (client.architecture, inputs, fingerprint(_content(model.state_dict(), client.state)))
         if content not in self._by_content:
             self.scored += 1
-            self._by_content[content] = score_model(client, method, samples, self.auc)
+            self._by_content[content] = score_model(client, method, samples, self.auc, others)
         return self._by_content[content]
 
     def forget_content(self) -> None:

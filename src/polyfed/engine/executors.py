@@ -184,9 +184,11 @@ def score_parts(asked: Scoring, method: Method, architectures: Architectures, me
     try:
         if asked.message is not None:
             method.receive(client, read_only(asked.message))
-        return {
-            part: memory.score(client, method, getattr(client.data, part), part in asked.shared) for part in asked.parts
-        }
+        scores = {}
+        for part in asked.parts:
+            samples, others = getattr(client.data, part), part == "test"  # rounds are chosen by the method's own
+            scores[part] = memory.score(client, method, samples, part in asked.shared, others)
+        return scores
     except Exception as error:
         raise placed(error, client, "scoring", asked.round) from error
 
@@ -223,7 +225,7 @@ def own_weights(client: Client, variant: str, architectures: Architectures) -> d
         template = architectures.template(client.architecture, variant).state_dict()
         if _fits(client.weights, template):
             return {name: client.weights[name] for name in template}
-    return architectures.initial(client.architecture, variant, client.id, client.given)
+    return architectures.begun(client.architecture, variant, client.id, client.given)
 
 
 def _fits(weights: Mapping[str, Tensor], template: Mapping[str, Tensor]) -> bool:

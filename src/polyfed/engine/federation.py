@@ -15,11 +15,13 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from polyfed.core.architectures import Architectures, Builder
+from polyfed.core.architectures import Builder
 from polyfed.core.client import Client, Public
+from polyfed.core.companion import architectures_of
 from polyfed.core.device import named_device
 from polyfed.core.message import Message, flatten, nbytes, read_only, shallow
 from polyfed.core.method import Exchange, Method
+from polyfed.core.networks import exported
 from polyfed.core.randomness import generator
 from polyfed.core.server import Member, Server
 from polyfed.core.settings import Availability, Evaluation, Training
@@ -30,13 +32,12 @@ from polyfed.engine.attendance import Attendance, LateUpload, Post, Roll
 from polyfed.engine.checkpoint import Snapshot
 from polyfed.engine.evaluation import NOT_EVALUATED, Memory, Score, figures, summary
 from polyfed.engine.executors import Executor, Job, Outcome, Scoring, at_work, has_own
-from polyfed.engine.fit import check_fit
+from polyfed.engine.fit import check_companion, check_fit
 from polyfed.engine.folder import RunFolder
 from polyfed.engine.history import result_of, stopped_after
 from polyfed.engine.pool import chosen
 from polyfed.engine.workers import Crew
 from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError
-from polyfed.models.split import SplitModel
 
 
 class Tracker(Protocol):
@@ -79,7 +80,8 @@ class Federation:
         seed: every random draw of the run is derived from it.
         public: hold-out data that everybody may see. test: one test set shared by all clients, in place of their own.
         classes: of the task; default: the largest label anywhere plus one. class_names: what they are called.
-        builders: architecture name -> function that makes the network, for clients given by architecture name.
+        builders: architecture name -> function that makes the network, for clients given by architecture name, and for
+            a companion that the method names.
         device: where networks compute ("cpu", "cuda", "cuda:1").
         executor: how the clients' work is carried out: "serial", one after the other in this process; "pool", by worker
             processes (Linux, device "cpu"); "auto": the pool where it pays. The result is the same, bit for bit.
@@ -138,7 +140,8 @@ class Federation:
             client.id, client.classes, client.seed, client.data = number, self.classes, seed, data
             client.training, client.public = self.training, public
         named = _name_architectures(self.clients, dict(builders or {}))
-        self.architectures = Architectures(named, method.build, seed, named_device(device))
+        check_companion(method, [*named, *(builders or {})])
+        self.architectures = architectures_of(method, named, seed, named_device(device), others=builders)
         check_fit(method, self.clients, self.architectures, public)
         self.server = Server(
             {client.id: Member(client.architecture, client.n) for client in self.clients},
@@ -464,8 +467,7 @@ class Federation:
         with folder.models() as write:
             for client in self._present():
                 keeper = self._keeper(client.id)
-                module = self.method.personal(keeper.model)
-                weights = module.export() if isinstance(module, SplitModel) else module.state_dict()
+                weights = exported(self.method.personal(keeper.model))
                 scores_alone = type(self.method).predict is Method.predict  # else what it keeps may have a say
                 write(client.id, weights, {} if scores_alone else keeper.state, self._about(client))
 
@@ -486,6 +488,7 @@ class Federation:
             "method": self.facts["method"],
             "knobs": self.facts["knobs"],
             "variant": self.method.variant(self.server, client.id),
+            "companion": None if self.architectures.chosen is None else self.architectures.chosen.network,
         }
 
     def _finished(self, result: Mapping[str, Any]) -> Run:

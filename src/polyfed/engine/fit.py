@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.architectures import Architectures
+from polyfed.core.architectures import BY_SIZE, Architectures
 from polyfed.core.client import Client, Public
 from polyfed.core.method import Method, Needs
 from polyfed.core.networks import floats, split
-from polyfed.errors import RequestError
+from polyfed.errors import PolyfedError, RequestError
 from polyfed.functional.modes import evaluating
 from polyfed.models.split import SplitModel, cuts
+from polyfed.registry import nearest
 
 
 def check_fit(method: Method, clients: Sequence[Client], architectures: Architectures, public: Public | None) -> None:
@@ -24,12 +25,15 @@ def check_fit(method: Method, clients: Sequence[Client], architectures: Architec
         RequestError: the first thing that does not fit, with the client, both sides and what to do.
     """
     first = {client.architecture: client for client in reversed(clients)}
-    templates = {a: method.personal(architectures.template(a)) for a in dict.fromkeys(c.architecture for c in clients)}
+    alone, names = architectures.together, dict.fromkeys(c.architecture for c in clients)
+    templates = {a: architectures.template(a, alone=True) for a in names}
+    templates = templates if alone else {a: method.personal(module) for a, module in templates.items()}
     for architecture, module in templates.items():
         _check_forward(first[architecture], module)
     needs, name = method.needs, method.name or type(method).__name__
     _check_public(name, needs, public)
     _check_inputs(name, needs, clients, public)
+    _check_rounds(name, needs, clients[0].training.rounds)
     _check_validation(name, needs, clients)
     if needs.split_model or needs.one_feature_dim or needs.one_head or needs.linear_head or needs.equal_cuts:
         for architecture, module in templates.items():
@@ -52,6 +56,24 @@ def check_fit(method: Method, clients: Sequence[Client], architectures: Architec
         _check_equal(name, needs, "equally shaped cuts (into and out of the intermediate part)", facts, first)
     if needs.nested:
         _check_nested(name, needs, templates, first)
+    if needs.twice_differentiable:
+        _check_second_derivatives(name, needs, templates, first)
+    if architectures.companion:
+        _check_together(method, architectures, first)
+
+
+def check_companion(method: Method, known: Collection[str]) -> None:
+    """Whether the companion that a method names is among the networks that can be built.
+
+    Raises:
+        RequestError: it is not.
+    """
+    wanted = method.companion
+    if wanted is not None and wanted.network not in (*BY_SIZE, *known):
+        raise RequestError(
+            f"{method.name or type(method).__name__}: expected 'smallest', 'largest' or a network that can be built "
+            f"beside the clients' own, came '{wanted.network}'{nearest(wanted.network, [*BY_SIZE, *known])}"
+        )
 
 
 def one_input(client: Client, module: nn.Module) -> Tensor:
@@ -59,21 +81,45 @@ def one_input(client: Client, module: nn.Module) -> Tensor:
     return client.prepare(client.data.train.x[:1]).to(next(iter(module.parameters())).device)
 
 
-def _check_forward(client: Client, module: nn.Module) -> None:
-    x = one_input(client, module)
+def _check_forward(client: Client, module: nn.Module, who: str = "") -> None:
+    who, x = who or f"client {client.id} ('{client.architecture}')", one_input(client, module)
     try:
         with torch.inference_mode(), evaluating(module):
             scores = module(x)
     except Exception as error:
         problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RequestError(f"{who} cannot take inputs of shape {tuple(x.shape[1:])}: {problem}") from error
+    if not isinstance(scores, Tensor) or scores.dim() != 2 or scores.shape[1] < client.classes:
+        came = f"shape {tuple(scores.shape[1:])}" if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
+        raise RequestError(f"expected scores for {client.classes} classes per sample from {who}, came {came}")
+
+
+def _check_together(method: Method, architectures: Architectures, first: Mapping[str, Client]) -> None:
+    """The companion takes every client's inputs, and what is scored of both networks works."""
+    name, companion = method.name or type(method).__name__, architectures.companion
+    who = f"'{companion}', beside the clients' networks,"
+    try:
+        module = architectures.template(companion, alone=True)
+    except PolyfedError:
+        raise
+    except Exception as error:  # the builder may be the user's
+        reason = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+        raise RequestError(f"{who} cannot be built: {reason}") from error
+    if method.needs.split_model and not isinstance(module, SplitModel):
         raise RequestError(
-            f"client {client.id} ('{client.architecture}') cannot take inputs of shape {tuple(x.shape[1:])}: {problem}"
-        ) from error
-    if scores.dim() != 2 or scores.shape[1] < client.classes:
-        raise RequestError(
-            f"expected scores for {client.classes} classes per sample from client {client.id} "
-            f"('{client.architecture}'), came shape {tuple(scores.shape[1:])}"
+            f"{name} needs split models; {who} is a plain {type(module).__name__}; split it with polyfed.split(module, "
+            f"head=..., extractor=...)"
         )
+    theirs = architectures.template(next(iter(first)), alone=True)
+    if method.needs.one_head and isinstance(theirs, SplitModel) and _head(split(module)) != _head(theirs):
+        raise RequestError(
+            f"{name} needs heads with the same tensors; {who} gives {_head(split(module))}, the clients' networks "
+            f"{_head(theirs)}" + (f"; {method.needs.instead}" if method.needs.instead else "")
+        )
+    for client in first.values():
+        _check_forward(client, module, who)
+    for architecture, client in first.items() if architectures.together else ():
+        _check_forward(client, method.personal(architectures.template(architecture)))
 
 
 def _check_public(name: str, needs: Needs, public: Public | None) -> None:
@@ -117,6 +163,32 @@ def _check_validation(name: str, needs: Needs, clients: Sequence[Client]) -> Non
         )
 
 
+def _check_rounds(name: str, needs: Needs, rounds: int) -> None:
+    if needs.warmup >= rounds:
+        raise RequestError(
+            f"{name} warms up for {needs.warmup} rounds, in which nobody trains, and needs more than these; came "
+            f"training.rounds = {rounds}; raise it, or lower the method's warm-up"
+        )
+
+
+def _check_second_derivatives(
+    name: str, needs: Needs, templates: Mapping[str, nn.Module], first: Mapping[str, Client]
+) -> None:
+    for architecture, module in templates.items():
+        w = {n: p.detach().requires_grad_() for n, p in module.named_parameters() if p.requires_grad}
+        try:
+            with evaluating(module):
+                scores = torch.func.functional_call(module, dict(w), (one_input(first[architecture], module),))
+            grads = torch.autograd.grad(scores.square().sum(), tuple(w.values()), create_graph=True, allow_unused=True)
+            # backward reaches every node, also those that only raise; grad would pass them by, and give too little
+            torch.stack([g.square().sum() for g in grads if g is not None]).sum().backward()
+        except RuntimeError as error:
+            raise RequestError(
+                f"{name} needs networks with second derivatives; client {first[architecture].id} ('{architecture}') "
+                f"has none: {str(error).splitlines()[0]}" + (f"; {needs.instead}" if needs.instead else "")
+            ) from error
+
+
 def _check_linear(name: str, templates: Mapping[str, nn.Module], first: Mapping[str, Client]) -> None:
     for architecture, module in templates.items():
         head = split(module).head
@@ -142,7 +214,7 @@ def _check_equal(name: str, needs: Needs, what: str, facts: Mapping[str, Any], f
 def _check_nested(name: str, needs: Needs, templates: Mapping[str, nn.Module], first: Mapping[str, Client]) -> None:
     known: dict[str, tuple[tuple[int, ...], str]] = {}
     for architecture in sorted(templates, key=lambda a: first[a].id):
-        for tensor_name, tensor in floats(templates[architecture]).items():
+        for tensor_name, tensor in floats(templates[architecture], parts=needs.nested_parts).items():
             shape, owner = known.setdefault(tensor_name, (tuple(tensor.shape), architecture))
             if shape != tuple(tensor.shape):
                 facts = {architecture: f"'{tensor_name}' {tuple(tensor.shape)}", owner: f"'{tensor_name}' {shape}"}

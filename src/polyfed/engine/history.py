@@ -67,6 +67,7 @@ def result_of(
         "accuracy_before_closing": before["accuracy"].get(stage, {}).get("mean") if before and closed else None,
         "accuracy_best_by_validation": best_by_validation(records, stage),
         "accuracy_by_stage": {} if last is None else last["accuracy"],
+        "accuracy_by_predictor": {} if last is None else last.get("accuracy_by_predictor", {}),
         "accuracy_per_client": [] if last is None else last["accuracy_per_client"],
         "accuracy_per_architecture": {} if last is None else last["accuracy_per_architecture"],
         "metrics": {} if last is None else last["metrics"],

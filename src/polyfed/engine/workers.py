@@ -23,14 +23,13 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from polyfed.core.architectures import Architectures
 from polyfed.core.client import Client
 from polyfed.core.message import read_only
 from polyfed.core.method import Method, Trained
 from polyfed.engine.evaluation import Memory, Score
-from polyfed.engine.executors import Job, Outcome, Scores, Scoring, carry_out, placed, score_parts
+from polyfed.engine.executors import Job, Outcome, Scoring, carry_out, placed, score_parts
 from polyfed.engine.mailbox import Mailbox
 from polyfed.errors import PolyfedError, RunError
 
@@ -126,7 +125,9 @@ class Worker:
             raise _error(*reply["error"])
         tensors = self._outbox.take(reply["tensors"])
         asked = self._asked
-        return _outcome(asked, reply, tensors) if isinstance(asked, Job) else _scores(reply, tensors), reply["seconds"]
+        if isinstance(asked, Job):
+            return _outcome(asked, reply, tensors), reply["seconds"]
+        return {part: _score(figures) for part, figures in tensors.items()}, reply["seconds"]
 
     def alive(self) -> bool:
         """Whether the process is still there."""
@@ -189,7 +190,6 @@ def _scoring_facts(asked: Scoring) -> dict[str, Any]:
 def _outcome(job: Job, reply: Mapping[str, Any], tensors: Mapping[str, Any]) -> Outcome:
     """What came of a job; what did not change is the client's own again."""
     own = job.client
-    score = None if tensors["confusion"] is None else Score(tensors["confusion"], reply["score_auc"])
     return Outcome(
         own.id,
         read_only(tensors["message"]),
@@ -198,13 +198,20 @@ def _outcome(job: Job, reply: Mapping[str, Any], tensors: Mapping[str, Any]) -> 
         Trained(*reply["trained"]),
         reply["bytes_up"],
         reply["sums"],
-        score,
+        None if tensors["score"] is None else _score(tensors["score"]),
         reply["refused"],
     )
 
 
-def _scores(reply: Mapping[str, Any], tensors: Mapping[str, Any]) -> Scores:
-    return {part: Score(counts, reply["auc"][part]) for part, counts in tensors.items()}
+def _figures(score: Score) -> dict[str, Any]:
+    """A score in tensors, for `_score`."""
+    others = {name: _figures(other) for name, other in score.others.items()}
+    return {"confusion": score.confusion, "auc": torch.tensor(score.auc, dtype=torch.float64), "others": others}
+
+
+def _score(figures: Mapping[str, Any]) -> Score:
+    others = {name: _score(other) for name, other in figures["others"].items()}
+    return Score(figures["confusion"], float(figures["auc"]), others)
 
 
 def _filled(state: Mapping[str, Any], own: Any) -> dict[str, Any]:
@@ -328,7 +335,7 @@ class _Shift:
             "message": done.message,
             "weights": done.weights if done.counts and done.weights is not client.weights else None,
             "state": _changed(done.state, client.state) if done.counts else None,
-            "confusion": None if done.score is None else done.score.confusion,
+            "score": None if done.score is None else _figures(done.score),
         }
         try:
             tensors = self._outbox.put(sent)
@@ -339,7 +346,6 @@ class _Shift:
             "bytes_up": done.bytes_up,
             "sums": done.sums,
             "refused": done.refused,
-            "score_auc": None if done.score is None else done.score.auc,
             "tensors": tensors,
         }
 
@@ -357,5 +363,4 @@ class _Shift:
             asked["shared"],
         )
         scores = score_parts(scoring, self._crew.method, self._crew.architectures, self._memory)
-        counts: dict[str, Tensor] = {part: score.confusion for part, score in scores.items()}
-        return {"auc": {part: s.auc for part, s in scores.items()}, "tensors": self._outbox.put(counts)}
+        return {"tensors": self._outbox.put({part: _figures(score) for part, score in scores.items()})}

@@ -8,7 +8,8 @@ cross_layer updates of one layer steered by those of another
 drift       how far a model has gone since it was received, and that way as it is released
 fisher      the diagonal Fisher information, from single samples
 kernels     linear CKA, its gradient, a low-rank factor of the mean kernel
-losses      weighted cross entropy, squared distance, contrast of representations
+losses      weighted cross entropy, distances, divergence and contrast of outputs
+low_rank    tensors as their largest singular triples
 masks       which entries of tensors are shared: growth, what is sent, means
 mixing      models mixed by what they gain
 modes       eval mode and untracked BatchNorm statistics for a while

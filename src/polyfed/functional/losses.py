@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+
+def row_mean(values_N: Tensor, w_N: Tensor) -> Tensor:
+    """sum_n w_n values_n / sum_n w_n, 0-d; 0 where all weights are 0.
+
+    Args:
+        values_N: one per row, finite. w_N: row weights, not negative; 0 for padding rows.
+
+    >>> row_mean(torch.tensor([1.0, 5.0, 9.0]), torch.tensor([1.0, 1.0, 0.0]))
+    tensor(3.)
+    """
+    total = w_N.sum()
+    return (w_N * values_N).sum() / torch.where(total > 0, total, torch.ones_like(total))
 
 
 def cross_entropy(logits_NC: Tensor, y_N: Tensor, w_N: Tensor) -> Tensor:
@@ -28,8 +41,7 @@ def cross_entropy(logits_NC: Tensor, y_N: Tensor, w_N: Tensor) -> Tensor:
         shapes = f"{tuple(logits_NC.shape)}, {tuple(y_N.shape)} and {tuple(w_N.shape)}"
         raise ValueError(f"expected logits (N, C), y (N,) and w (N,), got {shapes}")
     ce_N = F.cross_entropy(logits_NC, y_N.long(), reduction="none")
-    total = w_N.sum()
-    return (w_N * ce_N).sum() / torch.where(total > 0, total, torch.ones_like(total))
+    return row_mean(ce_N, w_N)
 
 
 def divergence(logits_NC: Tensor, teacher_NC: Tensor, w_N: Tensor) -> Tensor:
@@ -53,8 +65,85 @@ def divergence(logits_NC: Tensor, teacher_NC: Tensor, w_N: Tensor) -> Tensor:
         raise ValueError(f"expected logits and teacher (N, C) and w (N,), got {shapes}")
     log_p, log_q = (torch.log_softmax(one, dim=1) for one in (teacher_NC.detach(), logits_NC))
     kl_N = (log_p.exp() * (log_p - log_q)).sum(dim=1)
-    total = w_N.sum()
-    return (w_N * kl_N).sum() / torch.where(total > 0, total, torch.ones_like(total))
+    return row_mean(kl_N, w_N)
+
+
+def exits_loss(exits_NC: Sequence[Tensor], y_N: Tensor, w_N: Tensor, gamma: float, temperature: float) -> Tensor:
+    """sum_j j L_j / (m (m + 1) / 2) over the exits j = 1..m of a network, all of which learn from the labels.
+
+    L_j = CE(o_j, y) + gamma T^2 KL(softmax(o_m / T) || softmax(o_j / T)) for j < m, the last exit being a constant in
+    the latter; L_m = CE(o_m, y).
+
+    Args:
+        exits_NC: logits o_1 to o_m, the deepest last. y_N: classes. w_N: row weights, as in `cross_entropy`.
+        gamma: weight of the distillation, 0 is none. temperature: T > 0.
+
+    Returns:
+        0-d tensor.
+
+    Raises:
+        ValueError: no exit, T is not positive, or shapes do not fit.
+
+    Source: Ilhan, Su and Liu (ScaleFL), CVPR 2023.
+
+    >>> zeros = torch.zeros(1, 2)
+    >>> exits_loss([zeros, zeros, zeros], torch.tensor([0]), torch.ones(1), 1.0, 3.0)  # log 2: the weights sum to 1
+    tensor(0.6931)
+    """
+    if not exits_NC or temperature <= 0:
+        raise ValueError(f"expected at least one exit and T above 0, got {len(exits_NC)} and {temperature}")
+    m, last_NC = len(exits_NC), exits_NC[-1]
+    losses = [cross_entropy(logits_NC, y_N, w_N) for logits_NC in exits_NC]
+    for j, logits_NC in enumerate(exits_NC[:-1] if gamma else ()):
+        taught = divergence(logits_NC / temperature, last_NC / temperature, w_N)
+        losses[j] = losses[j] + gamma * temperature**2 * taught
+    total = torch.stack([j * loss for j, loss in enumerate(losses, 1)]).sum()
+    return total / (m * (m + 1) / 2)
+
+
+def absolute_error(found_NC: Tensor, target_NC: Tensor, w_N: Tensor) -> Tensor:
+    """mean_c |found - target|, weighted mean over the rows: L1 on logits, as FedMD digests its consensus.
+
+    Args:
+        found_NC: what is trained. target_NC: what to match, a constant for the gradient, which is sign(found - target)
+            w_n / (C sum w). w_N: row weights, as in `cross_entropy`.
+
+    Returns:
+        0-d tensor.
+
+    Raises:
+        ValueError: shapes do not fit.
+
+    >>> absolute_error(torch.tensor([[1.0, -2.0]]), torch.zeros(1, 2), torch.ones(1))
+    tensor(1.5000)
+    """
+    return row_mean(_difference(found_NC, target_NC, w_N).abs().mean(dim=1), w_N)
+
+
+def squared_error(found_ND: Tensor, target_ND: Tensor, w_N: Tensor) -> Tensor:
+    """mean_d (found - target)^2, weighted mean over the rows.
+
+    Args:
+        found_ND: what is trained. target_ND: what to match, a constant for the gradient, which is 2 (found - target)
+            w_n / (D sum w). w_N: row weights, as in `cross_entropy`.
+
+    Returns:
+        0-d tensor.
+
+    Raises:
+        ValueError: shapes do not fit.
+
+    >>> squared_error(torch.tensor([[1.0, -2.0]]), torch.zeros(1, 2), torch.ones(1))
+    tensor(2.5000)
+    """
+    return row_mean(_difference(found_ND, target_ND, w_N).square().mean(dim=1), w_N)
+
+
+def _difference(found_NK: Tensor, target_NK: Tensor, w_N: Tensor) -> Tensor:
+    if found_NK.dim() != 2 or target_NK.shape != found_NK.shape or w_N.shape != found_NK.shape[:1]:
+        shapes = f"{tuple(found_NK.shape)}, {tuple(target_NK.shape)} and {tuple(w_N.shape)}"
+        raise ValueError(f"expected found and target (N, C) and w (N,), got {shapes}")
+    return found_NK - target_NK.detach()
 
 
 def contrast(z_ND: Tensor, near_ND: Tensor, far_ND: Tensor, temperature: float, w_N: Tensor) -> Tensor:

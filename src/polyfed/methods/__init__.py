@@ -7,46 +7,68 @@ from typing import TYPE_CHECKING, Any
 from polyfed.registry import METHODS
 
 if TYPE_CHECKING:
+    from polyfed.methods.fd import FD
     from polyfed.methods.fedavg import FedAvg
     from polyfed.methods.feddpa import FedDPA
+    from polyfed.methods.fedet import FedET
     from polyfed.methods.fedfomo import FedFomo
     from polyfed.methods.fedgen import FedGen
     from polyfed.methods.fedgh import FedGH
     from polyfed.methods.fedhenn import FedHeNN
     from polyfed.methods.fedin import FedIN
+    from polyfed.methods.fedkd import FedKD
+    from polyfed.methods.fedl2g import FedL2G
+    from polyfed.methods.fedmd import FedMD
+    from polyfed.methods.fedmrl import FedMRL
     from polyfed.methods.fednova import FedNova
+    from polyfed.methods.fedproto import FedProto
     from polyfed.methods.fedprox import FedProx
     from polyfed.methods.fedrep import FedRep
     from polyfed.methods.fedrolex import FedRolex
     from polyfed.methods.fedselect import FedSelect
+    from polyfed.methods.fedtgp import FedTGP
     from polyfed.methods.fjord import FjORD
+    from polyfed.methods.fml import FML
     from polyfed.methods.heterofl import HeteroFL
     from polyfed.methods.inclusivefl import InclusiveFL
     from polyfed.methods.incoavg import InCoAvg
+    from polyfed.methods.lgfedavg import LGFedAvg
     from polyfed.methods.local import Local
     from polyfed.methods.moon import MOON
     from polyfed.methods.scaffold import SCAFFOLD
+    from polyfed.methods.scalefl import ScaleFL
 
 __all__ = [
+    "FD",
+    "FML",
     "MOON",
     "SCAFFOLD",
     "FedAvg",
     "FedDPA",
+    "FedET",
     "FedFomo",
     "FedGH",
     "FedGen",
     "FedHeNN",
     "FedIN",
+    "FedKD",
+    "FedL2G",
+    "FedMD",
+    "FedMRL",
     "FedNova",
+    "FedProto",
     "FedProx",
     "FedRep",
     "FedRolex",
     "FedSelect",
+    "FedTGP",
     "FjORD",
     "HeteroFL",
     "InCoAvg",
     "InclusiveFL",
+    "LGFedAvg",
     "Local",
+    "ScaleFL",
 ]
 
 

@@ -49,6 +49,7 @@ class FedDPA(Method):
     down: ClassVar[str] = "P (and 1 with noise)"
     up: ClassVar[str] = "P"
     states: ClassVar[str] = "server: w"
+    starts_blank: ClassVar[bool] = True
 
     threshold: Annotated[float, Field(ge=-1, le=1)] = 0.4  # F above it is personal; 1: nothing is, below 0: everything
     lambda1: Annotated[float, Field(ge=0)] = 0.1  # pull of personal entries to w; 0 is off

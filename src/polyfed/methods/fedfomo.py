@@ -3,9 +3,11 @@
 Client k:  delta_n = (L(w_old) - L(w_n)) / ||w_n - w_old||, L the mean cross entropy on its validation rows;
            w_k <- w_old + sum_n omega_n (w_n - w_old), omega_n = max(delta_n, 0) / their sum, w_n being the models sent
            and its own last one;  then E epochs of SGD on CE(f(x; w_k), y) on its training rows.
+           All start from one model: what has grown from unlike weights cannot be mixed.
 Server:    keeps every client's last model;  A_kn <- A_kn + delta_n;  sends client k the M others with the largest A_kn,
            each replaced by a random other with probability epsilon_t = max(0, epsilon - (t - 1) decay).
-Sent per round, P floats of weights and float buffers: up 4 P + 4 M, down 4 M P; in a first round nothing down, up 4 P.
+Sent per round, P floats of weights and float buffers: up 4 P + 4 M, down 4 M P, and 4 P more until the server has heard
+of the client; in round 1 just these, and up 4 P.
 Deviations from the paper: (1) where architectures differ, a candidate is sent as far as its tensors are the client's,
 counts as w_old in the others, and is as far away as the common ones are; or only those of one's own architecture are
 sent. (2) w_old is the model from before the last local training (`baseline = "mixed"`), so that what the client learnt
@@ -44,7 +46,8 @@ class FedFomo(Method):
     differs: ClassVar[str] = "depth: tensors of one name have one shape (same-shape: anything)"
     down: ClassVar[str] = "M P, M others' models"
     up: ClassVar[str] = "P + M"
-    states: ClassVar[str] = "client: w before training; server: all w_k, A (N x N)"
+    states: ClassVar[str] = "client: w before training; server: w at first, all w_k, A (N x N)"
+    starts_blank: ClassVar[bool] = True
 
     models: Annotated[int, Field(ge=1)] = 5  # M, others' models that a client is sent
     epsilon: Annotated[float, Field(ge=0, le=1)] = 0.3  # chance of a random model in round 1; 0: always the best known
@@ -58,10 +61,14 @@ class FedFomo(Method):
         return dataclasses.replace(shared_model.needs(self.aggregation), validation=True)
 
     # server ------------------------------------------------------------------------------------------------
+    def start(self, server: Server) -> None:
+        shared_model.start(server, self.aggregation)
+
     def broadcast(self, server: Server, client_id: int) -> Message:
-        names = floats(server.model(server.clients[client_id].architecture, {})).keys()
+        start = shared_model.read(server, self.aggregation, server.clients[client_id].architecture)
         sent = [server.weights(n) for n in self._chosen(server, client_id)]
-        return {f"candidate {place}": {k: w[k] for k in w if k in names} for place, w in enumerate(sent)}
+        message = {f"candidate {place}": {k: w[k] for k in w if k in start} for place, w in enumerate(sent)}
+        return message if server.has_kept(client_id) else {"start": start, **message}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         affinity = self._affinity(server)
@@ -98,10 +105,12 @@ class FedFomo(Method):
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
+        if client.weights is None:
+            load(client.model, group(message, "start"))
         own = {name: t.clone() for name, t in floats(client.model).items()}
         mine = [own] if "before" in client.state else []  # else w_old is the client's own model
         old = group(client.state, "before") if mine else own
-        candidates = [*mine, *(group(message, f"candidate {place}") for place in range(len(message)))]
+        candidates = [*mine, *(group(message, name) for name in message if name != "start")]
         delta = self._delta(client, old, candidates)
         mixed = moved_towards(old, candidates, positive_shares(delta).tolist())
         load(client.model, mixed)

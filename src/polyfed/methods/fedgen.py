@@ -47,6 +47,7 @@ class FedGen(Method):
     down: ClassVar[str] = "P + P_G + C"
     up: ClassVar[str] = "P + C"
     states: ClassVar[str] = "server: w, G and its Adam, class counts"
+    starts_blank: ClassVar[bool] = True
 
     alpha: Annotated[float, Field(ge=0)] = 10.0  # weight of the loss on features made for drawn classes; 0 is off
     beta: Annotated[float, Field(ge=0)] = 10.0  # weight of the KL towards features of the batch's classes; 0 is off

@@ -41,6 +41,7 @@ class FedNova(shared_model.Averaging):
     paper: ClassVar[str] = "Wang et al., NeurIPS 2020"
     up: ClassVar[str] = "P + 2"
     states: ClassVar[str] = "server: w, with server_momentum m"
+    starts_blank: ClassVar[bool] = True
 
     effective: Literal["normalisers", "steps"] = "normalisers"  # what tau_eff averages: a_k, or tau_k
     server_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the server's step; 0 is off

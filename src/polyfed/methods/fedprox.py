@@ -31,6 +31,7 @@ class FedProx(shared_model.Averaging):
 
     name: ClassVar[str] = "fedprox"
     paper: ClassVar[str] = "Li et al., MLSys 2020"
+    starts_blank: ClassVar[bool] = True
 
     mu: Annotated[float, Field(ge=0)] = 0.01  # weight of the proximal term; 0 is FedAvg
 

@@ -49,6 +49,7 @@ class FedSelect(Method):
     down: ClassVar[str] = "P - M_k, M_k the client's personal entries"
     up: ClassVar[str] = "P - M_k (and P / 32 when M_k has grown)"
     states: ClassVar[str] = "client: m_k, a_k; server: w, all m_k"
+    starts_blank: ClassVar[bool] = True
 
     growth: Share = 0.25  # p, share of the entries still shared that becomes personal; 0 is FedAvg (uniform)
     limit: Share = 0.8  # of a tensor's entries; from here on it keeps its mask; 0 is FedAvg (uniform)

@@ -42,6 +42,7 @@ class FjORD(Method):
     down: ClassVar[str] = "P(p_i) + S(p_i), and P(p_i) for the statistics"
     up: ClassVar[str] = "P(p_i), and S(p_i) + 1 for the statistics"
     states: ClassVar[str] = "server: w, BatchNorm's statistics by width"
+    starts_blank: ClassVar[bool] = True
 
     widths: Annotated[int, Field(ge=1)] = 5  # n: widths are 1/n, 2/n, ..., 1; 1 is FedAvg
     limited: bool = True  # clients hold 1/n to 1, in blocks of equal size; False: all hold the whole network

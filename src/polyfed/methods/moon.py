@@ -34,6 +34,7 @@ class MOON(shared_model.Averaging):
 
     name: ClassVar[str] = "moon"
     paper: ClassVar[str] = "Li et al., CVPR 2021"
+    starts_blank: ClassVar[bool] = True
 
     mu: Annotated[float, Field(ge=0)] = 1.0  # weight of l_con; 0 is FedAvg
     temperature: Annotated[float, Field(gt=0)] = 0.5  # T; the larger, the weaker

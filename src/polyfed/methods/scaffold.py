@@ -5,13 +5,14 @@ Client k:  w <- w^t, c received;  tau_k steps along g(w) - c_k + c, with g the g
                   c_k - c + (w^t - w_k) / (tau_k lr) ("II"; under plain SGD the same as "mean").
 Server:    w <- w^t + server_lr mean_k (w_k - w^t);   c <- c + (1/N) sum_k (c_k+ - c_k).
 N counts all clients present, c and c_k start at zero; who is not drawn keeps c_k.
-Sent per round, P floats of weights and buffers, Q of them parameters: down 4 (P + Q) bytes; up 4 (P + Q) + 8 (n_k).
+Sent per round, P floats of weights and buffers, Q of them parameters: down 4 (P + Q) bytes + 8 (the round of which the
+server last heard from the client); up 4 (P + Q) + 8 (n_k).
 Deviations from the paper: (1) where architectures differ, all means are per tensor, N those of the clients present that
 have it, or within each architecture. (2) "mean" is the default: "II" is no gradient under momentum, weight decay or
 Adam, where the correction enters before the optimiser. (3) Clients send w_k, of which the server takes the difference.
 (4) The server keeps the sum of all c_k and sends it over N, so that c stays their mean when clients join. (5)
 BatchNorm's statistics are averaged, without server_lr, and have no variates; "I" normalises by batches of all samples.
-(6) What drops out after training has moved c_k, and c does not know.
+(6) If an upload is lost, the client sees so by what it is sent, and goes back to the c_k before.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from polyfed.core import passes, shared_model
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, group
+from polyfed.core.message import Group, Message, group, tensor
 from polyfed.core.method import Batch, Context, Gradients, Trained, knobs
 from polyfed.core.networks import floats, load
 from polyfed.core.server import Server
@@ -41,9 +42,10 @@ class SCAFFOLD(shared_model.Averaging):
 
     name: ClassVar[str] = "scaffold"
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
-    down: ClassVar[str] = "2 P"
+    down: ClassVar[str] = "2 P + 1"
     up: ClassVar[str] = "2 P + 1"
-    states: ClassVar[str] = "client: c_k; server: w, c"
+    states: ClassVar[str] = "client: c_k, that before; server: w, c"
+    starts_blank: ClassVar[bool] = True
 
     control: Literal["mean", "I", "II"] = "mean"  # c_k+: the mean of the steps' gradients, or the paper's option
     server_lr: Annotated[float, Field(gt=0)] = 1.0  # of the server's step; 1 is the plain mean
@@ -61,20 +63,23 @@ class SCAFFOLD(shared_model.Averaging):
         total = shared_model.read(server, self.aggregation, architecture, _SUM)
         owners = shared_model.owners(server, self.aggregation, architecture)
         control = {name: c / owners[name] for name, c in total.items()}
-        return {**super().broadcast(server, client_id), "control": control}
+        heard = server.state.get(f"heard {client_id}", torch.tensor(0))
+        return {**super().broadcast(server, client_id), "control": control, "heard": heard}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         shares, models = shared_model.shares(uploads, self.weighting), shared_model.uploaded(uploads)
         shared_model.average(server, self.aggregation, models, shares, self.server_lr)
         changes = {i: group(message, "control") for i, message in uploads.items()}
         shared_model.add(server, self.aggregation, _SUM, changes)
+        server.state |= {f"heard {i}": torch.tensor(server.round) for i in uploads}
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
         load(client.model, group(message, "model"))
         received = {name: w.clone() for name, w in floats(client.model, buffers=False).items()}
-        c, own = group(message, "control"), _control(client)
-        return {"received": received, "correction": {name: (c[name] - own[name]).to(w) for name, w in received.items()}}
+        c, own = group(message, "control"), _control(client, message)
+        correction = {name: (c[name] - own[name]).to(w) for name, w in received.items()}
+        return {"received": received, "correction": correction, "own": own}
 
     def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
         raw = super().gradients(model, batch, context)
@@ -84,8 +89,9 @@ class SCAFFOLD(shared_model.Averaging):
         return Gradients(grads, raw.loss, {**raw.sums, **sums})
 
     def upload(self, client: Client, trained: Trained) -> Message:
-        own, new = _control(client), {name: t.cpu() for name, t in self._new_control(client, trained).items()}
-        client.state["control"] = new
+        own: Group = client.context["own"]
+        new = {name: t.cpu() for name, t in self._new_control(client, trained).items()}
+        client.state |= {"before": dict(own), "control": new, "said": torch.tensor(client.round)}
         return {**super().upload(client, trained), "control": {name: new[name] - own[name] for name in new}}
 
     def _task(self, model: Any, batch: Batch) -> Tensor:
@@ -106,8 +112,10 @@ class SCAFFOLD(shared_model.Averaging):
         return {name: found[name] if name in found else torch.zeros_like(w) for name, w in received.items()}
 
 
-def _control(client: Client) -> Group:
-    """c_k as the client's last round left it; zeros before the first."""
-    if "control" in client.state:
-        return group(client.state, "control")
+def _control(client: Client, message: Message) -> Group:
+    """c_k as the server counts it: as the client's last round made it, if that was heard, else as it was before."""
+    state = client.state
+    heard = "said" in state and torch.equal(tensor(state, "said"), tensor(message, "heard"))
+    if (name := "control" if heard else "before") in state:
+        return group(state, name)
     return {name: torch.zeros_like(w, device="cpu") for name, w in floats(client.model, buffers=False).items()}

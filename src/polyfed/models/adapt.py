@@ -9,7 +9,6 @@ called as it is and may be written in any way.
 from __future__ import annotations
 
 import copy
-import functools
 import operator
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from torch import Tensor, fx, nn
 
 from polyfed.errors import RequestError
 from polyfed.functional.modes import evaluating
+from polyfed.functional.records import Steps
 from polyfed.models.split import Part, SplitModel, in_features, projection_and_head
 from polyfed.registry import nearest
 
@@ -102,7 +102,8 @@ class Adapted(SplitModel):
 
     def extract(self, x: Tensor) -> Tensor:
         """The input to what leaves the named end of the extractor."""
-        return self._halves[self._mode()][0](self, x)
+        s_in: Tensor = self._halves[self._mode()][0](self, x)
+        return s_in
 
     def transform(self, s_in: Tensor) -> Tensor:
         """What left the extractor to what enters the head (N x D).
@@ -277,39 +278,10 @@ class _Cut:
             raise RequestError(f"{self._name}: its {role} '{name}' is {often} in the forward; expected exactly once")
         return calls[0]
 
-    def halves(self) -> tuple[_Half, _Half]:
+    def halves(self) -> tuple[Steps, Steps]:
         """From x to s_in, and from s_in to z."""
         before = [node for node in self.before if node is not self.input]
-        return _Half(before, self.input, self.s_in), _Half(self.after, self.s_in, self.z)
-
-
-class _Half:
-    """Runs recorded nodes on a module: names in them are looked up on the module at the time."""
-
-    def __init__(self, nodes: Sequence[fx.Node], start: fx.Node, result: fx.Node) -> None:
-        self._start, self._result = start, result
-        last = {needed: node for node in nodes for needed in node.all_input_nodes}
-        last |= {node: node for node in nodes if node not in last}  # nobody needs its value
-        last.pop(result, None)
-        self._steps = [(node, [value for value, user in last.items() if user is node]) for node in nodes]
-
-    def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
-        """The value of the result, for `x` in place of the start."""
-        values: dict[fx.Node, Any] = {self._start: x}
-        for node, spent in self._steps:
-            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-            target: Any = node.target
-            if node.op == "call_module":
-                values[node] = module.get_submodule(target)(*args, **kwargs)
-            elif node.op == "call_method":
-                values[node] = getattr(args[0], target)(*args[1:], **kwargs)
-            elif node.op == "call_function":
-                values[node] = target(*args, **kwargs)
-            else:  # get_attr; a recorded forward has no other kind
-                values[node] = functools.reduce(getattr, target.split("."), module)
-            for value in spent:
-                del values[value]
-        return cast(Tensor, values[self._result])
+        return Steps(before, self.input, self.s_in), Steps(self.after, self.s_in, self.z)
 
 
 class _Tracer(fx.Tracer):

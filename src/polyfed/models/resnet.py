@@ -12,7 +12,8 @@ name.
     resnet26  3 3 3 3  17 452 362              17 446 090  13 440
 
 The mean, 12 288 023 (12 281 751), is the 12.28 M of FedIN (arXiv 2304.00759). Stem: 7 x 7 stride 2, 3 x 3 pool stride
-2; with 32 x 32 images s_in is 64 x 8 x 8. `resnetNN_cifar` has a 3 x 3 stride 1 stem without pool (s_in 64 x 32 x 32).
+2; with 32 x 32 images s_in is 64 x 8 x 8. `resnetNN_cifar` has a 3 x 3 stride 1 stem without pool (s_in 64 x 32 x 32),
+`resnetNN_half` half as many channels everywhere (widths 32-64-128-256), for machines that carry no more.
 FedGH's network for CIFAR-100 (11 475 432 parameters) is ``build("resnet18-cifar", (3, 32, 32), 100, feature_dim=500)``.
 
 `resnet152_preact` is the large network that HeteroFL and FedRolex cut by width (He et al., arXiv 1603.05027: bottleneck
@@ -36,6 +37,7 @@ ImageShape = tuple[int, int, int]  # channels, height, width
 
 BLOCKS = {10: (1, 1, 1, 1), 14: (1, 1, 2, 2), 18: (2, 2, 2, 2), 22: (2, 2, 3, 3), 26: (3, 3, 3, 3)}
 WIDTHS = (64, 128, 256, 512)
+_HALVES = tuple(width // 2 for width in WIDTHS)
 _LEAST = 8  # pixels a side; below it the last stages would see nothing but padding
 
 
@@ -120,18 +122,20 @@ def _initialised(model: SplitModel) -> SplitModel:
     return model
 
 
-def _resnet(name: str, depth: int, in_shape: ImageShape, classes: int, cifar: bool) -> SplitModel:
+def _resnet(
+    name: str, depth: int, in_shape: ImageShape, classes: int, cifar: bool = False, widths: tuple[int, ...] = WIDTHS
+) -> SplitModel:
     channels = _image_channels(name, in_shape, classes)
     stem: OrderedDict[str, nn.Module] = OrderedDict()
     kernel, stride = (3, 1) if cifar else (7, 2)
-    stem["conv1"] = nn.Conv2d(channels, WIDTHS[0], kernel, stride, padding=kernel // 2, bias=False)
-    stem["bn1"] = nn.BatchNorm2d(WIDTHS[0])
+    stem["conv1"] = nn.Conv2d(channels, widths[0], kernel, stride, padding=kernel // 2, bias=False)
+    stem["bn1"] = nn.BatchNorm2d(widths[0])
     stem["relu"] = nn.ReLU()
     if not cifar:
         stem["pool"] = nn.MaxPool2d(3, stride=2, padding=1)
     body: OrderedDict[str, nn.Module] = OrderedDict()
-    c_in = WIDTHS[0]
-    for s, (c_out, blocks) in enumerate(zip(WIDTHS, BLOCKS[depth], strict=True), start=1):
+    c_in = widths[0]
+    for s, (c_out, blocks) in enumerate(zip(widths, BLOCKS[depth], strict=True), start=1):
         first = BasicBlock(c_in, c_out, stride=1 if s == 1 else 2)
         body[f"stage{s}"] = nn.Sequential(first, *(BasicBlock(c_out, c_out, stride=1) for _ in range(blocks - 1)))
         c_in = c_out
@@ -142,27 +146,27 @@ def _resnet(name: str, depth: int, in_shape: ImageShape, classes: int, cifar: bo
 
 def resnet10(in_shape: ImageShape, classes: int) -> SplitModel:
     """Blocks 1 1 1 1, 7 x 7 stem."""
-    return _resnet("resnet10", 10, in_shape, classes, cifar=False)
+    return _resnet("resnet10", 10, in_shape, classes)
 
 
 def resnet14(in_shape: ImageShape, classes: int) -> SplitModel:
     """Blocks 1 1 2 2, 7 x 7 stem."""
-    return _resnet("resnet14", 14, in_shape, classes, cifar=False)
+    return _resnet("resnet14", 14, in_shape, classes)
 
 
 def resnet18(in_shape: ImageShape, classes: int) -> SplitModel:
     """Blocks 2 2 2 2, 7 x 7 stem."""
-    return _resnet("resnet18", 18, in_shape, classes, cifar=False)
+    return _resnet("resnet18", 18, in_shape, classes)
 
 
 def resnet22(in_shape: ImageShape, classes: int) -> SplitModel:
     """Blocks 2 2 3 3, 7 x 7 stem."""
-    return _resnet("resnet22", 22, in_shape, classes, cifar=False)
+    return _resnet("resnet22", 22, in_shape, classes)
 
 
 def resnet26(in_shape: ImageShape, classes: int) -> SplitModel:
     """Blocks 3 3 3 3, 7 x 7 stem."""
-    return _resnet("resnet26", 26, in_shape, classes, cifar=False)
+    return _resnet("resnet26", 26, in_shape, classes)
 
 
 def resnet10_cifar(in_shape: ImageShape, classes: int) -> SplitModel:
@@ -188,6 +192,31 @@ def resnet22_cifar(in_shape: ImageShape, classes: int) -> SplitModel:
 def resnet26_cifar(in_shape: ImageShape, classes: int) -> SplitModel:
     """Blocks 3 3 3 3, 3 x 3 stem without pool."""
     return _resnet("resnet26-cifar", 26, in_shape, classes, cifar=True)
+
+
+def resnet10_half(in_shape: ImageShape, classes: int) -> SplitModel:
+    """Blocks 1 1 1 1, 7 x 7 stem, half as many channels."""
+    return _resnet("resnet10-half", 10, in_shape, classes, widths=_HALVES)
+
+
+def resnet14_half(in_shape: ImageShape, classes: int) -> SplitModel:
+    """Blocks 1 1 2 2, 7 x 7 stem, half as many channels."""
+    return _resnet("resnet14-half", 14, in_shape, classes, widths=_HALVES)
+
+
+def resnet18_half(in_shape: ImageShape, classes: int) -> SplitModel:
+    """Blocks 2 2 2 2, 7 x 7 stem, half as many channels."""
+    return _resnet("resnet18-half", 18, in_shape, classes, widths=_HALVES)
+
+
+def resnet22_half(in_shape: ImageShape, classes: int) -> SplitModel:
+    """Blocks 2 2 3 3, 7 x 7 stem, half as many channels."""
+    return _resnet("resnet22-half", 22, in_shape, classes, widths=_HALVES)
+
+
+def resnet26_half(in_shape: ImageShape, classes: int) -> SplitModel:
+    """Blocks 3 3 3 3, 7 x 7 stem, half as many channels."""
+    return _resnet("resnet26-half", 26, in_shape, classes, widths=_HALVES)
 
 
 _BLOCKS_152 = (3, 8, 36, 3)

@@ -67,6 +67,7 @@ class Row:
         accuracy_worst_tenth: mean of the lowest tenth of the clients.
         accuracy_best_by_validation: test accuracy in the round that was best on validation data.
         accuracy_by_stage: every stage scored in all of the row's runs.
+        accuracy_by_predictor: of the row's stage, by the method's other predictors, where all runs have them.
         accuracy_per_architecture: mean over its clients, for every architecture in all of the row's runs; empty where
             another stage than the runs' own is shown.
         metrics: "balanced_accuracy", "f1", "auc": means over clients, as far as all of the row's runs recorded them.
@@ -91,6 +92,7 @@ class Row:
     accuracy_worst_tenth: float | None
     accuracy_best_by_validation: float | None
     accuracy_by_stage: Mapping[str, float]
+    accuracy_by_predictor: Mapping[str, float]
     accuracy_per_architecture: Mapping[str, float]
     metrics: Mapping[str, float]
     bytes_up: float | None
@@ -125,6 +127,11 @@ class Section:
         scored = dict.fromkeys(stage for row in self.rows for stage in row.accuracy_by_stage)
         own = {row.stage for row in self.rows}
         return [stage for stage in scored if own != {stage}]
+
+    @property
+    def predictors(self) -> list[str]:
+        """The other predictors by which any row was scored, too."""
+        return list(dict.fromkeys(name for row in self.rows for name in row.accuracy_by_predictor))
 
 
 @dataclass(frozen=True)
@@ -167,6 +174,8 @@ def _section(group: Group, stage: str | None) -> Section:
         spread += f"; the difference to Local{' is paired by seed and' if several else ''} is in percentage points"
     over_clients = "std and min are over clients" + (" (mean over seeds)" if several else "")
     notes.insert(0, f"accuracy in % after the last round{spread}; {over_clients}; bytes of one whole run")
+    if any(row.accuracy_by_predictor for row in rows):
+        notes.append("by ...: the same models in the same stage, predicting in another of their method's ways")
     facts = {
         "dataset": group.runs[0].result["dataset"],
         "clients": group.runs[0].result["clients"],
@@ -184,7 +193,9 @@ def _row(name: str, runs: Sequence[RunRecord], stage: str, local: Sequence[RunRe
     accuracies = [score["mean"] for score in scores]
     stages = [run.result.get("accuracy_by_stage") or {} for run in runs]
     architectures = [(run.result.get("accuracy_per_architecture") or {}) if run.stage == stage else {} for run in runs]
-    metrics = [(run.result.get("metrics") or {}).get(stage) or {} for run in runs]
+    metrics, predictors = (
+        [(run.result.get(key) or {}).get(stage) or {} for run in runs] for key in ("metrics", "accuracy_by_predictor")
+    )
     difference, seeds = _differences(runs, stage, local, notes, name)
     best = [run.result.get("accuracy_best_by_validation") if run.stage == stage else None for run in runs]
     return Row(
@@ -199,6 +210,7 @@ def _row(name: str, runs: Sequence[RunRecord], stage: str, local: Sequence[RunRe
         accuracy_best_by_validation=mean_of(best),
         accuracy_worst_tenth=mean_of([score["worst_tenth"] for score in scores]),
         accuracy_by_stage=_means(stages),
+        accuracy_by_predictor=_means(predictors),
         accuracy_per_architecture=_means(architectures),
         metrics=_means(metrics),
         bytes_up=mean_of([run.result.get("bytes_up") for run in runs]),
@@ -263,7 +275,8 @@ def _means(summaries: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, fl
 def to_csv(table: Table) -> str:
     """All sections in one sheet: a line per row, with the evaluation in columns of its own; None is empty."""
     rows = [row for section in table.sections for row in section.rows]
-    groups = {"accuracy_by_stage": "accuracy", "accuracy_per_architecture": "architecture", "metrics": ""}
+    groups = {"accuracy_by_stage": "accuracy", "accuracy_by_predictor": "accuracy_by"}
+    groups |= {"accuracy_per_architecture": "architecture", "metrics": ""}
     keys = {group: dict.fromkeys(key for row in rows for key in getattr(row, group)) for group in groups}
     lines: list[dict[str, Any]] = []
     for number, section in enumerate(table.sections, start=1):
@@ -318,6 +331,7 @@ def _columns(section: Section, metrics: bool = False) -> list[Column]:
         ("min\nclient", [percent(row.accuracy_min_client) for row in rows]),
         ("best by\nvalid.", [percent(row.accuracy_best_by_validation) for row in rows]),
         *((stage, [percent(row.accuracy_by_stage.get(stage)) for row in rows]) for stage in section.extra_stages),
+        *((f"by\n{p}", [percent(row.accuracy_by_predictor.get(p)) for row in rows]) for p in section.predictors),
         ("vs Local", with_spread([(row.difference, row.difference_std) for row in rows], sign="+")),
         *(_metrics_of(section) if metrics else ()),
         (_COSTS[0], ["-" if row.bytes_up is None else human_bytes(row.bytes_up) for row in rows]),

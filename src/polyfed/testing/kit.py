@@ -222,7 +222,7 @@ class _Watch:
         for place, now, before in given:
             if not _equal(now, before):
                 self.note("written", f"{hook} writes into{place or ' a tensor that it was given'}")
-        if hook != "build" and global_draws() != draws:
+        if hook not in ("build", "beside") and global_draws() != draws:
             self.note("draws", f"{hook} draws from a global generator, or seeds it; take the generator handed in")
         return result
 

@@ -49,6 +49,8 @@ def declared(kit: Kit) -> None:
         kit.fail("expected a frozen dataclass of knobs (@polyfed.core.method.knobs)")
     if not kind.__doc__ or kind.__doc__.startswith(f"{kind.__name__}("):
         kit.fail("expected a docstring that says what it does")
+    if any(type(other) is not kind or other == method for other in method.also_scored.values()):
+        kit.fail("expected `also_scored` to name this method with another `predict`")
     if method.scored not in typing.get_args(Stage) or not isinstance(method.needs, Needs):
         kit.fail(f"expected a stage of {typing.get_args(Stage)} and Needs, came {method.scored!r}, {method.needs!r}")
     try:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from polyfed.core.architectures import Companion
 from polyfed.core.client import Client
 from polyfed.core.message import flatten
 from polyfed.core.method import Method, Needs
@@ -18,7 +19,7 @@ from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 
 HOOKS = (
-    "start", "plan", "exchanges", "closing", "broadcast", "aggregate", "variant", "build", "personal",
+    "start", "plan", "exchanges", "closing", "broadcast", "aggregate", "variant", "build", "beside", "personal",
     "receive", "inputs", "loss", "gradients", "phases", "upload", "predict", "paper_nbytes",
 )  # fmt: skip
 
@@ -56,6 +57,18 @@ class Spy(Method):
         """That of the method."""
         inner: Method = vars(self)["inner"]
         return inner.scored
+
+    @property
+    def companion(self) -> Companion | None:
+        """That of the method."""
+        inner: Method = vars(self)["inner"]
+        return inner.companion
+
+    @property
+    def also_scored(self) -> Mapping[str, Method]:
+        """Those of the method."""
+        inner: Method = vars(self)["inner"]
+        return inner.also_scored
 
     @property
     def accepts_late(self) -> bool:

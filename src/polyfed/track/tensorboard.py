@@ -27,8 +27,8 @@ class TensorBoard:
 
     Tags: ``train/loss``, ``train/lr``, ``train/samples``, ``train/refused``; ``accuracy/<stage>/mean`` (also std, min,
     max, worst_tenth, n), ``accuracy/validation``, ``architecture/<name>/mean``; ``metrics/<stage>/<metric>/mean``;
-    ``bytes/up``, ``bytes/down``, ``bytes/total_up``, ``bytes/total_down``; ``time/seconds``; the method's own
-    ``method/<name>`` and ``server/<name>``. The step is the round.
+    ``predictor/<stage>/<name>/mean``; ``bytes/up``, ``bytes/down``, ``bytes/total_up``, ``bytes/total_down``;
+    ``time/seconds``; the method's own ``method/<name>`` and ``server/<name>``. The step is the round.
 
     Raises:
         RequestError: TensorBoard is not installed.
@@ -119,6 +119,7 @@ def _curves(record: Mapping[str, Any], totals: Mapping[str, int]) -> Iterator[tu
         "train": {**train, "lr": record.get("lr"), "samples": record.get("samples")},
         "accuracy": {**(record.get("accuracy") or {}), "validation": record.get("validation")},
         "architecture": record.get("accuracy_per_architecture"),
+        "predictor": record.get("accuracy_by_predictor"),
         "metrics": record.get("metrics"),
         "bytes": {
             **{way: record.get(f"bytes_{way}") for way in totals},

@@ -1,0 +1,92 @@
+"""What several networks say together: a consensus weighted by confidence, and what those say who see it otherwise.
+
+Shapes: S networks, N samples, C classes.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from polyfed.functional.losses import cross_entropy, divergence
+
+Confidence = Literal["logits", "probabilities"]
+
+
+class Consensus(NamedTuple):
+    """What is agreed on, and what those say who see it otherwise.
+
+    labels: (N,) int64. others: (N, C) mean scores of those whose highest score is another class, 0 where there is
+    nobody. disputed: (N,) bool, whether there is anybody.
+    """
+
+    labels: Tensor
+    others: Tensor
+    disputed: Tensor
+
+
+def confidences(scores_SNC: Tensor, of: Confidence = "logits") -> Tensor:
+    """How sure each network is of each sample, (S, N): the variance over the classes of its scores, or what `of` says.
+
+    Of logarithms of probabilities it is the same as of scores, which differ from these by the same for all classes.
+
+    Source: Cho et al. (Fed-ET), IJCAI 2022, section 3.2.
+
+    >>> confidences(torch.tensor([[[1.0, 5.0], [2.0, 2.0]]]))
+    tensor([[4., 0.]])
+    """
+    values_SNC = scores_SNC if of == "logits" else torch.softmax(scores_SNC, dim=2)
+    return values_SNC.var(dim=2, correction=0)
+
+
+def shares(v_SN: Tensor, counted_SN: Tensor) -> Tensor:
+    """Shares (S, N): v over its sum among those counted, 0 for the others; equal ones where all counted have v = 0.
+
+    The paper's alpha. They sum to 1 for every sample, or to 0 where nobody is counted.
+
+    >>> shares(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), torch.ones(2, 2, dtype=torch.bool))
+    tensor([[0.2500, 0.5000],
+            [0.7500, 0.5000]])
+    """
+    kept_SN = torch.where(counted_SN, v_SN, torch.zeros_like(v_SN))
+    kept_SN = torch.where(kept_SN.sum(dim=0) > 0, kept_SN, counted_SN.to(v_SN))
+    total_N = kept_SN.sum(dim=0)
+    return kept_SN / torch.where(total_N > 0, total_N, torch.ones_like(total_N))
+
+
+def consensus(scores_SNC: Tensor, of: Confidence = "logits") -> Consensus:
+    """The class with the highest score in sum_s alpha_s score_s, and the same mean over those who see another class.
+
+    Args:
+        scores_SNC: scores before the softmax. of: what confidence is the variance of.
+
+    Source: Fed-ET, weighted consensus and diversity, in float64 so that the order of the networks does not show.
+
+    >>> consensus(torch.tensor([[[4.0, 0.0]], [[0.0, 2.0]]]))
+    Consensus(labels=tensor([0]), others=tensor([[0., 2.]]), disputed=tensor([True]))
+    """
+    wide_SNC = scores_SNC.double()
+    v_SN = confidences(wide_SNC, of)
+    everybody_SN = torch.ones_like(v_SN, dtype=torch.bool)
+    labels_N = torch.einsum("sn,snc->nc", shares(v_SN, everybody_SN), wide_SNC).argmax(dim=1)
+    differs_SN = wide_SNC.argmax(dim=2) != labels_N
+    others_NC = torch.einsum("sn,snc->nc", shares(v_SN, differs_SN), wide_SNC)
+    return Consensus(labels_N, others_NC.to(scores_SNC.dtype), differs_SN.any(dim=0))
+
+
+def transfer_loss(scores_NC: Tensor, agreed: Consensus, diversity: float) -> Tensor:
+    """The mean of CE(scores, labels), and of diversity * KL(softmax(others) || softmax(scores)) where others there are.
+
+    Args:
+        scores_NC: those of the network that learns. agreed: a constant for the gradient. diversity: lambda; 0 is off.
+
+    Source: Fed-ET, the server's objective.
+    """
+    ones_N = torch.ones_like(scores_NC[:, 0])
+    loss = cross_entropy(scores_NC, agreed.labels, ones_N)
+    if not diversity:
+        return loss
+    disputed_N = agreed.disputed.to(scores_NC)
+    return loss + diversity * disputed_N.mean() * divergence(scores_NC, agreed.others, disputed_N)

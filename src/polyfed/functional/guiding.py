@@ -1,0 +1,74 @@
+"""Learning towards guiding vectors, and how these should move so that it helps (FedL2G).
+
+Shapes: N samples, C classes, Q entries of a guiding vector: as many as scores, or as features.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.functional.losses import cross_entropy, row_mean
+
+
+def guided_loss(
+    scores_NC: Tensor, found_NQ: Tensor, y_N: Tensor, w_N: Tensor, guides_CQ: Tensor, weight: float
+) -> Tensor:
+    """CE(scores, y) + weight * mean_q (found - guide of y)^2, both weighted means over the rows.
+
+    Differentiable in the guides, too.
+
+    Args:
+        scores_NC: scores before the softmax. found_NQ: what is guided. y_N: classes.
+        w_N: row weights, as in `losses.cross_entropy`.
+        guides_CQ: one guiding vector per class. weight: 0 is plain cross entropy.
+
+    Raises:
+        ValueError: shapes do not fit.
+
+    Source: Zhang et al. (FedL2G), arXiv:2410.06490, the local objective.
+
+    >>> guided_loss(torch.zeros(1, 2), torch.zeros(1, 2), torch.tensor([1]), torch.ones(1), 2 * torch.ones(2, 2), 0.5)
+    tensor(2.6931)
+    """
+    if found_NQ.dim() != 2 or len(found_NQ) != len(y_N) or guides_CQ.shape[1:] != found_NQ.shape[1:]:
+        shapes = f"{tuple(found_NQ.shape)}, {tuple(y_N.shape)} and {tuple(guides_CQ.shape)}"
+        raise ValueError(f"expected what is guided (N, Q), y (N,) and guides (C, Q), got {shapes}")
+    squared_N = (found_NQ - guides_CQ[y_N]).square().mean(dim=1)
+    return cross_entropy(scores_NC, y_N, w_N) + weight * row_mean(squared_N, w_N)
+
+
+def meta_gradient(
+    module: nn.Module,
+    guides_CQ: Tensor,
+    study: tuple[Tensor, Tensor],
+    quiz: tuple[Tensor, Tensor],
+    lr: float,
+    weight: float,
+) -> Tensor:
+    """Gradient in the guides g of CE on the quiz after one step of SGD on the study batch, which g has guided.
+
+    w' = w - lr grad_w [CE + weight * distance to g] on the study batch;  then grad_g CE(w') on the quiz. Rows of
+    classes that the study batch lacks are 0. By two derivatives, the second through the step.
+
+    Args:
+        module: gives (scores (N, C), what is guided (N, Q)), twice differentiable; its parameters are left alone.
+        study, quiz: (x, y). lr: of the step; 0 gives 0.
+
+    Returns:
+        (C, Q), detached.
+
+    Source: FedL2G, arXiv:2410.06490, the learning-to-guide step.
+    """
+    w = {name: p.detach().requires_grad_() for name, p in module.named_parameters() if p.requires_grad}
+    g = guides_CQ.detach().requires_grad_()
+    x, y = study
+    scores, found = torch.func.functional_call(module, dict(w), (x,))
+    loss = guided_loss(scores, found, y, torch.ones_like(scores[:, 0]), g, weight)
+    grads = torch.autograd.grad(loss, tuple(w.values()), create_graph=True, allow_unused=True)
+    moved = {name: p if d is None else p - lr * d for (name, p), d in zip(w.items(), grads, strict=True)}
+    x, y = quiz
+    scores, _ = torch.func.functional_call(module, moved, (x,))
+    missed = cross_entropy(scores, y, torch.ones_like(scores[:, 0]))
+    (gradient,) = torch.autograd.grad(missed, g, materialize_grads=True)
+    return gradient

@@ -1,0 +1,115 @@
+"""FD: clients learn each other's mean output for every class (Jeong et al., NeurIPS workshop 2018, arXiv:1811.11479).
+
+f_k(x): scores (logits) of client k, s(f) = softmax(f / T), z_k[c]: client k's mean output for class c.
+Client k:  E local epochs of SGD on CE(f_k(x), y) - lambda sum_c Z_k[y]_c log s(f_k(x))_c;
+           z_k[c] = mean of s(f_k(x)) over its n_kc samples of class c, in eval mode, after training.
+Server:    Z_k[c] = sum_j n_jc z_j[c] / sum_j n_jc over those j other than k who sent one: leave one out, so that
+           N_c Z[c] = (N_c - n_kc) Z_k[c] + n_kc z_k[c], Z[c] the mean over all, N_c = sum_j n_jc.
+Sent per round, C classes, S classes at the client: up 4 (S C + 2 S); down 4 (S C + S), less for classes that nobody
+else has. FedGH's Table 3 counts 4 S C each way, labels and counts not: `paper_nbytes`.
+Deviations from the paper: (1) its mean over devices counts each once (`weighting = "uniform"`, no counts sent); by
+default every sample counts. (2) z_k is taken in one pass after training; the paper's is a sum kept during training.
+(3) T is an addition. (4) A class that nobody sent anew keeps what was sent last; where nobody else sent one there is no
+target, and the sample counts in the cross entropy alone.
+The paper normalises outputs by the softmax before they are averaged, so "probabilities" are the default: a mean of them
+is a distribution whatever the clients' scales, and no score can run away with it. `outputs = "logits"` averages raw
+scores and takes softmax(Z / T); either way a target is a distribution, never a raw score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from polyfed.core import by_class, passes
+from polyfed.core.client import Client
+from polyfed.core.message import Message, nbytes, tensor
+from polyfed.core.method import Batch, Context, Method, Trained, knobs
+from polyfed.core.server import Server
+from polyfed.functional.class_targets import dense, merge, soft_cross_entropy
+from polyfed.functional.losses import cross_entropy
+
+_TABLE = ("owners", "labels", "outputs", "counts")  # what the server keeps of each row that counts
+
+
+@knobs
+class FD(Method):
+    """Federated distillation: one mean output per class is all that is exchanged."""
+
+    name: ClassVar[str] = "fd"
+    paper: ClassVar[str] = "Jeong et al., NeurIPS workshop 2018"
+    down: ClassVar[str] = "S C + S"
+    up: ClassVar[str] = "S C + 2 S"
+    states: ClassVar[str] = "server: z_k, n_k, who has which classes"
+
+    lambda_: Annotated[float, Field(ge=0)] = 1.0  # weight of the distillation; 0 is Local
+    temperature: Annotated[float, Field(gt=0)] = 1.0  # T, of what is learnt and of who learns; 1 does not soften
+    outputs: Literal["probabilities", "logits"] = "probabilities"  # what is averaged: softmax outputs, or raw scores
+    exclude_self: bool = True  # a client's own outputs are no part of its target; False: the mean over all
+    weighting: Literal["count", "uniform"] = "count"  # by samples of the class, or every sender once (no counts sent)
+
+    @property
+    def accepts_late(self) -> bool:
+        return True  # outputs of an earlier round are as good as those that are kept
+
+    # server ------------------------------------------------------------------------------------------------
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        if "outputs" not in server.state:
+            return {}
+        owners, labels, outputs, counts = (tensor(server.state, name) for name in _TABLE)
+        heard = by_class.wanted(server, client_id, labels)
+        if self.exclude_self:
+            heard &= owners != client_id
+        if not heard.any():
+            return {}
+        labels, outputs = merge(outputs[heard], labels[heard], counts[heard])
+        return {"labels": labels, "outputs": outputs}
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        sent = by_class.gather(uploads, "outputs")
+        if sent is None:
+            return
+        by_class.remember(server, sent)
+        new = dict(zip(_TABLE, sent, strict=True))
+        if "outputs" in server.state:  # of classes that nobody sent anew
+            kept = ~torch.isin(tensor(server.state, "labels"), sent.labels)
+            new = {name: torch.cat([tensor(server.state, name)[kept], rows]) for name, rows in new.items()}
+        server.state |= new
+
+    # client ------------------------------------------------------------------------------------------------
+    def receive(self, client: Client, message: Message) -> Context:
+        if not self.lambda_ or "outputs" not in message:
+            return {}
+        rows = tensor(message, "outputs").to(next(client.model.parameters()))
+        rows = torch.softmax(rows / self.temperature, 1) if self.outputs == "logits" else rows / rows.sum(1, True)
+        targets, known = dense(rows, tensor(message, "labels"), client.classes)
+        return {"targets": targets, "known": known}
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
+        scores = model(batch.x)
+        task = cross_entropy(scores, batch.y, batch.w)
+        if "targets" not in context:
+            return task
+        targets = context["targets"]
+        softened = scores[:, : targets.shape[1]] / self.temperature
+        taught = soft_cross_entropy(softened, batch.y, batch.w, targets, context["known"])
+        return task + self.lambda_ * taught, {"distillation": taught}
+
+    def upload(self, client: Client, trained: Trained) -> Message:
+        model = client.model
+
+        def outputs(x: Tensor) -> Tensor:
+            scores: Tensor = model(x)[:, : client.classes]
+            return torch.softmax(scores / self.temperature, 1) if self.outputs == "probabilities" else scores
+
+        rows = passes.apply(outputs, model, client.data.train.x, client.prepare).cpu()
+        return by_class.means(client, rows, "outputs", counts=self.weighting == "count")
+
+    # accounting --------------------------------------------------------------------------------------------
+    def paper_nbytes(self, message: Message) -> int:
+        """The outputs alone, as FedGH's Table 3 counts: no labels, no counts."""
+        return nbytes({"outputs": message["outputs"]}) if "outputs" in message else 0

@@ -1,0 +1,101 @@
+"""Fed-ET: clients' networks of several architectures teach a large one at the server (Cho et al., IJCAI 2022).
+
+w_u is the network of architecture u, w the server's; all heads have the same tensors. x runs over public inputs, whose
+labels nobody looks at; s_i(x) are client i's scores, v_i(x) their variance over the classes.
+Client i:  w_i <- w_u;  E local epochs of SGD on CE(f_u(x; w_i), y).
+Server:    head of w <- mean of the heads of w_i;  y(x) = argmax s(x), s = sum_i v_i s_i / sum_i v_i;
+           s_div = the same sum over those i whose highest score is not y(x);
+           `server_steps` of SGD in w on  CE(f(x; w), y(x)) + lambda KL(softmax s_div(x) || softmax f(x; w)), where all
+           agree without the KL;  then w_u <- mean of the w_i of u, with the head of w.
+Sent per round, P floats of weights and float buffers: down 4 P bytes; up 4 P + 8 (n_i, int64). Public inputs stay at
+the server.
+Deviations from the paper (arXiv:2204.12703): (1) scored are the groups' networks as received, as in FedIN's
+comparison; the paper scores w. (2) v is the variance of logits, which is that of log-probabilities, too, or of
+probabilities (`confidence`); descriptions differ. Where all v_i(x) are 0, they count alike. (3) An architecture
+of which nobody answered keeps its w_u and gets the head. (4) "layer-wise": w_u is the layer-wise mean of nested
+networks (FedIN). (5) Public inputs are the recipe's hold-out or another data set's. (6) The server takes plain SGD,
+made afresh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from polyfed.core import ensemble, shared_model
+from polyfed.core.architectures import Companion
+from polyfed.core.message import Group, Message, group
+from polyfed.core.method import Needs, knobs
+from polyfed.core.server import Server
+from polyfed.functional.averaging import weighted_mean
+from polyfed.functional.ensemble import Confidence
+
+
+@knobs
+class FedET(shared_model.Averaging):
+    """A large server network taught by all clients' networks; its head goes back to them."""
+
+    name: ClassVar[str] = "fedet"
+    paper: ClassVar[str] = "Cho et al., IJCAI 2022"
+    differs: ClassVar[str] = "anything before the head; the heads have the same tensors"
+    states: ClassVar[str] = "server: w, a w_u per architecture"
+
+    aggregation: shared_model.Aggregation = "same-shape"  # or "layer-wise", for nested networks
+    weighting: shared_model.Weighting = "uniform"  # of w_i in all means; "samples": by training samples
+    network: Annotated[str, Field(min_length=1)] = "largest"  # the server's: of the clients', or a model's name
+    lambda_: Annotated[float, Field(ge=0)] = 0.05  # weight of those who disagree; 0 is off
+    confidence: Confidence = "logits"  # v is the variance of these, or of "probabilities"
+    server_steps: Annotated[int, Field(ge=0)] = 128  # per round; 0: no teaching, heads are averaged over all clients
+    server_batch: Annotated[int, Field(ge=2)] = 64  # public inputs in each
+    server_lr: Annotated[float, Field(ge=0)] = 0.005  # of SGD in w; 0 leaves all but its head as it was drawn
+
+    @property
+    def needs(self) -> Needs:
+        nested = "use method.aggregation = 'same-shape', " * (self.aggregation == "layer-wise")
+        return Needs(
+            split_model=True,
+            one_head=True,
+            nested=bool(nested),
+            one_input=True,
+            public=self.server_batch if self.server_steps else 0,
+            instead=f"{nested}set models.feature_dim to give all one width, or use fedmd, which averages no weights",
+        )
+
+    @property
+    def companion(self) -> Companion:
+        return Companion(self.network)
+
+    # server ------------------------------------------------------------------------------------------------
+    def start(self, server: Server) -> None:
+        super().start(server)
+        server.state["server"] = server.initial(server.companion)
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        if not uploads:
+            return
+        models, weights = shared_model.uploaded(uploads), shared_model.shares(uploads, self.weighting)
+        shared_model.average(server, self.aggregation, models, weights)
+        own = [ensemble.head_names(server.model(server.clients[i].architecture, {})) for i in models]
+        heads = [{n: m[o] for o, n in names.items()} for m, names in zip(models.values(), own, strict=True)]
+        self._teach(server, models, weighted_mean(heads, list(weights.values())))
+
+    def _teach(self, server: Server, models: Mapping[int, Group], head: Group) -> None:
+        """The server's network takes the head and learns; the head that it ends with goes to all architectures."""
+        names = ensemble.head_names(server.model(server.companion, {}))
+        w = {**group(server.state, "server"), **{own: head[n] for own, n in names.items()}}
+        if self.server_steps and server.public is not None:
+            targets = ensemble.agreed(server, models, server.public, self.confidence)
+            model, draws = server.model(server.companion, w), server.generator("transfer")
+            w, server.log["transfer_loss"] = ensemble.fit(model, server.public, targets, self._transfer, draws)
+            server.log["disputed"] = float(targets.disputed.float().mean())
+        server.state["server"] = w
+        for architecture in server.architectures:
+            inner = ensemble.head_names(server.model(architecture, {}))
+            held = {n: w[own] for own, n in names.items()}
+            shared_model.replace(server, self.aggregation, architecture, {own: held[n] for own, n in inner.items()})
+
+    @property
+    def _transfer(self) -> ensemble.Transfer:
+        return ensemble.Transfer(self.server_steps, self.server_batch, self.server_lr, self.lambda_)

@@ -1,0 +1,150 @@
+"""FedL2G: guiding vectors that learn to help the clients' own tasks (Zhang et al., 2024, arXiv:2410.06490).
+
+g_c in R^q is the guiding vector of class c, o(x) what is guided: the logits (q = C) or the representation (q = D).
+A client's training rows are a fixed small quiz and, the rest, the study set.
+Client k:  E epochs of SGD over the study set on CE(f(x; w), y) + weight * mean over q of (o(x) - g_y)^2, not in the
+           first `warmup` rounds, in which nobody trains;  then, in all rounds, the meta step with one study batch:
+           w' = w - lr grad_w of that loss;  sends grad_g CE(f(x; w'), y) on the quiz, rows of classes in the batch.
+Server:    g <- g - eta_s * (per class the mean of the rows that came; 0 where none did), g ~ N(0, 1) at first.
+Sent per round, S classes in the study batch: down 4 C q bytes; up 4 S q + 4 S (labels, int32).
+Deviations from the paper: (1) `warmup` is 1; the paper's is 50, with which runs of fewer rounds could not begin, and
+short ones would hardly train. (2) The meta step is taken in train mode as to BatchNorm, whose running statistics stay
+as they are, and without dropout. (3) The quiz has half of a client's samples at most; who has one sends nothing.
+From the authors' code: the step sizes eta_s, and the server's gradient clipped at norm 100.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from polyfed.core import by_class
+from polyfed.core.client import Client
+from polyfed.core.message import Message, tensor
+from polyfed.core.method import Batch, Context, Exchange, Method, Needs, Phase, Trained, knobs
+from polyfed.core.networks import split
+from polyfed.core.randomness import generator
+from polyfed.core.server import Server
+from polyfed.core.settings import Training
+from polyfed.functional.class_targets import merge
+from polyfed.functional.clipping import clipped
+from polyfed.functional.guiding import guided_loss, meta_gradient
+from polyfed.functional.losses import cross_entropy
+from polyfed.functional.modes import evaluating, has_batchnorm, untracked_statistics
+
+_PROJECTED = "models.feature_dim, which adds a projection, method.guide = 'logits', or "
+_SERVER_LR = {"logits": 0.1, "representation": 100.0}
+
+
+@knobs
+class FedL2G(Method):
+    """One vector per class that local training is drawn to, trained by how much that helps on held-back samples."""
+
+    name: ClassVar[str] = "fedl2g"
+    paper: ClassVar[str] = "Zhang et al., 2024"
+    differs: ClassVar[str] = "anything (representation: anything before equally many features)"
+    down: ClassVar[str] = "C q, q = C or D"
+    up: ClassVar[str] = "S q + S"
+    states: ClassVar[str] = "server: g"
+
+    guide: Literal["logits", "representation"] = "logits"  # what is drawn to g
+    weight: Annotated[float, Field(ge=0)] = 1.0  # of the squared distance to g; 0 is Local, no sample is held back
+    warmup: Annotated[int, Field(ge=0)] = 1  # first rounds, in which g learns and no client trains; 0 is off
+    quiz_batches: Annotated[int, Field(ge=1)] = 1  # batches held back at each client to learn g by
+    server_lr: Annotated[float, Field(ge=0)] | None = None  # eta_s; None: 0.1 for logits, 100 for the representation
+    clip: Annotated[float, Field(ge=0)] = 100.0  # largest norm of the server's gradient; 0 is off
+
+    @property
+    def needs(self) -> Needs:
+        features = self.weight > 0 and self.guide == "representation"
+        return Needs(
+            split_model=features,
+            one_feature_dim=features,
+            twice_differentiable=self.weight > 0,
+            warmup=self.warmup if self.weight else 0,
+            instead=f"use {_PROJECTED * features}fd, which takes first derivatives alone",
+        )
+
+    def exchanges(self, round: int) -> Sequence[Exchange]:
+        return (Exchange(trains=not self.weight or round > self.warmup),)
+
+    # server ------------------------------------------------------------------------------------------------
+    def start(self, server: Server) -> None:
+        if self.weight:
+            logits, model = self.guide == "logits", server.model(server.architectures[0], {})
+            entries = server.classes if logits else split(model).feature_dim
+            server.state["guides"] = torch.randn(server.classes, entries, generator=server.generator("guides"))
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        return {"guides": tensor(server.state, "guides")} if self.weight else {}
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        sent = by_class.gather(uploads, "gradients")
+        if sent is None:
+            return
+        labels, rows = merge(sent.rows, sent.labels, sent.counts)
+        guides = tensor(server.state, "guides")
+        gradient = torch.zeros_like(guides)
+        gradient[labels.long()] = rows
+        server.log["guide_gradient"] = float(gradient.norm())
+        step = _SERVER_LR[self.guide] if self.server_lr is None else self.server_lr
+        bounded = clipped({"g": gradient}, self.clip)["g"]
+        assert bounded is not None
+        server.state["guides"] = guides - step * bounded
+
+    # client ------------------------------------------------------------------------------------------------
+    def receive(self, client: Client, message: Message) -> Context:
+        order = torch.randperm(client.n, generator=generator(client.seed, "quiz", client.id))
+        size = min(self.quiz_batches * client.training.batch_size, client.n // 2) if message else 0
+        parts = {"quiz": order[:size].sort().values, "study": order[size:].sort().values}
+        like = next(client.model.parameters())
+        return {**parts, **{name: tensor(message, name).to(like, copy=True) for name in message}}
+
+    def phases(self, training: Training) -> Sequence[Phase]:
+        return (Phase(training.epochs, rows="study"),)
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        if "guides" not in context:
+            return cross_entropy(model(batch.x), batch.y, batch.w)
+        scores, found = self.outputs(model, batch.x, context["guides"].shape[1])
+        return guided_loss(scores, found, batch.y, batch.w, context["guides"], self.weight)
+
+    def outputs(self, model: Any, x: Tensor, entries: int) -> tuple[Tensor, Tensor]:
+        """Scores, and what is guided, (N, q)."""
+        if self.guide == "logits":
+            scores: Tensor = model(x)
+            return scores, scores[:, :entries]
+        z = model.represent(x)
+        return model.head(z), z
+
+    def upload(self, client: Client, trained: Trained) -> Message:
+        guides, train = client.context.get("guides"), client.data.train
+        quiz, study = client.context["quiz"], client.context["study"]
+        order = torch.randperm(len(study), generator=client.generator("meta"))
+        study = study[order[: client.training.batch_size]]
+        if guides is None or min(len(quiz), len(study)) < (2 if has_batchnorm(client.model) else 1):
+            return {}
+
+        def part(rows: Tensor) -> tuple[Tensor, Tensor]:
+            return client.prepare(train.x[rows].to(guides.device)), train.y[rows].to(guides.device)
+
+        whole = _Guided(self, client.model, guides.shape[1])
+        with evaluating(whole), untracked_statistics(whole):
+            gradient = meta_gradient(whole, guides, part(study), part(quiz), client.lr, self.weight)
+        labels = train.y[study].unique()
+        return {"labels": labels.int(), "gradients": gradient[labels.to(gradient.device)]}
+
+
+class _Guided(nn.Module):
+    """A network that gives scores and what is guided."""
+
+    def __init__(self, method: FedL2G, model: nn.Module, entries: int) -> None:
+        super().__init__()
+        self.method, self.model, self.entries = method, model, entries
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.method.outputs(self.model, x, self.entries)

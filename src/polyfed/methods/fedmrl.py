@@ -1,0 +1,91 @@
+"""FedMRL: a private and a common network whose representations are fused, nested heads (Yi et al., NeurIPS 2024).
+
+Client k, private network (phi_k, h_k) of D features, common network (phi_s, h_s) of D_s <= D, projection P_k:
+    r = P_k [phi_s(x), phi_k(x)], a linear layer (D_s + D to D) with bias;
+    E local epochs of SGD on  CE(h_k(r), y) + CE(h_s(the first D_s entries of r), y)  over all of these weights.
+Server:    (phi_s, h_s) <- sum_k p_k (phi_s, h_s)_k over those who answered, p_k = n_k / sum n_k (or 1 / their number).
+Scored:    h_k(r), so what a client exports is its own network under its own names, with the common one and P_k beside.
+Sent per round, P_m floats of weights and float buffers of the common network: down 4 P_m bytes; up 4 P_m + 8 (n_k).
+Deviations from the paper (arXiv:2406.00488): (1) the common network is any that the federation can build, of `features`
+features by a projection or as many as it has; the paper's is a smaller copy of the clients'. (2) Averaged by samples;
+`weighting = "uniform"` counts clients alike. (3) P_k is part of the client's weights: it is trained on over all rounds,
+and what is scored uses it. (4) BatchNorm's running statistics are averaged like weights.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from polyfed.core import companion
+from polyfed.core.architectures import Companion
+from polyfed.core.method import Batch, Context, Needs, knobs
+from polyfed.core.networks import Composite, exported
+from polyfed.errors import RequestError
+from polyfed.functional.losses import cross_entropy
+
+
+class Fused(Composite):
+    """The private head on the fused representation of both networks."""
+
+    def __init__(self, own: Any, common: Any) -> None:
+        super().__init__()
+        self.own = own
+        self.companion = common
+        self.projection = nn.Linear(common.feature_dim + own.feature_dim, own.feature_dim)
+
+    def represent(self, x: Tensor) -> Tensor:
+        """r, N x D."""
+        r: Tensor = self.projection(torch.cat([self.companion.represent(x), self.own.represent(x)], dim=1))
+        return r
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores of the private head."""
+        scores: Tensor = self.own.head(self.represent(x))
+        return scores
+
+    def export(self) -> dict[str, Tensor]:
+        """The own network's tensors by its own names; others as ``beside.companion.*`` and ``beside.projection.*``."""
+        parts = {"companion": self.companion.state_dict(), "projection": self.projection.state_dict()}
+        added = {f"beside.{part}.{name}": t for part, tensors in parts.items() for name, t in tensors.items()}
+        return {**exported(self.own), **added}
+
+
+@knobs
+class FedMRL(companion.Accompanied):
+    """Private networks that look through a shared one as well, and heads nested in one representation."""
+
+    name: ClassVar[str] = "fedmrl"
+    paper: ClassVar[str] = "Yi et al., NeurIPS 2024"
+    states: ClassVar[str] = "client: own network, projection; server: common network"
+
+    features: Annotated[int, Field(ge=1)] | None = None  # D_s, by a projection; none: as the common network has
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(split_model=True)
+
+    @property
+    def companion(self) -> Companion:
+        return Companion(self.shared, self.features)
+
+    def beside(self, own: Any, companion: Any) -> nn.Module:
+        if companion.feature_dim > own.feature_dim:
+            raise RequestError(
+                f"FedMRL needs a common network of at most as many features as the clients' own; '{own.architecture}' "
+                f"has {own.feature_dim}, the common network {companion.feature_dim}; set method.features to at most "
+                f"{own.feature_dim}"
+            )
+        return Fused(own, companion)
+
+    def personal(self, module: Any) -> nn.Module:
+        fused: nn.Module = module
+        return fused
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        r = model.represent(batch.x)
+        common = model.companion.head(r[:, : model.companion.feature_dim])
+        return cross_entropy(model.own.head(r), batch.y, batch.w) + cross_entropy(common, batch.y, batch.w)

@@ -1,0 +1,67 @@
+"""FedProto: clients agree on one prototype per class (Tan et al., AAAI 2022, arXiv:2105.00243).
+
+w_k = (phi_k, h_k): h_k is the network's head, phi_k all before it; P[c] the server's prototype of class c.
+Client k:  E local epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(x) - P[y])^2;
+           C_k[c] = mean of phi_k(x) over its n_kc samples of class c, in eval mode, after training.
+Server:    P[c] <- sum_k n_kc C_k[c] / sum_k n_kc over those who sent one; a class that nobody sent keeps its P[c].
+Predicted: the class of the nearest P[c]; without any prototype, by the head. Scored: the newest P, stage `received`.
+Sent per round, D features, C classes, S classes at the client: up 4 (S D + 2 S); down 4 (C D + C), or 4 (S D + S) with
+candidates = "own". The paper counts 4 S D each way, labels and counts not: `paper_nbytes`.
+Deviations from the paper: (1) eq. 6 multiplies by n_kc / N_c and divides by the number of senders, too, so that
+prototypes shrink; here it is the weighted mean (or the plain one, as in the authors' code). (2) The distance is the
+mean of squares, lambda belongs to that. (3) All known prototypes are candidates. (4) A client that has not sent
+anything yet is sent all prototypes as if it had all classes: nobody knows better.
+From the authors' code: it searches the client's own classes only (`candidates = "own"`) and adds the head's hits to
+the count; it takes prototypes in train mode, while weights still change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from polyfed.core import by_class
+from polyfed.core.client import Client
+from polyfed.core.message import Message, tensor
+from polyfed.core.method import Trained, knobs
+from polyfed.core.prototypes import Prototypes
+from polyfed.core.server import Server
+from polyfed.functional.class_targets import merge, renewed
+
+
+@knobs
+class FedProto(Prototypes):
+    """Class means of representations, averaged, which everybody is drawn to."""
+
+    name: ClassVar[str] = "fedproto"
+    paper: ClassVar[str] = "Tan et al., AAAI 2022"
+    down: ClassVar[str] = "C D + C"
+    up: ClassVar[str] = "S D + 2 S"
+    states: ClassVar[str] = "client: P as last received; server: P, who has which classes"
+
+    weighting: Literal["count", "uniform"] = "count"  # by samples of the class, or every sender once (no counts sent)
+
+    # server ------------------------------------------------------------------------------------------------
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        if "prototypes" not in server.state:
+            return {}
+        labels, rows = tensor(server.state, "labels"), tensor(server.state, "prototypes")
+        own = by_class.wanted(server, client_id, labels)
+        message = {"labels": labels[own], "prototypes": rows[own]}
+        if self.candidates == "own" or bool(own.all()):
+            return message
+        return {**message, "others": {"labels": labels[~own], "prototypes": rows[~own]}}
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        sent = by_class.gather(uploads, "prototypes")
+        if sent is None:
+            return
+        by_class.remember(server, sent)
+        labels, rows = merge(sent.rows, sent.labels, sent.counts)
+        if "prototypes" in server.state:
+            labels, rows = renewed(tensor(server.state, "prototypes"), tensor(server.state, "labels"), rows, labels)
+        server.state |= {"labels": labels, "prototypes": rows}
+
+    # client ------------------------------------------------------------------------------------------------
+    def upload(self, client: Client, trained: Trained) -> Message:
+        return self._means(client, counts=self.weighting == "count")

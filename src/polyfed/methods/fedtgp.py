@@ -1,0 +1,82 @@
+"""FedTGP: prototypes that the server trains apart from each other (Zhang, Liu, Hua and Cao, AAAI 2024).
+
+Clients as in FedProto: they are drawn to the server's prototypes P, and send the means C_k[c] of their trained
+networks' representations (arXiv:2401.03230).
+Server:    P = a network of a trained embedding of the classes: linear, ReLU, linear; `server_epochs` epochs of SGD on
+           CE(-(||C_k[c] - P[c']|| + delta 1[c' = c]) over all c', c) over the pairs that came;
+           delta = max over c of the distance from Q[c] to the nearest Q[c'], at most `margin`, Q the clients'
+           mean means: own prototypes must be nearer than others by delta.
+Predicted: the class of the nearest P[c]; without any prototype, by the head. Scored: the newest P, stage `received`.
+Sent per round, D features, C classes, S classes at the client: up 4 (S D + S), down 4 (C D + C). Without labels, which
+the paper does not count: `paper_nbytes`.
+Deviations from the paper: (1) P of a class that nobody has sent yet is not sent, and is no candidate; all C take part
+in the loss. (2) Where a round has one class only, delta is `margin`. (3) The network keeps its weights from round to
+round; its optimiser has no momentum and so nothing to keep.
+From the authors' code: it collects the means from the network as it was before training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+
+from polyfed.core import by_class
+from polyfed.core.message import Message, group, tensor
+from polyfed.core.method import knobs
+from polyfed.core.networks import split
+from polyfed.core.prototypes import Prototypes
+from polyfed.core.server import Server
+from polyfed.functional import prototype_network
+from polyfed.functional.class_targets import merge
+
+
+@knobs
+class FedTGP(Prototypes):
+    """Prototypes trained by the server, with a margin between classes."""
+
+    name: ClassVar[str] = "fedtgp"
+    paper: ClassVar[str] = "Zhang et al., AAAI 2024"
+    down: ClassVar[str] = "C D + C"
+    up: ClassVar[str] = "S D + S"
+    states: ClassVar[str] = "client: P as last received; server: the network behind P, P"
+
+    lambda_: Annotated[float, Field(ge=0)] = 10.0  # weight of the squared distance, mean over D; 0 is Local
+    margin: Annotated[float, Field(ge=0)] = 100.0  # tau, the most that delta can be; 0 is off
+    server_epochs: Annotated[int, Field(ge=1)] = 100  # passes over the received means per round
+    server_lr: Annotated[float, Field(ge=0)] = 0.01  # of the server's SGD; 0 keeps P as it was drawn
+    server_batch: Annotated[int, Field(ge=1)] | None = None  # received means per step; None: the batch size
+    hidden: Annotated[int, Field(ge=1)] | None = None  # units of the network's inner layer; None: D
+
+    # server ------------------------------------------------------------------------------------------------
+    def start(self, server: Server) -> None:
+        features = split(server.model(server.architectures[0], {})).feature_dim
+        draws = server.generator("prototypes")
+        server.state["network"] = prototype_network.fresh(server.classes, self.hidden or features, features, draws)
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        return {name: server.state[name] for name in ("labels", "prototypes") if name in server.state}
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        sent = by_class.gather(uploads, "prototypes")
+        if sent is None:
+            return
+        _, centres = merge(sent.rows, sent.labels, torch.ones_like(sent.counts))
+        delta = prototype_network.margin(centres, self.margin)
+        weights, loss = prototype_network.fit(
+            group(server.state, "network"),
+            sent.rows,
+            sent.labels,
+            delta,
+            self.server_epochs,
+            self.server_batch or server.training.batch_size,
+            self.server_lr,
+            server.generator("means"),
+        )
+        before = [tensor(server.state, "labels")] if "labels" in server.state else []
+        labels = torch.cat([*before, sent.labels]).unique()
+        rows = prototype_network.prototypes(weights)[labels.long()]
+        server.state |= {"network": weights, "labels": labels, "prototypes": rows}
+        server.log |= {"prototype_loss": loss, "margin": delta}

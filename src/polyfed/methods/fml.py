@@ -1,0 +1,47 @@
+"""FML: federated mutual learning, a private network and a common one that teach each other (Shen et al., 2020).
+
+Client k:  m <- received;  E local epochs on the same batches, p_w and p_m being the softmax of w_k's and m's scores, by
+               L_w = alpha CE(w_k) + (1 - alpha) KL(p_m || p_w)   for w_k, of any architecture,
+               L_m = beta CE(m)    + (1 - beta) KL(p_w || p_m)    for m; neither passes a gradient to its teacher.
+Server:    m <- sum_k p_k m_k over those who answered, p_k = n_k / sum n_k (or 1 / their number).
+Sent per round, P_m floats of m's weights and float buffers: down 4 P_m bytes; up 4 P_m + 8 (n_k, int64).
+Deviations from the paper (arXiv:2006.16765): (1) both steps are taken at once, from the same scores, by one optimiser
+over both networks, whose parameters are apart: the same as two. (2) m is averaged by samples; `weighting = "uniform"`
+counts clients alike. (3) `clip` bounds each network's gradient by itself; it is not in the paper, and off.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from polyfed.core import companion
+from polyfed.core.method import Batch, Context, Gradients, knobs
+from polyfed.functional.losses import cross_entropy, divergence
+
+
+@knobs
+class FML(companion.Accompanied):
+    """A private network and an averaged common one, each a teacher of the other."""
+
+    name: ClassVar[str] = "fml"
+    paper: ClassVar[str] = "Shen et al., 2020"
+
+    alpha: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of the labels in the private network's loss; 1 is Local
+    beta: Annotated[float, Field(ge=0, le=1)] = 0.5  # the same in the common one's; 1 is FedAvg on it
+    clip: Annotated[float, Field(ge=0)] = 0.0  # bound of the gradient's norm, of either network; 0 is off
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        private, common = model.own(batch.x), model.companion(batch.x)
+        return _taught(private, common, batch, self.alpha) + _taught(common, private, batch, self.beta)
+
+    def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
+        return companion.clip(super().gradients(model, batch, context), self.clip)
+
+
+def _taught(scores_NC: Tensor, teacher_NC: Tensor, batch: Batch, labels: float) -> Tensor:
+    """The loss of the network with these scores; `labels` is their share, the teacher has the rest."""
+    task = cross_entropy(scores_NC, batch.y, batch.w)
+    return labels * task + (1 - labels) * divergence(scores_NC, teacher_NC, batch.w)

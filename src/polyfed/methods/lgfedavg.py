@@ -1,0 +1,92 @@
+"""LG-FedAvg: own representations under shared last layers (Liang et al., NeurIPS workshop 2019, arXiv:2001.01523).
+
+w_k = (phi_k, h): h is the network's head, phi_k all before it.
+Client k:  h_k <- h;  E local epochs of SGD on CE(h_k(phi_k(x)), y), over all weights.
+Server:    h <- sum_k p_k h_k over those who answered, p_k = n_k / sum n_k (or 1 / their number).
+Sent per round, P_h floats of the head: 4 P_h bytes each way. phi_k never leaves its client.
+Scored: what a client keeps, with the head as it trained it, the stage `personal`; `received` puts the newest on phi_k.
+Deviations from the paper: (1) it shares several upper layers, which must then be alike (`shares = "upper"`: all but the
+extractor); by default only the head is shared, as in FedGH's comparison, so that all before it may differ. (2) It
+starts from a model trained by FedAvg; here from one common head and everybody's own phi_k. (3) Its ensemble for new
+clients and its adversarial variant are left out. (4) Upper layers are averaged layer-wise, float buffers like weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from torch import Tensor, nn
+
+from polyfed.core import shared_model
+from polyfed.core.client import Client
+from polyfed.core.message import Message, group
+from polyfed.core.method import Context, Method, Needs, Trained, knobs
+from polyfed.core.networks import BODY, HEAD, floats, load, split
+from polyfed.core.server import Server
+from polyfed.functional.averaging import layer_wise_mean
+
+_SHARED = {"none": (), "head": HEAD, "upper": (*BODY[1:], *HEAD), "all": (*BODY, *HEAD)}
+
+
+@knobs
+class LGFedAvg(Method):
+    """A shared head on extractors that stay with their clients."""
+
+    name: ClassVar[str] = "lgfedavg"
+    paper: ClassVar[str] = "Liang et al., NeurIPS workshop 2019"
+    differs: ClassVar[str] = "anything before the head; the heads have the same tensors"
+    down: ClassVar[str] = "P_h"
+    up: ClassVar[str] = "P_h"
+    states: ClassVar[str] = "server: h"
+
+    shares: Literal["none", "head", "upper", "all"] = "head"  # "upper": all but the extractor; none: Local, all: FedAvg
+    weighting: shared_model.Weighting = "samples"  # "uniform" counts every client once
+
+    @property
+    def needs(self) -> Needs:
+        parts = _SHARED[self.shares]
+        instead = "set models.feature_dim to give all one width, or use fedproto; fedhenn and fd fit any heads"
+        some, inner = bool(parts), len(parts) > 1
+        return Needs(split_model=some, one_head=some, nested=inner, nested_parts=parts or None, instead=instead)
+
+    # server ------------------------------------------------------------------------------------------------
+    def start(self, server: Server) -> None:
+        models = {a: server.initial(a) for a in server.architectures}
+        shared: dict[str, Tensor] = {}
+        for a in sorted(models, key=lambda a: sum(t.numel() for t in models[a].values())):  # the largest has its way
+            shared |= {name: models[a][own].cpu() for name, own in self._names(server.model(a, models[a])).items()}
+        if shared:
+            server.state["shared"] = shared
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        if "shared" not in server.state:
+            return {}
+        names = self._names(server.model(server.clients[client_id].architecture, {}))
+        shared = group(server.state, "shared")
+        return {"shared": {name: shared[name] for name in names}}
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        sent = {i: group(message, "shared") for i, message in uploads.items() if "shared" in message}
+        if sent:
+            weights = [float(server.clients[i].n) if self.weighting == "samples" else 1.0 for i in sent]
+            server.state["shared"] = layer_wise_mean(list(sent.values()), weights, group(server.state, "shared"))
+
+    # client ------------------------------------------------------------------------------------------------
+    def receive(self, client: Client, message: Message) -> Context:
+        if "shared" in message:
+            names = self._names(client.model)
+            load(client.model, {names[name]: t for name, t in group(message, "shared").items()})
+        return {}
+
+    def upload(self, client: Client, trained: Trained) -> Message:
+        own = client.model.state_dict()
+        shared = {name: own[mine] for name, mine in self._names(client.model).items()}
+        return {"shared": shared} if shared else {}
+
+    def _names(self, model: nn.Module) -> dict[str, str]:
+        """Name of what is shared -> the network's own; a head's tensors go by their names within the head."""
+        if self.shares == "none":
+            return {}
+        inner = dict(zip(split(model).names("head"), split(model).head.state_dict(), strict=True))
+        return {f"head.{inner[n]}" if n in inner else n: n for n in floats(model, parts=_SHARED[self.shares])}

@@ -1,0 +1,246 @@
+"""A network beside the clients' own: which it is, whose weights it has, and what a client's own owe to it (nothing)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import polyfed as pf
+from polyfed.core import companion
+from polyfed.core.architectures import Companion
+from polyfed.core.client import Client
+from polyfed.core.method import Gradients, Method, Needs
+from polyfed.core.networks import Composite, exported
+from polyfed.engine.federation import Federation
+from polyfed.errors import RequestError
+from polyfed.methods import Local
+from polyfed.models import zoo
+from polyfed.models.split import Staged
+from polyfed.prediction import load_model
+from polyfed.session import prepare
+from polyfed.testing.world import draw, tiny
+
+Build = Callable[[], nn.Module]
+NETS: dict[str, Build] = {
+    "middle": lambda: tiny(1, 4, 6),
+    "large": lambda: tiny(2, 5, 7),
+    "small": lambda: tiny(0, 3, 5),
+}
+
+
+def plain(inputs: int, outputs: int) -> nn.Module:
+    """A network without parts."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, outputs))
+
+
+class Both(companion.Accompanied):
+    """Trains its own; the companion rests."""
+
+
+class Large(Method):
+    """A server with a network of its own; clients know nothing of it."""
+
+    def __init__(self, network: str = "largest", features: int | None = None) -> None:
+        self.wanted = Companion(network, features)
+
+    @property
+    def companion(self) -> Companion:
+        return self.wanted
+
+
+def federation(method: Method, models: Any = tuple(NETS), seed: int = 0, **builders: Build) -> Federation:
+    """One client per architecture name or network."""
+    members = [
+        Client(model, draw(9, (0, 1, 2), place), draw(6, (0, 1), 20 + place)) for place, model in enumerate(models)
+    ]
+    return Federation(members, method, classes=3, seed=seed, builders={**NETS, **builders})
+
+
+def part(fed: Federation, number: int, prefix: str) -> dict[str, torch.Tensor]:
+    """A client's initial weights under a prefix."""
+    return {n.removeprefix(prefix): t for n, t in fed.server.weights(number).items() if n.startswith(prefix)}
+
+
+def same(a: Any, b: Any) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize(("shared", "name"), [("smallest", "small"), ("largest", "large"), ("middle", "middle")])
+def test_which_network_it_is(shared: str, name: str) -> None:
+    assert federation(Both(shared=shared)).server.companion == name
+    assert federation(Large(shared)).server.companion == name
+
+
+def test_of_two_of_one_size_it_is_the_first() -> None:
+    twins = {"a": lambda: tiny(1, 4, 6), "b": lambda: tiny(1, 4, 6)}
+    assert federation(Both(), ["b", "a", "b"], **twins).server.companion == "b"
+
+
+def test_it_may_be_nobodys() -> None:
+    fed = federation(Large("huge"), huge=lambda: tiny(3, 8, 9))
+    assert fed.server.companion == "huge" not in fed.server.architectures
+    model: Any = fed.server.model("huge", fed.server.initial("huge"))
+    assert (model.feature_dim, model.training) == (9, False)
+
+
+@pytest.mark.parametrize("shared", ["smallest", "large"])
+def test_everybody_starts_with_the_same_one_and_with_its_own_as_it_is_alone(shared: str) -> None:
+    names = ["middle", "large", "small", "large"]
+    fed, alone, other = (federation(m, names, s) for m, s in ((Both(shared=shared), 0), (Local(), 0), (Both(), 1)))
+    initial = fed.server.initial(fed.server.companion)
+    for number in range(len(names)):
+        assert same(part(fed, number, "companion."), initial)
+        assert same(part(fed, number, "own."), alone.server.weights(number))
+    assert not same(part(fed, 1, "own."), part(fed, 3, "own."))
+    assert not same(part(other, 0, "own."), part(fed, 0, "own."))
+    assert not same(part(federation(Both(shared=shared), names, 1), 0, "companion."), initial)
+
+
+def test_the_server_sees_single_networks() -> None:
+    fed = federation(Both())
+    small = fed.server.model("small", fed.server.initial("small"))
+    trained = fed.architectures.template("small")
+    assert (type(small), type(trained)) == (Staged, companion.Pair)
+    shared = {t.untyped_storage().data_ptr() for t in trained.parameters()}
+    assert not shared & {t.untyped_storage().data_ptr() for t in small.parameters()}
+
+
+def test_who_leaves_beside_alone_trains_what_it_trains_without() -> None:
+    fed, alone = federation(Large()), federation(Local())
+    fed.run()
+    alone.run()
+    assert all(same(a.weights, b.weights) for a, b in zip(fed.clients, alone.clients, strict=True))
+    assert fed.architectures.template("large") is fed.server.model("large", {}), "one template is enough"
+
+
+def test_networks_handed_over_in_python() -> None:
+    given = [tiny(1, 4, 6), tiny(0, 3, 5), tiny(2, 5, 7), tiny(0, 3, 5)]
+    fed = federation(Both(), given)
+    assert fed.server.companion == fed.clients[1].architecture
+    for number, module in enumerate(given):
+        assert same(part(fed, number, "own."), module.state_dict())
+        assert same(part(fed, number, "companion."), given[1].state_dict())
+    before = {name: t.clone() for name, t in given[1].state_dict().items()}
+    fed.run()
+    assert same(given[1].state_dict(), before), "what was handed over stays as it was"
+
+
+def test_its_representation_can_be_projected() -> None:
+    fed = federation(Large("large", 4))
+    model: Any = fed.server.model(fed.server.companion, fed.server.initial(fed.server.companion))
+    assert model.feature_dim == model.head.in_features == 4
+    assert fed.architectures.template("large").feature_dim == 7  # type: ignore[comparison-overlap]
+    assert fed.architectures.chosen == Companion("large", 4)
+
+
+@pytest.mark.parametrize(
+    ("shared", "made", "said"),
+    [
+        ("smalest", None, r"expected 'smallest', 'largest' or a network .* came 'smalest'; did you mean 'smallest'\?"),
+        ("midle", None, "did you mean 'middle'"),
+        ("other", lambda: [][0], r"'other', beside the clients' networks, cannot be built: IndexError: list"),
+        ("other", lambda: plain(9, 3), r"'other', beside .*, cannot take inputs of shape \(1, 6, 6\): "),
+        ("other", lambda: plain(36, 2), r"scores for 3 classes per sample from 'other', beside .* shape \(2,\)"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_in_one_line(shared: str, made: Any, said: str) -> None:
+    with pytest.raises(RequestError, match=said) as refused:
+        federation(Both(shared=shared), **({} if made is None else {"other": made}))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_plain_network_is_refused_where_parts_are_needed() -> None:
+    class Parts(Both):
+        needs = Needs(split_model=True)
+
+    with pytest.raises(RequestError, match=r"needs split models; 'other', beside .*, is a plain Sequential; split it"):
+        federation(Parts(shared="other"), other=lambda: plain(36, 3))
+    with pytest.raises(
+        RequestError, match=r"'other, 4 features', beside .*, cannot be built: TypeError: expected a Spl"
+    ):
+        federation(Large("other", 4), other=lambda: plain(36, 3))
+
+
+def test_exported_names_are_the_own_networks() -> None:
+    class Around(Composite):
+        def export(self) -> dict[str, torch.Tensor]:
+            return {"a": torch.ones(1)}
+
+    assert exported(Around()) == {"a": torch.ones(1)}
+    net = tiny(1, 4, 6)
+    assert same(exported(net), net.state_dict())
+    assert same(exported(net.head), net.head.state_dict())
+
+
+def test_clip_bounds_each_network_by_itself() -> None:
+    grads = {"own.w": torch.tensor([3.0, 4.0]), "companion.w": torch.tensor([0.6]), "projector.w": None}
+    found = companion.clip(Gradients(grads, torch.zeros(()), {}), 1.0)
+    torch.testing.assert_close(found.grads["own.w"], torch.tensor([0.6, 0.8]))
+    assert found.grads["companion.w"] is grads["companion.w"] or torch.equal(
+        found.grads["companion.w"], grads["companion.w"]
+    )
+    assert found.grads["projector.w"] is None
+    assert companion.clip(Gradients(grads, torch.zeros(()), {}), 0.0).grads == grads
+
+
+# by name, from a recipe ---------------------------------------------------------------------------------------------
+
+
+def recipe(**method: Any) -> pf.Recipe:
+    """Three clients on digits."""
+    settings = {
+        "data": {"name": "digits", "clients": 3, "max_train": 30, "max_test": 20},
+        "models": {"architectures": ["digits-cnn2", "digits-cnn1"]},
+        "method": {"name": "fml", **method},
+        "training": {"rounds": 1, "batch_size": 10},
+    }
+    return pf.Recipe.from_dict(settings)
+
+
+def mine(in_shape: tuple[int, ...], classes: int) -> Staged:
+    """A network of one's own, imported by name."""
+    features = in_shape[0] * in_shape[1] * in_shape[2]
+    return Staged(nn.Flatten(), nn.Linear(features, 5), nn.Linear(5, classes))
+
+
+@pytest.mark.parametrize(
+    ("shared", "name"), [("largest", None), ("digits-cnn5", "digits-cnn5"), (f"{__name__}:mine", f"{__name__}:mine")]
+)
+def test_a_recipe_names_any_registered_network(shared: str, name: str | None) -> None:
+    fed = prepare(recipe(shared=shared))
+    sizes = {
+        a: sum(p.numel() for p in fed.architectures.template(a, alone=True).parameters())
+        for a in fed.server.architectures
+    }
+    assert fed.server.companion == (name or max(sizes, key=lambda a: sizes[a]))
+
+
+@pytest.mark.parametrize(
+    ("shared", "said"),
+    [
+        ("digits-cnn9", "did you mean 'digits-cnn"),
+        ("nowhere:net", "cannot import model 'nowhere:net'"),
+        ("fedgh-cnn1", "fedgh-cnn1"),
+    ],
+)
+def test_a_recipe_with_a_wrong_name_is_refused_before_anything_is_written(
+    tmp_path: Any, shared: str, said: str
+) -> None:
+    with pytest.raises(RequestError, match=said):
+        pf.run(recipe(shared=shared), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("shared", ["smallest", "digits-cnn4"])
+def test_a_run_folder_knows_the_network_that_it_was(tmp_path: Any, shared: str) -> None:
+    done = pf.run(recipe(shared=shared), out=tmp_path / "run")
+    x = torch.rand(4, 1, 8, 8)
+    model = load_model(tmp_path / "run", 0)
+    assert type(model.network) is type(done.models[0])
+    with torch.inference_mode():
+        assert torch.equal(model.network(x), done.models[0](x))
+    zoo.build("digits-cnn2", (1, 8, 8), 10).load_state_dict(done.models[0].state_dict())  # the original's names

@@ -1,0 +1,218 @@
+"""Early exits: where they are, what they compute, and the network up to one of them."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from polyfed.core.channels import narrow, plan_of
+from polyfed.core.early_exits import attach
+from polyfed.errors import RequestError
+from polyfed.functional.submodels import OUTPUT, first
+from polyfed.models import build
+from polyfed.models.adapt import split
+from polyfed.models.resnet import PreActBottleneck
+
+DEPTHS = (0.4, 0.55, 0.7, 0.85, 1.0)
+
+
+def mlp(*widths: int) -> nn.Sequential:
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in itertools.pairwise(widths):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+class Forward(nn.Module):
+    """Some layers, and any function of them as forward."""
+
+    def __init__(self, forward, **layers: nn.Module) -> None:
+        super().__init__()
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+        self._forward = forward
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._forward(self, x)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "of", "blocks"),
+    [
+        ("resnet10", (3, 32, 32), 5, (2, 3, 4, 5)),  # the stem and four residual blocks
+        ("resnet26-cifar", (3, 32, 32), 13, (6, 8, 10, 12, 13)),
+        ("fedgh-cnn1", (3, 32, 32), 4, (2, 3, 4)),  # two convolutions, two hidden layers
+        ("fedhenn-h5", (3, 32, 32), 5, (2, 3, 4, 5)),
+        ("digits-cnn1", (1, 8, 8), 2, (1, 2)),
+    ],
+)
+def test_exits_lie_behind_shares_of_the_blocks(name, shape, of, blocks):
+    model = build(name, shape, 10).eval()
+    keys, x = list(model.state_dict()), torch.randn(2, *shape)
+    expected = model(x)
+    exits = attach(model, DEPTHS).eval()
+    assert (exits.of, exits.blocks, exits.architecture) == (of, blocks, name)
+    assert [out.shape for out in exits(x)] == [(2, 10)] * len(blocks)
+    assert torch.equal(exits(x)[-1], expected)
+    assert torch.equal(exits.last()(x), expected)
+    assert sorted(exits.last().state_dict()) == sorted(keys)
+    early = {name.split(".")[1] for name in exits.state_dict() if name not in keys}
+    assert early == {f"block{count}" for count in blocks[:-1]}
+
+
+def test_an_exit_is_a_linear_layer_on_the_means_of_its_block():
+    model = build("resnet10", (3, 32, 32), 7).eval()
+    stem = model.extractor
+    exits, x = attach(model, DEPTHS).eval(), torch.randn(2, 3, 32, 32)
+    own, h = exits.state_dict(), stem(x)
+    for count, out in zip(exits.blocks[:-1], exits(x), strict=False):
+        h = model.intermediate.get_submodule(f"stage{count - 1}")(h)
+        by_hand = F.linear(
+            h.mean((2, 3)), own[f"early_exits.block{count}.linear.weight"], own[f"early_exits.block{count}.linear.bias"]
+        )
+        torch.testing.assert_close(out, by_hand)
+
+
+def test_hidden_layers_are_blocks_and_dropout_and_pooling_belong_to_them():
+    model = attach(mlp(4, 8, 6, 5, 3), (0.3, 0.6, 1.0))
+    assert (model.blocks, model.of) == ((1, 2, 3), 3)
+    assert model.early_exits.block1.linear.in_features == 8
+    layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.MaxPool2d(2)]
+    rest = [nn.Conv2d(4, 6, 1), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(24, 3)]
+    exits = attach(nn.Sequential(*layers, *rest), (0.5, 1.0)).eval()
+    x = torch.randn(5, 1, 6, 6)
+    inner = nn.Sequential(*layers).eval()(x).mean((2, 3))
+    torch.testing.assert_close(exits(x)[0], exits.early_exits.block1.linear(inner))
+    assert list(dict(exits.early_exits.block1.named_children())) == ["pool", "flatten", "linear"]
+
+
+def test_behind_a_plain_sum_the_exit_normalises_first():
+    body = [nn.Conv2d(3, 8, 3, padding=1), PreActBottleneck(8, 2, 1), PreActBottleneck(8, 2, 1)]
+    tail = [nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)]
+    exits, x = attach(nn.Sequential(*body, *tail), (0.6, 1.0)).eval(), torch.randn(4, 3, 8, 8)
+    assert (exits.blocks, exits.of) == ((2, 3), 3)
+    assert list(dict(exits.early_exits.block2.named_children())) == ["norm", "relu", "pool", "flatten", "linear"]
+    norm, sums = exits.early_exits.block2.norm, nn.Sequential(*body[:2]).eval()(x)
+    torch.testing.assert_close(exits(x)[0], exits.early_exits.block2.linear(norm(sums).relu().mean((2, 3))))
+    plain = attach(Forward(lambda m, x: m.b(x1 := m.a(x)) + x1, a=nn.Linear(4, 6), b=nn.Linear(6, 6)), (1.0,))
+    assert plain.blocks == (1,)  # the sum is the head; nothing is attached
+
+
+def test_the_network_up_to_an_exit_has_what_it_needs_and_shares_it():
+    model = build("resnet14", (3, 32, 32), 10)
+    whole, x = attach(model, DEPTHS).eval(), torch.randn(2, 3, 32, 32)
+    part = whole.until(0.55)  # 4 of 7 blocks: the stem, stages 1 and 2, one block of stage 3
+    assert part.blocks == (3, 4)
+    tops = {".".join(name.split(".")[:3]) for name in part.state_dict()}
+    assert {t for t in tops if t.startswith("intermediate")} == {f"intermediate.stage{s}.0" for s in (1, 2, 3)}
+    assert {t for t in tops if t.startswith(("early", "head"))} == {f"early_exits.block{b}.linear" for b in (3, 4)}
+    assert all(torch.equal(a, b) for a, b in zip(part(x), whole(x), strict=False))
+    before = part(x)
+    with torch.no_grad():
+        for name, p in whole.named_parameters():
+            if name not in dict(part.named_parameters()):
+                p.add_(1)
+    assert all(torch.equal(a, b) for a, b in zip(part(x), before, strict=True))
+    with torch.no_grad():
+        model.extractor.conv1.weight.mul_(2)
+    assert not torch.equal(part(x)[0], before[0])
+    assert torch.equal(part.last()(x), part(x)[-1])
+    assert "early_exits.block3.linear.weight" not in part.last().state_dict()
+
+
+def test_a_copy_is_a_network_of_its_own():
+    exits, x = attach(build("digits-cnn5", (1, 8, 8), 10), DEPTHS), torch.randn(2, 1, 8, 8)
+    twin, before = copy.deepcopy(exits), exits(x)
+    with torch.no_grad():
+        for p in exits.parameters():
+            p.add_(1)
+    assert all(torch.equal(a, b) for a, b in zip(twin(x), before, strict=True))
+    assert not torch.equal(exits(x)[0], before[0])
+
+
+def test_training_and_statistics_are_those_of_the_network():
+    model = build("resnet10", (3, 32, 32), 10)
+    alone, x = copy.deepcopy(model), torch.randn(4, 3, 32, 32)
+    assert torch.equal(attach(model, DEPTHS).train()(x)[-1], alone.train()(x))
+    assert all(torch.equal(t, model.state_dict()[n]) for n, t in alone.state_dict().items())
+
+
+def test_all_exits_can_be_cut_by_width():
+    exits = attach(build("resnet10", (3, 32, 32), 10), DEPTHS)
+    plan = plan_of(exits)
+    stream = plan.axes["intermediate.stage2.0.conv2.weight"][0]
+    weight = plan.axes["early_exits.block3.linear.weight"]
+    assert (weight[0].group, weight[1]) == (OUTPUT, stream)
+    small = narrow(exits, plan.kept(lambda size: first(size, 0.25))).eval()
+    x = torch.randn(2, 3, 32, 32)
+    assert small.early_exits.block3.linear.weight.shape == (10, 32)
+    assert [tuple(out.shape) for out in small.until(0.7)(x)] == [(2, 10)] * 3
+
+
+def test_sizes_that_are_read_hide_no_block():
+    def forward(m, x):
+        h = m.conv1(x).relu()
+        return m.fc(m.conv2(h).relu().view(x.size(0), -1))
+
+    net = Forward(forward, conv1=nn.Conv2d(1, 4, 3), conv2=nn.Conv2d(4, 4, 3), fc=nn.Linear(16, 3))
+    exits, x = attach(net, (0.5, 1.0)), torch.randn(3, 1, 6, 6)
+    assert (exits.blocks, exits.of) == ((1, 2), 2)
+    torch.testing.assert_close(exits(x)[0], exits.early_exits.block1.linear(net.conv1(x).relu().mean((2, 3))))
+    assert torch.equal(exits(x)[1], net(x))
+
+
+def test_a_wrapped_module_keeps_its_names_and_nothing_is_added_to_it():
+    layers = OrderedDict(one=nn.Linear(4, 6), a=nn.ReLU(), two=nn.Linear(6, 5), b=nn.ReLU(), fc=nn.Linear(5, 3))
+    model = split(nn.Sequential(layers), head="fc", extractor="a")
+    exits = attach(model, (0.5, 1.0))
+    assert sorted(exits.last().state_dict()) == sorted(model.state_dict())
+    assert torch.equal(exits(x := torch.randn(2, 4))[1], model(x))
+
+
+def in_place(m, x):
+    h = m.a(x)
+    h.relu_()
+    return m.b(h)
+
+
+AB = {"a": nn.Linear(4, 6), "b": nn.Linear(6, 3)}
+
+
+@pytest.mark.parametrize(
+    ("network", "why"),
+    [
+        (
+            build("fedhenn-h1", (3, 32, 32), 10),
+            "fedhenn-h1 has no place for an early exit at depth 0.4: it has 1 block ",
+        ),
+        (nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), "Sequential has no place .*: it has 0 blocks .*heterofl"),
+        (nn.Sequential(nn.Flatten(), nn.ReLU()), "Sequential has no layer to train"),
+        (nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3)), "cannot be cut.*'1' is a LayerNorm"),
+        (Forward(in_place, **AB), "nobody takes what 'relu_' gives"),
+        (
+            Forward(lambda m, x: m.b(F.dropout(m.a(x), 0.5, m.training)), **AB),
+            "takes other steps in training than in scoring",
+        ),
+        (
+            Forward(lambda m, x: m.b(m.early_exits(m.a(x))), **AB, early_exits=nn.Linear(6, 6)),
+            "has a part named 'early_exits' of its own",
+        ),
+    ],
+)
+def test_a_network_without_a_place_is_refused_in_one_line(network, why):
+    with pytest.raises(RequestError, match=why) as caught:
+        attach(copy.deepcopy(network), (0.4, 0.6, 1.0))
+    assert "\n" not in str(caught.value)
+
+
+def test_too_deep_for_an_exit_of_its_own():
+    with pytest.raises(RequestError, match=r"no place for an early exit at depth 0\.9: it has 2 blocks"):
+        attach(mlp(4, 6, 5, 3), (0.9, 1.0))
+    assert attach(mlp(4, 6, 5, 3), (1.0,)).blocks == (2,)
+    assert attach(nn.Sequential(nn.Linear(4, 3)), (1.0,))(torch.zeros(2, 4))[0].shape == (2, 3)

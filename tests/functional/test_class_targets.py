@@ -1,0 +1,173 @@
+"""One row per class: merging, losses and the nearest row against NumPy; the network behind trained prototypes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from polyfed.functional import prototype_network
+from polyfed.functional.class_targets import dense, merge, nearest, pull, renewed, soft_cross_entropy
+
+
+def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+LABELS = torch.tensor([4, 0, 4, 2, 0, 4], dtype=torch.int32)
+COUNTS = torch.tensor([3.0, 1.0, 5.0, 2.0, 7.0, 1.0])
+
+
+def test_merge_is_the_weighted_mean_of_each_class() -> None:
+    rows = draw(6, 3)
+    labels, found = merge(rows, LABELS, COUNTS)
+    assert labels.tolist() == [0, 2, 4]
+    assert labels.dtype == torch.int32
+    for label, row in zip([0, 2, 4], found, strict=True):
+        mine = (label == LABELS).numpy()
+        expected = np.average(rows.double().numpy()[mine], axis=0, weights=COUNTS.numpy()[mine])
+        assert row.numpy() == pytest.approx(expected, rel=1e-6)
+
+
+def test_merging_with_counts_is_associative_and_blind_to_order() -> None:
+    rows, labels = draw(6, 3), torch.zeros(6, dtype=torch.int64)
+    whole = merge(rows, labels, COUNTS)[1]
+    halves = torch.cat([merge(rows[s], labels[s], COUNTS[s])[1] for s in (slice(0, 2), slice(2, 6))])
+    again = merge(halves, labels[:2], torch.tensor([float(COUNTS[:2].sum()), float(COUNTS[2:].sum())]))[1]
+    assert torch.allclose(whole, again, rtol=1e-6)
+    order = torch.tensor([5, 2, 0, 4, 1, 3])
+    assert torch.equal(merge(rows[order], LABELS[order], COUNTS[order])[0], merge(rows, LABELS, COUNTS)[0])
+    assert torch.allclose(merge(rows[order], LABELS[order], COUNTS[order])[1], merge(rows, LABELS, COUNTS)[1])
+
+
+def test_a_lone_row_stays_bit_for_bit() -> None:
+    rows = draw(3, 4)
+    assert torch.equal(merge(rows, torch.arange(3), torch.tensor([1.0, 9.0, 3.0]))[1], rows)
+
+
+@pytest.mark.parametrize(
+    ("rows", "labels", "weights"),
+    [(draw(0, 2), torch.empty(0), torch.empty(0)), (draw(2, 2), torch.arange(3), torch.ones(2))],
+)
+def test_merge_says_what_does_not_fit(rows: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="expected rows"):
+        merge(rows, labels, weights)
+    with pytest.raises(ValueError, match="positive weights"):
+        merge(draw(2, 2), torch.arange(2), torch.tensor([1.0, 0.0]))
+
+
+def test_renewed_keeps_what_is_not_new() -> None:
+    old, new = draw(3, 2), draw(2, 2, seed=1)
+    labels, rows = renewed(old, torch.tensor([0, 2, 5]), new, torch.tensor([1, 2]))
+    assert labels.tolist() == [0, 1, 2, 5]
+    assert torch.equal(rows, torch.stack([old[0], new[0], new[1], old[2]]))
+
+
+def test_pull_against_numpy_and_its_gradient() -> None:
+    z, prototypes, known = draw(5, 4).requires_grad_(), *dense(draw(2, 4, seed=3), torch.tensor([0, 2]), 3)
+    y, w = torch.tensor([0, 1, 2, 2, 1]), torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0])
+    value = pull(z, y, w, prototypes, known)
+    gap = z.detach().double().numpy() - prototypes.double().numpy()[y]
+    counts = (w * known[y]).double().numpy()
+    assert float(value.detach()) == pytest.approx(float((counts * (gap**2).mean(1)).sum() / 4), rel=1e-6)
+    (gradient,) = torch.autograd.grad(value, z)
+    assert gradient.numpy() == pytest.approx(2 * gap * counts[:, None] / 4 / 4, rel=1e-5)
+    assert (gap[0] > 0).any()
+    assert (gap[0] < 0).any()  # both signs
+    assert not gradient[[1, 2, 4]].any()  # no prototype, or no weight
+    assert float(pull(z.detach(), y, torch.zeros(5), prototypes, known)) == 0.0
+
+
+def test_soft_cross_entropy_against_numpy_and_its_gradient() -> None:
+    logits, y, w = draw(4, 3).requires_grad_(), torch.tensor([0, 1, 2, 0]), torch.ones(4)
+    targets, known = dense(torch.softmax(draw(2, 3, seed=5), 1), torch.tensor([0, 1]), 3)
+    value = soft_cross_entropy(logits, y, w, targets, known)
+    f = logits.detach().double().numpy()
+    p = np.exp(f) / np.exp(f).sum(1, keepdims=True)
+    t = targets.double().numpy()[y]
+    there = np.array([1, 1, 0, 1])
+    assert float(value.detach()) == pytest.approx(float(-(there * (t * np.log(p)).sum(1)).sum() / 4), rel=1e-6)
+    (gradient,) = torch.autograd.grad(value, logits)
+    assert gradient.numpy() == pytest.approx((p - t) * there[:, None] / 4, abs=1e-6)
+
+
+def test_the_nearest_has_the_highest_score_and_an_absent_class_none() -> None:
+    z, prototypes, labels = draw(50, 3), draw(3, 3, seed=2), torch.tensor([3, 0, 2])
+    scores = nearest(z, prototypes, labels, 5)
+    distances = np.linalg.norm(z.numpy()[:, None] - prototypes.numpy()[None], axis=2)
+    assert scores.argmax(1).tolist() == labels[distances.argmin(1)].tolist()
+    assert -scores[:, labels].numpy() == pytest.approx(distances, rel=1e-5)
+    assert (scores[:, [1, 4]] == -torch.inf).all()
+    assert float(nearest(prototypes[:1], prototypes, labels, 5)[0, 3]) == 0.0
+
+
+# the network behind trained prototypes ------------------------------------------------------------------------------
+
+
+def numpy_loss(weights: dict[str, np.ndarray], rows: np.ndarray, labels: np.ndarray, margin: float) -> float:
+    hidden = np.maximum(weights["embedding"] @ weights["hidden.weight"].T + weights["hidden.bias"], 0)
+    p = hidden @ weights["output.weight"].T + weights["output.bias"]
+    d = np.linalg.norm(rows[:, None] - p[None], axis=2)
+    d[np.arange(len(rows)), labels] += margin
+    return float((d[np.arange(len(rows)), labels] + np.log(np.exp(-d).sum(1))).mean())
+
+
+def test_a_step_of_the_fit_against_finite_differences() -> None:
+    weights = prototype_network.fresh(3, 5, 4, torch.Generator().manual_seed(0))
+    rows, labels = draw(4, 4), torch.tensor([0, 2, 0, 1], dtype=torch.int32)
+    before = {name: t.clone() for name, t in weights.items()}
+    new, loss = prototype_network.fit(weights, rows, labels, 0.7, 1, 4, 0.5, torch.Generator().manual_seed(1))
+    w = {name: t.double().numpy() for name, t in weights.items()}
+    assert loss == pytest.approx(numpy_loss(w, rows.double().numpy(), labels.numpy(), 0.7), rel=1e-5)
+    for name, t in w.items():
+        assert torch.equal(weights[name], before[name])
+        for place in list(np.ndindex(t.shape))[:6]:
+            values = []
+            for way in (1e-5, -1e-5):
+                moved = {**w, name: t.copy()}
+                moved[name][place] += way
+                values.append(numpy_loss(moved, rows.double().numpy(), labels.numpy(), 0.7))
+            slope = (values[0] - values[1]) / 2e-5
+            assert float(new[name][place]) == pytest.approx(t[place] - 0.5 * slope, abs=1e-5)
+
+
+def test_the_fit_brings_prototypes_to_their_means_and_apart() -> None:
+    weights = prototype_network.fresh(3, 8, 4, torch.Generator().manual_seed(0))
+    rows, labels = 2 * draw(3, 4), torch.arange(3)
+    losses = {}
+    for margin in (0.0, 3.0):
+        start = float(prototype_network.separation(prototype_network.prototypes(weights), rows, labels, margin))
+        new, losses[margin] = prototype_network.fit(
+            weights, rows, labels, margin, 300, 3, 0.05, torch.Generator().manual_seed(1)
+        )
+        assert losses[margin] < start / 2
+        distances = torch.cdist(rows, prototype_network.prototypes(new))
+        assert distances.argmin(1).tolist() == [0, 1, 2]
+    assert losses[0.0] < losses[3.0]
+
+
+def test_batches_and_rate_of_the_fit_matter() -> None:
+    weights = prototype_network.fresh(3, 5, 4, torch.Generator().manual_seed(0))
+    rows, labels = draw(5, 4), torch.tensor([0, 1, 2, 1, 0])
+
+    def fit(batch: int, lr: float, seed: int = 1) -> torch.Tensor:
+        draws = torch.Generator().manual_seed(seed)
+        return prototype_network.prototypes(prototype_network.fit(weights, rows, labels, 1.0, 3, batch, lr, draws)[0])
+
+    assert not torch.equal(fit(5, 0.1), fit(2, 0.1))
+    assert not torch.equal(fit(2, 0.1), fit(2, 0.1, seed=2))
+    assert torch.equal(fit(2, 0.0), prototype_network.prototypes(weights))
+
+
+def test_a_distance_of_zero_has_a_gradient() -> None:
+    p = draw(2, 3).requires_grad_()
+    value = prototype_network.separation(p, p.detach()[:1].clone(), torch.tensor([0]), 0.5)
+    assert torch.isfinite(torch.autograd.grad(value, p)[0]).all()
+
+
+def test_the_margin_is_the_largest_gap_to_the_nearest() -> None:
+    centres = draw(4, 3)
+    d = np.linalg.norm(centres.numpy()[:, None] - centres.numpy()[None], axis=2) + np.diag([np.inf] * 4)
+    assert prototype_network.margin(centres, 100.0) == pytest.approx(d.min(1).max(), rel=1e-6)
+    assert prototype_network.margin(centres, 0.1) == 0.1
+    assert prototype_network.margin(centres[:1], 100.0) == 100.0

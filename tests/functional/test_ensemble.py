@@ -1,0 +1,107 @@
+"""The consensus of several networks against NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from polyfed.functional.ensemble import Consensus, confidences, consensus, shares, transfer_loss
+
+OF = ("logits", "probabilities")
+
+
+def draw(*shape, seed=0):
+    return 2 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def softmax(z):
+    e = np.exp(z - z.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def by_hand(scores, of="logits"):
+    """Sample by sample, network by network."""
+    labels, others, disputed = [], [], []
+    for n in range(scores.shape[1]):
+        s = scores[:, n]
+        v = {"logits": s, "probabilities": softmax(s)}[of]
+        v = ((v - v.mean(1, keepdims=True)) ** 2).mean(1)
+        label = (v[:, None] * s / v.sum()).sum(0).argmax()
+        left = [i for i in range(len(s)) if s[i].argmax() != label]
+        labels.append(label)
+        others.append(sum(v[i] * s[i] for i in left) / sum(v[i] for i in left) if left else np.zeros(s.shape[1]))
+        disputed.append(bool(left))
+    return np.array(labels), np.array(others), np.array(disputed)
+
+
+@pytest.mark.parametrize("of", OF)
+def test_consensus_by_hand(of):
+    scores = draw(4, 60, 3)
+    scores[:, :9] += 30 * torch.eye(3).repeat(3, 1)  # here all agree
+    found, (labels, others, disputed) = consensus(scores, of), by_hand(scores.numpy(), of)
+    np.testing.assert_array_equal(found.labels, labels)
+    np.testing.assert_allclose(found.others, others, atol=1e-12)
+    np.testing.assert_array_equal(found.disputed, disputed)
+    assert 0 < disputed.sum() < 60
+    assert not found.others[~found.disputed].any()
+
+
+def test_what_confidence_is_of_matters():
+    scores = draw(4, 60, 3)
+    found = [consensus(scores, of).others for of in OF]
+    assert not torch.allclose(found[0], found[1])
+    torch.testing.assert_close(confidences(scores), confidences(torch.log_softmax(scores, dim=2)))
+
+
+def test_shares_sum_to_one_and_leave_out_who_is_not_counted():
+    v, counted = confidences(draw(5, 40, 4)), draw(5, 40, seed=1) > 0
+    counted[:, 0] = False
+    v[:, 1], counted[:, 1] = 0.0, torch.tensor([True, False, True, False, False])
+    found = shares(v, counted)
+    assert not found[~counted].any()
+    torch.testing.assert_close(found.sum(0)[1:], torch.ones(39, dtype=torch.float64))
+    assert not found[:, 0].any()
+    assert found[:, 1].tolist() == [0.5, 0, 0.5, 0, 0]
+
+
+def test_networks_of_one_opinion_are_one_network():
+    one = draw(1, 30, 3)
+    found = consensus(one.repeat(4, 1, 1))
+    assert torch.equal(found.labels, one[0].argmax(1))
+    assert not found.disputed.any()
+
+
+def test_the_order_of_the_networks_does_not_matter():
+    scores = draw(5, 50, 4).float()
+    for a, b in zip(consensus(scores), consensus(scores[torch.tensor([3, 1, 4, 0, 2])]), strict=True):
+        assert torch.equal(a, b) or torch.allclose(a, b, atol=1e-6)
+
+
+def test_who_says_nothing_has_no_say():
+    scores = draw(3, 30, 4)
+    quiet = torch.cat([scores, torch.full((1, 30, 4), 7.0, dtype=torch.float64)])
+    assert torch.equal(consensus(scores).labels, consensus(quiet).labels)
+    assert torch.isfinite(consensus(torch.zeros(3, 5, 4)).others).all()
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.8])
+def test_the_servers_loss_by_hand(weight):
+    scores, agreed = draw(20, 3, seed=5).requires_grad_(), consensus(draw(3, 20, 3, seed=6))
+    agreed = agreed._replace(disputed=agreed.disputed & (torch.arange(20) % 3 > 0))
+    loss = transfer_loss(scores, agreed, weight)
+    p, y = softmax(scores.detach().numpy()), agreed.labels.numpy()
+    q, disputed = softmax(agreed.others.numpy()), agreed.disputed.numpy()
+    kl = disputed * (q * np.log(q / p)).sum(1)
+    assert loss.item() == pytest.approx((-np.log(p[np.arange(20), y]) + weight * kl).mean())
+    (gradient,) = torch.autograd.grad(loss, scores)
+    expected = (p - np.eye(3)[y] + weight * disputed[:, None] * (p - q)) / 20
+    np.testing.assert_allclose(gradient.numpy(), expected, atol=1e-12)
+    assert 0 < disputed.sum() < 20
+    assert ((p - q).min() < 0 < (p - q).max()).all()
+
+
+def test_where_all_agree_there_is_no_divergence():
+    scores, zeros = draw(4, 3), torch.zeros(4, 3, dtype=torch.float64)
+    agreed = Consensus(torch.tensor([0, 1, 2, 0]), zeros, torch.zeros(4, dtype=torch.bool))
+    assert torch.equal(transfer_loss(scores, agreed, 5.0), transfer_loss(scores, agreed, 0.0))

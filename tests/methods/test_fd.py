@@ -1,0 +1,151 @@
+"""FD's own properties against NumPy by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from table3 import kib, second_round
+from toys import CLASSES, NETS, batch, clients, federation, model_with, rounds, same, samples, worker
+
+from polyfed import testing
+from polyfed.core.client import Client
+from polyfed.core.message import nbytes
+from polyfed.core.method import Context
+from polyfed.methods import FD, Local
+
+MIXED = ["bn", "broad", "wide"]  # nothing alike but the classes
+SOME = ((0, 1), (1, 2), (0, 1, 2), (2,))  # classes of four clients
+
+
+def members(classes=SOME):
+    return [Client(MIXED[i % 3], samples(9 + i, i, own)) for i, own in enumerate(classes)]
+
+
+def softmax(f):
+    p = np.exp(f - f.max(1, keepdims=True))
+    return p / p.sum(1, keepdims=True)
+
+
+def outputs(client, weights, method):
+    """Class means of the outputs, in float64, in eval mode."""
+    f = model_with(NETS[client.architecture], weights)(client.data.train.x).detach().double().numpy()
+    f = softmax(f / method.temperature) if method.outputs == "probabilities" else f
+    y = client.data.train.y.numpy()
+    return {int(c): f[y == c].mean(0) for c in np.unique(y)}
+
+
+FORMS = [FD(), FD(outputs="logits", weighting="uniform"), FD(temperature=3.0, exclude_self=False)]
+
+
+@pytest.mark.parametrize("method", FORMS, ids=["plain", "logits", "all"])
+def test_uploads_and_targets_against_numpy(method):
+    people = members()
+    first, second = rounds(method, people)
+    sent = {i: outputs(client, first.trained[i], method) for i, client in enumerate(people)}
+    for i, client in enumerate(people):
+        counts = torch.bincount(client.data.train.y)
+        assert first.up[i]["labels"].tolist() == sorted(sent[i])
+        assert first.up[i]["outputs"].numpy() == pytest.approx(np.stack(list(sent[i].values())), abs=1e-6)
+        assert ("counts" in first.up[i]) == (method.weighting == "count")
+        assert "counts" not in first.up[i] or first.up[i]["counts"].tolist() == counts[counts > 0].tolist()
+        for c, row in zip(second.down[i]["labels"].tolist(), second.down[i]["outputs"], strict=True):
+            others = [j for j in sent if c in sent[j] and (j != i or not method.exclude_self)]
+            n = [int((people[j].data.train.y == c).sum()) if method.weighting == "count" else 1 for j in others]
+            assert row.numpy() == pytest.approx(np.average([sent[j][c] for j in others], axis=0, weights=n), abs=1e-6)
+        assert second.down[i]["labels"].tolist() == sorted(sent[i])
+
+
+@pytest.mark.parametrize("weighting", ["count", "uniform"])
+def test_the_mean_over_all_is_what_is_left_out_and_what_is_left(weighting):
+    """N Z = (N - n_i) Z_i + n_i z_i; with weighting "uniform" M Z = (M - 1) Z_i + z_i."""
+    people = members(((0, 1),) * 3)
+    left = rounds(FD(weighting=weighting), people)[1]
+    whole = rounds(FD(weighting=weighting, exclude_self=False), people)[1]
+    counts = [torch.bincount(client.data.train.y).float()[:, None] for client in people]
+    n = counts if weighting == "count" else [torch.ones(2, 1)] * 3
+    first = rounds(FD(weighting=weighting), people, rounds=1)[0]
+    for i in range(3):
+        total = sum(n)
+        found = (total - n[i]) * left.down[i]["outputs"] + n[i] * first.up[i]["outputs"]
+        assert torch.allclose(found, total * whole.down[i]["outputs"], rtol=1e-5)
+
+
+def test_disjoint_classes_teach_nobody():
+    people = members(((0,), (1, 2)))
+    for i, (ours, theirs) in enumerate(zip(rounds(FD(), people), rounds(Local(), people), strict=True)):
+        assert ours.down == {0: {}, 1: {}}, i
+        assert all(same(ours.trained[k], theirs.trained[k]) for k in range(2))
+        assert "distillation" not in ours.record["sums"]
+    assert rounds(FD(exclude_self=False), people)[1].record["sums"]["distillation"] > 0
+
+
+def test_a_class_that_nobody_else_has_is_not_taught():
+    _, second = rounds(FD(), members(((0, 1), (1, 2))))
+    assert second.down[0]["labels"].tolist() == second.down[1]["labels"].tolist() == [1]
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+@pytest.mark.parametrize("method", FORMS, ids=["plain", "logits", "all"])
+def test_targets_are_distributions_whatever_the_scores(method, scale):
+    class Loud(type(method)):  # type: ignore[misc]
+        def upload(self, client, trained):
+            with torch.no_grad():
+                client.model.head.weight.mul_(scale)
+            return super().upload(client, trained)
+
+    fed, watch = federation(Loud(**vars(method)), members(), rounds=1)
+    fed.run()
+    assert (watch.rounds[0].up[0]["outputs"].abs().max() > 10) == (scale > 1 and method.outputs == "logits")
+    for i in range(4):
+        context = method.receive(worker(fed, i), method.broadcast(fed.server, i))
+        known = context["targets"][context["known"]]
+        assert (known >= 0).all()
+        assert known.sum(1).numpy() == pytest.approx(np.ones(len(known)), abs=1e-6)
+
+
+def test_the_gradient_leads_towards_the_target():
+    fed, _ = federation(FD(lambda_=1e3), clients(["deep"]))
+    at, data = worker(fed, 0), fed.clients[0].data.train
+    for way in (0, 1):
+        target = torch.eye(CLASSES)[[way] * CLASSES]
+        context: Context = {"targets": target, "known": torch.ones(CLASSES, dtype=torch.bool)}
+        grads = FD(lambda_=1e3).gradients(at.model, batch(data), context).grads
+        assert grads["head.bias"] is not None
+        assert [bool(g < 0) for g in grads["head.bias"]] == [c == way for c in range(CLASSES)]
+
+
+def test_a_class_that_nobody_sends_anew_keeps_what_was_sent():
+    first, second = rounds(FD(), members(), lose=lambda round, i: round == 2 and i in (0, 2))
+    old = first.after["labels"] == 0
+    kept = second.after["labels"] == 0
+    assert second.after["owners"][kept].tolist() == first.after["owners"][old].tolist() == [0, 2]
+    assert torch.equal(second.after["outputs"][kept], first.after["outputs"][old])
+    assert second.after["owners"][second.after["labels"] == 1].tolist() == [1]  # sent anew by one, the others' are gone
+
+
+def test_who_has_not_been_heard_is_sent_all_classes():
+    lost = rounds(FD(), members(), lose=lambda round, i: i == 3)[1]
+    assert lost.down[3]["labels"].tolist() == [0, 1, 2]
+
+
+def test_networks_with_more_scores_than_classes():
+    people = [Client("deep", samples(9, i, (0, 1))) for i in range(2)]
+    _, second = rounds(FD(), people, classes=2)
+    assert second.down[0]["outputs"].shape == (2, 2)
+    assert second.down[0]["outputs"].sum(1).numpy() == pytest.approx(np.ones(2), abs=1e-6)
+    assert not second.record["refused"]
+
+
+def test_every_sample_counts_once():
+    assert not testing.violations(FD(exclude_self=False), ["counted"], counted="statistics")
+    assert testing.violations(FD(exclude_self=False, weighting="uniform"), ["counted"], counted="statistics")
+
+
+def test_bytes_as_in_table_3_of_fedgh():
+    method = FD()
+    round = second_round(method, 10, 2, 6)  # client 5 has the classes of client 0
+    assert kib(method, round, 0) == "0.16"
+    assert sum(method.paper_nbytes(m[0]) for m in (round.down, round.up)) == 160
+    assert (nbytes(round.down[0]), nbytes(round.up[0])) == (4 * 2 * 11, 4 * 2 * 12)
+    assert method.paper_nbytes(round.down[1]) == 0  # nobody else has its classes

@@ -1,0 +1,180 @@
+"""FedET against NumPy; the consensus itself is in tests/functional/test_ensemble.py."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from toys import CLASSES, NETS, clients, federation, model_with, moved, numpy_mean, public, rounds, same, samples
+
+from polyfed import testing
+from polyfed.core.client import Client, Public
+from polyfed.core.message import nbytes
+from polyfed.errors import RequestError
+from polyfed.methods import FedAvg, FedET
+
+HELD = public(20)
+MIXED, SIZES = ["shallow", "wide", "shallow", "wide"], (12, 8, 16, 12)
+WHOLE = {"server_batch": 20, "server_steps": 1, "server_lr": 0.5, "lambda_": 0.7}  # all inputs in one step
+HEAD = ("head.weight", "head.bias")
+
+
+def played(method, architectures=MIXED, held=HELD, **options):
+    """Among clients of unlike classes, so that some disagree."""
+    data = [samples(SIZES[i], i, ((0, 1), (0, 1, 2), (2, 0), (0, 1, 2))[i]) for i in range(len(architectures))]
+    members = [Client(a, own) for a, own in zip(architectures, data, strict=True)]
+    return rounds(method, members, held=held, **options)
+
+
+def softmax(z):
+    e = np.exp(z - z.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+def agreed(scores):
+    """Labels, mean scores of those who disagree, and where there are any; in NumPy."""
+    v = ((scores - scores.mean(2, keepdims=True)) ** 2).mean(2)
+    labels = (v[..., None] * scores).sum(0).argmax(1)
+    left = np.where(scores.argmax(2) != labels, v, 0.0)
+    disputed = left.sum(0) > 0
+    others = (left[..., None] * scores).sum(0) / np.where(disputed, left.sum(0), 1)[:, None]
+    return labels, others, disputed
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+def test_two_rounds_by_hand(weighting):
+    """Means within each architecture, the head's over all; one step of the large network; its head goes to all."""
+    shares = SIZES if weighting == "samples" else (1,) * 4
+    history, disputes = played(FedET(**WHOLE, weighting=weighting), lr=0.02), []
+    for round in history:
+        sent = [round.up[i]["model"] for i in range(4)]
+        head = {name: torch.from_numpy(numpy_mean(sent, shares, name)).float() for name in HEAD}
+        model = model_with(NETS["wide"], {**round.before["server"], **head})
+        with torch.no_grad():
+            nets = [model_with(NETS[a], w) for a, w in zip(MIXED, sent, strict=True)]
+            scores = np.stack([one(HELD.samples.x).double().numpy() for one in nets])
+        labels, others, disputed = agreed(scores)
+        disputes.append(disputed.mean())
+        logits = model(HELD.samples.x)
+        p = softmax(logits.detach().double().numpy())
+        gap = p - softmax(others)
+        assert gap.min() < 0 < gap.max()
+        slope = (p - np.eye(CLASSES)[labels] + 0.7 * disputed[:, None] * gap) / 20
+        logits.backward(torch.from_numpy(slope).float())
+        for name, parameter in model.named_parameters():
+            expected = (parameter - 0.5 * parameter.grad).detach()
+            torch.testing.assert_close(round.after["server"][name], expected, atol=1e-5, rtol=0)
+        assert round.record["server"]["disputed"] == pytest.approx(disputed.mean())
+        for architecture in ("shallow", "wide"):
+            members = [i for i, a in enumerate(MIXED) if a == architecture]
+            group = round.after[f"model {architecture}"]
+            assert all(torch.equal(group[name], round.after["server"][name]) for name in HEAD)
+            for name in group.keys() - set(HEAD):
+                mean = numpy_mean([sent[i] for i in members], [shares[i] for i in members], name)
+                np.testing.assert_allclose(group[name].numpy(), mean, atol=1e-6)
+    assert any(0 < share < 1 for share in disputes)
+    for i, architecture in enumerate(MIXED):
+        assert same(history[1].down[i]["model"], history[0].after[f"model {architecture}"])
+
+
+def test_the_large_network_is_the_clients_or_another():
+    assert all(
+        t.shape == NETS["wide"]().state_dict()[n].shape for n, t in played(FedET(**WHOLE))[0].after["server"].items()
+    )
+    deep = played(FedET(**WHOLE, network="deep"))
+    assert deep[0].after["server"].keys() == NETS["deep"]().state_dict().keys()
+    assert moved(deep[0].after["server"], deep[1].after["server"]) > 0
+
+
+def test_every_input_is_learnt_from_before_any_comes_again_and_no_label_is_looked_at():
+    """Nothing of five steps of 4 among 20 inputs is left out: another input anywhere leads elsewhere."""
+    method = FedET(server_batch=4, server_steps=5, server_lr=0.5)
+    (plain,) = played(method, rounds=1)
+    turned = Public(dataclasses.replace(HELD.samples, y=(HELD.samples.y + 1) % CLASSES))
+    other = dataclasses.replace(turned, origin="other")
+    for held in (turned, other):
+        assert same(plain.after["server"], played(method, held=held, rounds=1)[0].after["server"])
+    for row in (0, 7, 19):
+        x = HELD.samples.x.clone()
+        x[row] += 3.0
+        held = Public(dataclasses.replace(HELD.samples, x=x))
+        assert not same(plain.after["server"], played(method, held=held, rounds=1)[0].after["server"])
+
+
+# ---- who answers ----
+
+
+def test_an_architecture_of_which_nobody_answers_keeps_its_network_and_gets_the_head():
+    (round,) = played(FedET(**WHOLE), lose=lambda round, client: MIXED[client] == "wide", rounds=1)
+    before, after = round.before["model wide"], round.after["model wide"]
+    assert all(torch.equal(before[name], after[name]) != (name in HEAD) for name in before)
+    assert all(torch.equal(after[name], round.after["server"][name]) for name in HEAD)
+
+
+def test_nobody_answers():
+    (round,) = played(FedET(**WHOLE), lose=lambda round, client: True, rounds=1)
+    assert same(round.before["server"], round.after["server"])
+    assert same(round.before["model wide"], round.after["model wide"])
+
+
+def test_one_client_teaches_hard_labels():
+    lone = [played(FedET(**{**WHOLE, "lambda_": weight}), ["shallow"]) for weight in (0.0, 0.7)]
+    assert same(lone[0][1].after["server"], lone[1][1].after["server"])
+    assert all(round.record["server"]["disputed"] == 0 for round in lone[1])
+
+
+# ---- kinds of networks ----
+
+
+def test_nested_networks_may_be_averaged_layer_wise():
+    history = played(FedET(**WHOLE, aggregation="layer-wise"), ["shallow", "deep", "deep"])
+    union, server = history[-1].after["model union"], history[-1].after["server"]
+    assert all(torch.equal(union[name], server[name]) for name in HEAD)
+    sent = [history[-1].up[i]["model"] for i in range(3)]
+    np.testing.assert_allclose(
+        union["extractor.linear.bias"].numpy(), numpy_mean(sent, (1, 1, 1), "extractor.linear.bias"), atol=1e-6
+    )
+
+
+def test_batchnorm_and_dropout_of_the_large_network():
+    """Statistics move with the server's steps; dropout is drawn from the run's own streams."""
+    method = FedET(server_batch=5, server_steps=4, network="dropout")
+    before = torch.get_rng_state()
+    first, again = (played(method, ["bn", "deep-bn"]) for _ in range(2))
+    assert torch.equal(before, torch.get_rng_state())
+    assert same(first[-1].after["server"], again[-1].after["server"])
+    assert int(first[-1].after["server"]["extractor.bn.num_batches_tracked"]) == 2 * 4
+    assert all(round.record["refused"] == [] for round in first)
+
+
+def test_what_cannot_work_is_refused_before_round_1():
+    two_heads = r"^fedet needs heads with the same tensors; client 1 \('broad'\).*models.feature_dim.*or use fedmd"
+    with pytest.raises(RequestError, match=two_heads):
+        federation(FedET(**WHOLE), clients(["shallow", "broad"]), held=HELD)
+    with pytest.raises(RequestError, match=r"^fedet needs heads with the same tensors; 'broad', beside the clients'"):
+        federation(FedET(**WHOLE, network="broad"), clients(["shallow"]), held=HELD)
+    with pytest.raises(RequestError, match=r"^fedet needs 64 rows that everybody may see, came 20"):
+        federation(FedET(), clients(["shallow"]), held=HELD)
+    with pytest.raises(RequestError, match=r"use method\.aggregation = 'same-shape'"):
+        federation(FedET(**WHOLE, aggregation="layer-wise"), clients(["shallow", "wide"]), held=HELD)
+    with pytest.raises(RequestError, match="came 'widest'"):
+        federation(FedET(**WHOLE, network="widest"), clients(["shallow"]), held=HELD)
+
+
+def test_bytes_are_of_weights_alone():
+    for round in played(FedET(**WHOLE)):
+        for i, architecture in enumerate(MIXED):
+            floats = sum(t.numel() for t in NETS[architecture]().state_dict().values())
+            assert nbytes(round.down[i]) == nbytes(round.up[i]) - 8 == 4 * floats
+
+
+def test_without_teaching_one_architecture_is_averaged():
+    idle, plain = (played(m, ["deep"] * 3, held=None) for m in (FedET(server_steps=0), FedAvg(weighting="uniform")))
+    assert same(idle[-1].after["model deep"], plain[-1].after["model union"])
+
+
+def test_the_kit_layer_wise():
+    method = FedET(server_steps=2, server_batch=8, aggregation="layer-wise", weighting="samples")
+    assert testing.violations(method, only=["state_is_explicit", "any_subset", "nothing_aliased"]) == {}

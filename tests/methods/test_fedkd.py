@@ -1,0 +1,206 @@
+"""FedKD against NumPy: what is compressed and averaged, who is sent what, and which loss moves whom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+from toys import NETS, Round, batch, clients, federation, moved, rounds, same, samples
+
+from polyfed.core.message import flatten, nbytes
+from polyfed.functional.low_rank import GROUPS
+from polyfed.methods import FedAvg, FedKD
+
+
+def numpy_decoded(message: Any, like: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    """What an update says, by name."""
+    found = {}
+    for name, tensor in like.items():
+        if name in message.get("raw", {}):
+            found[name] = message["raw"][name].double().numpy()
+        else:
+            u, s, v = (message[group][name].double().numpy() for group in GROUPS[1:])
+            found[name] = (u @ np.diag(s) @ v).reshape(tensor.shape)
+    return found
+
+
+def numpy_truncated(tensor: np.ndarray, energy: float) -> tuple[np.ndarray, int]:
+    """The tensor as it arrives, and how many numbers that takes."""
+    if tensor.ndim < 2:
+        return tensor, tensor.size
+    m = tensor.reshape(len(tensor), -1)
+    u, s, v = np.linalg.svd(m, full_matrices=False)
+    rank = next(k for k in range(1, len(s) + 1) if (s[:k] ** 2).sum() >= energy * (s**2).sum() * (1 - 1e-12))
+    size = rank * (sum(m.shape) + 1)
+    return (
+        (tensor, tensor.size) if size >= m.size else (((u[:, :rank] * s[:rank]) @ v[:rank]).reshape(tensor.shape), size)
+    )
+
+
+def trained(round: Round, number: int) -> dict[str, torch.Tensor]:
+    """The mentee as the client has trained it."""
+    weights, prefix = round.trained[number], "companion."
+    return {n.removeprefix(prefix): t for n, t in weights.items() if n.startswith(prefix) and t.is_floating_point()}
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+@pytest.mark.parametrize("architecture", ["broad", "bn"])
+def test_updates_are_truncated_averaged_and_truncated_again(weighting: Any, architecture: str) -> None:
+    sizes, planned = [4, 12], 4
+    method = FedKD(energy_start=0.6, energy_end=1.0, weighting=weighting, shared=architecture)
+    history = rounds(method, clients(["wide", "shallow"], sizes), rounds=planned)
+    for number, round in enumerate(history):
+        energy = 0.6 + 0.4 * number / planned
+        m = round.before["companion"]
+        for i in (0, 1):
+            found, sent = numpy_decoded(round.up[i], m), 0
+            for name, ours in found.items():
+                change = (trained(round, i)[name] - m[name]).double().numpy()
+                expected, size = (change, change.size) if "running" in name else numpy_truncated(change, energy)
+                np.testing.assert_allclose(ours, expected, atol=1e-6)
+                sent += size
+            assert nbytes(round.up[i]) == 4 * sent + 8
+        shares = np.array(sizes if weighting == "samples" else [1, 1], dtype=float) / (
+            sum(sizes) if weighting == "samples" else 2
+        )
+        updates = [numpy_decoded(round.up[i], m) for i in (0, 1)]
+        for name, value in round.after["companion"].items():
+            mean = sum(s * u[name] for s, u in zip(shares, updates, strict=True))
+            mean = mean if "running" in name else numpy_truncated(mean, energy)[0]
+            np.testing.assert_allclose(value.numpy(), m[name].double().numpy() + mean, atol=2e-6)
+    signs = {float(np.sign(t.sum())) for t in updates[0].values()}
+    assert signs >= {-1.0, 1.0}
+
+
+def test_full_energy_without_terms_is_fedavg_on_the_mentee() -> None:
+    kinds, options = ["wide", "broad", "bn"], {"rounds": 3, "participation": 0.7}
+    method = FedKD(energy_start=1.0, energy_end=1.0, distil=0.0, mimic=0.0, shared="bn")
+    found = rounds(method, clients(kinds, [8, 12, 20]), **options)[-1].after["companion"]
+    averaged = rounds(FedAvg(), clients(["bn"] * 3, [8, 12, 20]), **options)[-1].after["model union"]
+    assert found.keys() == averaged.keys()
+    for name in found:
+        torch.testing.assert_close(found[name], averaged[name], atol=1e-6, rtol=1e-5)
+
+
+def test_full_energy_sends_every_number_and_nothing_vanishes() -> None:
+    for round in rounds(FedKD(energy_start=1.0, energy_end=1.0), clients(["deep", "broad"]), rounds=2):
+        for number, message in round.up.items():
+            assert message.keys() == {"raw", "n"}
+            for name, change in message["raw"].items():
+                assert torch.equal(change, trained(round, number)[name] - round.before["companion"][name])
+                assert bool(change.any())
+
+
+def test_everybody_who_works_holds_the_servers_mentee_bit_for_bit() -> None:
+    kinds = ["wide", "broad", "shallow", "deep"]
+    history = rounds(
+        FedKD(shared="bn"), clients(kinds), rounds=6, participation=0.5, lose=lambda r, i: r == 3 and i < 2
+    )
+    forms = set()
+    for before, round in zip([None, *history], history, strict=False):
+        answered = (
+            set()
+            if before is None
+            else {i for i, u in before.up.items() if not (before.record["round"] == 3 and i < 2)}
+        )
+        for number, message in round.down.items():
+            if round.record["round"] != 3 or number > 1:  # what is lost leaves nothing behind
+                assert same(round.states[number]["synced"], round.before["companion"])
+            full = "model" in message
+            assert full == (number not in answered), "who does not hold the m from before is sent m itself"
+            forms.add(full)
+            if full:
+                assert same(message["model"], round.before["companion"])
+                assert nbytes(message) == 4 * sum(t.numel() for t in round.before["companion"].values())
+            assert round.record["bytes_by_client"][str(number)]["down"] == nbytes(message)
+    assert forms == {True, False}
+
+
+def test_nobody_answers() -> None:
+    history = rounds(FedKD(), clients(["wide", "shallow"]), rounds=3, lose=lambda r, i: r == 2)
+    assert same(history[1].after["companion"], history[0].after["companion"])
+    assert all("model" in message for message in history[2].down.values())
+    assert not same(history[2].after["companion"], history[1].after["companion"])
+
+
+@pytest.mark.parametrize("lr", [0.0, 0.1])
+def test_messages_are_never_larger_than_the_mentee(lr: float) -> None:
+    """Also without any change to send, and with one that takes every singular value."""
+    for energy in (0.95, 1.0):
+        method = FedKD(energy_start=energy, energy_end=energy)
+        for round in rounds(method, clients(["deep", "broad"]), rounds=2, lr=lr):
+            whole = 4 * sum(t.numel() for t in round.before["companion"].values())
+            for message in (*round.up.values(), *round.down.values()):
+                assert nbytes(message) <= whole + 8
+                assert all(t.numel() for t in flatten(message).values()), "never rank 0"
+
+
+def test_energy_grows_over_the_rounds_and_less_is_sent_for_less() -> None:
+    def sent(start: float, end: float) -> list[int]:
+        method = FedKD(energy_start=start, energy_end=end)
+        return [round.record["bytes_up"] for round in rounds(method, clients(["wide", "deep"]), rounds=3)]
+
+    low, growing, high = sent(0.3, 0.3), sent(0.3, 1.0), sent(1.0, 1.0)
+    assert low[0] == growing[0] < growing[2]
+    assert all(a <= b <= c for a, b, c in zip(low, growing, high, strict=True))
+    assert high[0] == high[2] > low[2]
+
+
+@pytest.mark.parametrize(("distil", "mimic"), [(1.0, 1.0), (2.0, 0.0), (0.0, 0.5)])
+def test_each_loss_moves_its_own_network(distil: float, mimic: float) -> None:
+    """L_w the mentor alone, L_m mentee and projector alone; s is a number."""
+    method, data = FedKD(distil=distil, mimic=mimic, shared="broad"), batch(samples(8, 0))
+    fed, _ = federation(method, clients(["wide"]))
+    pair: Any = fed.architectures.template("wide")
+    assert pair.projector.weight.shape == (5, 8)
+    assert pair.projector.bias is None
+    h_w, h_m = pair.own.represent(data.x), pair.companion.represent(data.x)
+    z_w, z_m, seen = pair.own.head(h_w), pair.companion.head(h_m), pair.projector(h_m)
+    ce_w, ce_m = F.cross_entropy(z_w, data.y), F.cross_entropy(z_m, data.y)
+    s = (ce_w + ce_m).item()
+
+    def kl(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
+        return F.kl_div(student.log_softmax(1), teacher.detach().softmax(1), reduction="batchmean")
+
+    l_w = ce_w + distil * kl(z_m, z_w) / s + mimic * F.mse_loss(h_w, seen.detach()) / s
+    l_m = ce_m + distil * kl(z_w, z_m) / s + mimic * F.mse_loss(seen, h_w.detach()) / s
+    found = method.gradients(pair, data, {})
+    assert float(found.loss) == pytest.approx((l_w + l_m).item(), rel=1e-5)
+    names = dict(pair.named_parameters())
+    for prefix, loss in (("own.", l_w), ("companion.", l_m), ("projector.", l_m)):
+        mine = {n: p for n, p in names.items() if n.startswith(prefix)}
+        grads = torch.autograd.grad(loss, list(mine.values()), retain_graph=True, allow_unused=True)
+        for name, expected in zip(mine, grads, strict=True):
+            torch.testing.assert_close(
+                found.grads[name], torch.zeros_like(mine[name]) if expected is None else expected
+            )
+
+
+def test_the_projector_is_the_clients_own_and_learns() -> None:
+    history = rounds(FedKD(shared="shallow"), clients(["wide", "broad", "wide"]), rounds=2)
+    shapes = [tuple(history[-1].weights[i]["projector.weight"].shape) for i in range(3)]
+    assert shapes == [(5, 5), (8, 5), (5, 5)]
+    first, later = (round.weights[0]["projector.weight"] for round in history)
+    assert moved({"": first}, {"": later}) > 1e-4
+    assert moved({"": later}, {"": history[-1].weights[2]["projector.weight"]}) > 1e-2
+    assert not any("projector" in name for round in history for m in round.up.values() for name in flatten(m))
+
+
+def test_statistics_travel_uncompressed_and_counters_stay_at_home() -> None:
+    for round in rounds(FedKD(energy_start=0.3, shared="deep-bn"), clients(["wide", "bn"]), rounds=2):
+        for message in round.up.values():
+            names = set(message["raw"])
+            assert {n for n in NETS["deep-bn"]().state_dict() if "running" in n} <= names
+            assert not any("num_batches" in name for name in flatten(message))
+
+
+def test_scored_is_the_mentor() -> None:
+    fed, _ = federation(FedKD(), clients(["wide", "broad"], test=9), rounds=1)
+    done = fed.run()
+    assert fed.stages == ["personal"]
+    assert [m.state_dict().keys() for m in done.models.values()] == [
+        NETS[n]().state_dict().keys() for n in ("wide", "broad")
+    ]

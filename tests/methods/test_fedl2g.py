@@ -1,0 +1,240 @@
+"""FedL2G against NumPy by hand; the gradient itself is in tests/functional/test_guiding.py."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+from toys import CLASSES, INPUTS, clients, federation, moved, rounds, same, samples
+
+from polyfed import testing
+from polyfed.core.client import Client
+from polyfed.core.message import nbytes
+from polyfed.core.randomness import generator
+from polyfed.data.samples import Samples
+from polyfed.errors import RequestError
+from polyfed.methods import FedL2G, Local
+from polyfed.preflight import measure
+
+LINEAR = {"linear": lambda: nn.Linear(INPUTS, CLASSES)}
+MIXED = ["shallow", "wide", "broad"]
+COLD = {"warmup": 0}
+
+
+def halves(client, seed=0, size=4):
+    """The quiz's rows and the study set's; of a client with so many samples that the quiz is whole."""
+    order = torch.randperm(client.n, generator=generator(seed, "quiz", client.id))
+    return order[:size], order[size:]
+
+
+def softmax(z):
+    e = np.exp(z - z.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+def stepped(w, x, y, g, lr):
+    """One guided step of a linear network, whose logits are guided."""
+    scores = x @ w["weight"].T + w["bias"]
+    d = (softmax(scores) - np.eye(CLASSES)[y]) / len(y) + 2 * (scores - g[y]) / scores.size
+    return {"weight": w["weight"] - lr * d.T @ x, "bias": w["bias"] - lr * d.sum(0)}
+
+
+def meta(w, study, quiz, g, lr):
+    """grad_g of the quiz's CE after the step, by the chain rule: d w' / d g_y = lr 2 x / (N C)."""
+    (x, y), (xq, yq) = study, quiz
+    after = stepped(w, x, y, g, lr)
+    dw = (softmax(xq @ after["weight"].T + after["bias"]) - np.eye(CLASSES)[yq]) / len(yq)
+    d_weight, d_bias = dw.T @ xq, dw.sum(0)
+    each = lr * 2 / (len(y) * CLASSES) * (x @ d_weight.T + d_bias)
+    return {c: each[y == c].sum(0) for c in sorted(set(y.tolist()))}
+
+
+@pytest.mark.parametrize("clip", [100.0, 0.004])
+def test_two_rounds_by_hand(clip):
+    """A warm-up round and one that trains: half of 8 samples is the quiz, the other half a whole study batch."""
+    members = [Client("linear", samples(8, 0, classes)) for classes in ((0,), (0, 1), (1,))]  # nobody has class 2
+    method = FedL2G(warmup=1, server_lr=5.0, clip=clip)
+    fed, watch = federation(method, members, LINEAR, lr=0.5)
+    w = [{n: t.double().numpy() for n, t in fed.server.weights(i).items()} for i in range(3)]
+    fed.run()
+    parts = []
+    for client in fed.clients:
+        x, y = client.data.train.x.double().numpy(), client.data.train.y.numpy()
+        parts.append([(x[rows], y[rows]) for rows in (r.numpy() for r in halves(client))])
+    g, signs = watch.rounds[0].down[0]["guides"].double().numpy(), set()
+    for number, round in enumerate(watch.rounds):
+        np.testing.assert_allclose(round.down[2]["guides"].numpy(), g, atol=1e-5)
+        if number:
+            w = [stepped(one, *study, g, 0.5) for one, (_, study) in zip(w, parts, strict=True)]
+            for i, one in enumerate(w):
+                for name, t in round.weights[i].items():
+                    np.testing.assert_allclose(t.numpy(), one[name], atol=1e-5)
+        else:
+            assert set(round.weights.values()) == {None}
+        sent = [meta(one, study, quiz, g, 0.5) for one, (quiz, study) in zip(w, parts, strict=True)]
+        for i, rows in enumerate(sent):
+            assert round.up[i]["labels"].tolist() == list(rows)
+            np.testing.assert_allclose(round.up[i]["gradients"].numpy(), np.stack(list(rows.values())), atol=1e-6)
+        gradient = np.zeros((CLASSES, CLASSES))
+        for c in (0, 1):
+            gradient[c] = np.mean([rows[c] for rows in sent if c in rows], axis=0)
+        norm = np.linalg.norm(gradient)
+        assert round.record["server"]["guide_gradient"] == pytest.approx(norm, rel=1e-4)
+        assert (norm > clip) == (clip < 1)
+        signs |= set(np.sign(gradient).ravel())
+        g = g - 5.0 * gradient * min(1, clip / norm)
+    assert {-1, 1} <= signs
+    np.testing.assert_allclose(watch.rounds[-1].after["guides"].numpy(), g, atol=1e-5)
+    assert torch.equal(watch.rounds[-1].after["guides"][2], watch.rounds[0].before["guides"][2])
+
+
+# ---- quiz and study ----
+
+
+def test_the_quiz_stays_the_same_and_is_not_trained_on():
+    """Other labels in the quiz change what is sent, not what is learnt in the first round; in the study set, both."""
+    members = clients(["deep"] * 2)
+    (plain,) = rounds(FedL2G(**COLD), members, rounds=1)
+    assert plain.record["samples"] == 2 * 8
+    for number, learns in ((0, False), (1, True)):
+        fed, watch = federation(FedL2G(**COLD), members, rounds=1)
+        client, rows = fed.clients[0], halves(fed.clients[0])[number]
+        y = client.data.train.y.clone()
+        y[rows] = (y[rows] + 1) % CLASSES
+        client.data = type(client.data)(Samples(client.data.train.x, y), client.data.validation, client.data.test)
+        fed.run()
+        (other,) = watch.rounds
+        assert same(plain.weights[0], other.weights[0]) != learns
+        assert not torch.equal(plain.up[0]["gradients"], other.up[0]["gradients"])
+
+
+@pytest.mark.parametrize(("batches", "size", "studied"), [(1, 12, 8), (2, 12, 6), (1, 3, 2), (1, 1, 1)])
+def test_sizes_of_the_quiz(batches, size, studied):
+    """So many batches of 4, half of the samples at most; who has a single sample learns from it and sends nothing."""
+    history = rounds(FedL2G(quiz_batches=batches, **COLD), clients(["deep"], size), epochs=1)
+    assert all(round.record["samples"] == studied for round in history)
+    assert all(bool(round.up[0]) == (size > 1) for round in history)
+
+
+# ---- warm-up ----
+
+
+def test_nobody_trains_in_the_warm_up_and_the_guides_learn():
+    history = rounds(FedL2G(warmup=2), clients(["bn", "deep-bn"]), rounds=4)
+    assert [round.record["samples"] for round in history] == [0, 0, 16, 16]
+    assert [round.record["train_loss"] is None for round in history] == [True, True, False, False]
+    for round in history:
+        assert moved({"g": round.before["guides"]}, {"g": round.after["guides"]}) > 0
+    for round in history[:2]:
+        assert set(round.weights.values()) == {None}, "statistics of BatchNorm stay, too"
+    cold = rounds(FedL2G(**COLD), clients(["bn", "deep-bn"]), rounds=4)
+    assert torch.equal(cold[0].before["guides"], history[0].before["guides"])
+
+
+def test_a_warm_up_longer_than_the_run_is_an_error_before_anything_is_written(tmp_path):
+    for warmup, length in ((50, 20), (2, 2)):
+        with pytest.raises(RequestError, match=rf"^fedl2g warms up for {warmup} rounds.*= {length}; raise it") as error:
+            federation(FedL2G(warmup=warmup), clients(MIXED), rounds=length, out=tmp_path / "run")
+        assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())
+    assert federation(FedL2G(warmup=2), clients(MIXED), rounds=3)
+    assert federation(FedL2G(warmup=50, weight=0.0), clients(MIXED))
+
+
+# ---- who can take part ----
+
+
+class _Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+class Fused(nn.Linear):
+    """A layer without second derivative, as fused kernels are."""
+
+    def forward(self, x):
+        return _Once.apply(super().forward(x))
+
+
+def test_networks_without_second_derivative_are_refused(tmp_path):
+    kinds = {**LINEAR, "fused": lambda: Fused(INPUTS, CLASSES)}
+    line = r"^fedl2g needs networks with second derivatives; client 1 \('fused'\) has none: .*; use fd, which"
+    with pytest.raises(RequestError, match=line) as error:
+        federation(FedL2G(), clients(["linear", "fused"]), kinds, out=tmp_path / "run")
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())
+    assert rounds(FedL2G(weight=0.0), clients(["linear", "fused"]), kinds)
+
+
+def test_unequal_widths_are_for_the_logits():
+    assert rounds(FedL2G(), clients(MIXED))
+    with pytest.raises(RequestError, match=r"needs one feature width.*method.guide = 'logits'"):
+        federation(FedL2G(guide="representation"), clients(MIXED))
+    with pytest.raises(RequestError, match="needs split models"):
+        federation(FedL2G(guide="representation"), clients(["linear"]), LINEAR)
+
+
+# ---- what is sent and learnt ----
+
+
+@pytest.mark.parametrize(("guide", "entries"), [("logits", CLASSES), ("representation", 5)])
+def test_bytes(guide, entries):
+    history = rounds(FedL2G(guide=guide), clients(["shallow", "wide"]))
+    for round in history:
+        for i in (0, 1):
+            classes = len(round.up[i]["labels"])
+            assert nbytes(round.down[i]) == 4 * CLASSES * entries
+            assert nbytes(round.up[i]) == 4 * classes * (entries + 1)
+            assert round.up[i]["gradients"].shape == (classes, entries)
+
+
+@pytest.mark.parametrize("guide", ["logits", "representation"])
+def test_step_sizes_are_those_of_the_variant(guide):
+    usual = {"logits": 0.1, "representation": 100.0}[guide]
+    chosen, same_, other = (
+        rounds(FedL2G(guide=guide, server_lr=lr), clients(["shallow", "wide"]))[-1].after for lr in (None, usual, 3.0)
+    )
+    assert torch.equal(chosen["guides"], same_["guides"])
+    assert not torch.equal(chosen["guides"], other["guides"])
+
+
+def test_no_step_no_gradient():
+    (round,) = rounds(FedL2G(**COLD), clients(MIXED), rounds=1, lr=0.0)
+    assert not any(m["gradients"].any() for m in round.up.values())
+    assert torch.equal(round.before["guides"], round.after["guides"])
+
+
+def test_nobody_answers():
+    (round,) = rounds(FedL2G(**COLD), clients(MIXED), rounds=1, lose=lambda round, client: True)
+    assert torch.equal(round.before["guides"], round.after["guides"])
+
+
+def test_without_guidance_it_is_local():
+    for a, b in zip(rounds(Local(), clients(MIXED)), rounds(FedL2G(weight=0.0), clients(MIXED)), strict=True):
+        assert all(same(a.weights[i], b.weights[i]) for i in range(3))
+        assert not any(b.down.values())
+        assert not any(b.up.values())
+
+
+def test_the_kit_for_representations():
+    asked = ["loss_is_pure", "batchnorm", "awkward_data", "state_is_explicit", "learns", "nothing_written_in_place"]
+    assert testing.violations(FedL2G(guide="representation", warmup=0, server_lr=1.0), only=asked) == {}
+
+
+def test_a_check_knows_that_the_warm_up_does_not_train():
+    found = {}
+    for warmup in (2, 9):
+        fed, _ = federation(FedL2G(warmup=warmup), clients(["deep"] * 2), rounds=10)
+        found[warmup] = measure(fed)
+        assert found[warmup].architectures[0].seconds_batch > 0
+        rest = 10 * 2 * found[warmup].architectures[0].seconds_rest
+        steps = (10 - warmup) * 2 * 2  # two clients, a study set of eight
+        assert found[warmup].seconds > rest + steps * found[warmup].architectures[0].seconds_batch * 0.99

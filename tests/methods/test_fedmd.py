@@ -1,0 +1,237 @@
+"""FedMD against NumPy by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from toys import CLASSES, INPUTS, clients, federation, public, rounds, same, samples
+
+from polyfed import testing
+from polyfed.core.client import Client, Public
+from polyfed.core.message import nbytes
+from polyfed.core.settings import Availability, Training
+from polyfed.errors import RequestError
+from polyfed.functional.losses import absolute_error
+from polyfed.methods import FedMD, Local
+from polyfed.preflight import measure
+from polyfed.testing import Kit
+
+LINEAR = {"linear": lambda: nn.Linear(INPUTS, CLASSES)}
+NO_TRANSFER = {"public_epochs": 0, "private_epochs": 0}
+HELD = public(20)
+MIXED = ["shallow", "wide", "broad"]  # nothing in common but the classes
+
+
+def linear_clients(sizes):
+    return clients(["linear"] * len(sizes), list(sizes))
+
+
+def played(method, architectures=MIXED, held=HELD, **options):
+    return rounds(method, clients(architectures), held=held, **options)
+
+
+# ---- a round by hand ----
+
+
+def probabilities(z):
+    e = np.exp(z - z.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+def arrays(data):
+    return data.x.double().numpy(), data.y.numpy()
+
+
+def scored(w, x):
+    return x @ w["weight"].T + w["bias"]
+
+
+def stepped(w, x, dz, lr=0.1):
+    """A step of SGD from the gradient in the scores."""
+    return {"weight": w["weight"] - lr * dz.T @ x, "bias": w["bias"] - lr * dz.sum(0)}
+
+
+def learnt(w, data):
+    x, y = arrays(data)
+    return stepped(w, x, (probabilities(scored(w, x)) - np.eye(CLASSES)[y]) / len(y))
+
+
+def digested(w, x, target, digest, t):
+    gap = scored(w, x) - target
+    assert gap.min() < 0 < gap.max()
+    if digest == "l1":
+        return stepped(w, x, np.sign(gap) / gap.size)
+    q, p = probabilities(scored(w, x) / t), probabilities(target / t)
+    return stepped(w, x, t * (q - p) / len(x))
+
+
+@pytest.mark.parametrize(("digest", "weighting"), [("l1", "uniform"), ("l1", "samples"), ("kl", "uniform")])
+def test_two_rounds_by_hand(digest, weighting):
+    """Whole batches: transfer on public, then on private; scores, their mean, a digesting and a revisiting step."""
+    sizes, held = (6, 14, 9), HELD
+    method = FedMD(public_epochs=1, private_epochs=2, digest=digest, temperature=2.0, weighting=weighting)
+    members = linear_clients(sizes)
+    fed, watch = federation(method, members, LINEAR, held=held, batch_size=64)
+    w = [{n: t.double().numpy() for n, t in fed.server.weights(i).items()} for i in range(3)]
+    fed.run()
+    x, _ = arrays(held.samples)
+    w = [
+        learnt(learnt(learnt(one, held.samples), c.data.train), c.data.train) for one, c in zip(w, members, strict=True)
+    ]
+    for round in watch.rounds:
+        scores = [scored(one, x) for one in w]
+        mean = np.average(scores, axis=0, weights=sizes if weighting == "samples" else None)
+        np.testing.assert_allclose(round.down[1]["consensus"].numpy(), mean, atol=1e-5)
+        w = [learnt(digested(one, x, mean, digest, 2.0), c.data.train) for one, c in zip(w, members, strict=True)]
+        for one, client in zip(w, fed.clients, strict=True):
+            for name, t in round.weights[client.id].items():
+                np.testing.assert_allclose(t.numpy(), one[name], atol=1e-5)
+
+
+def test_samples_and_passages_of_a_round():
+    method = FedMD(public_epochs=2, private_epochs=3, digest_epochs=4)
+    first, second = played(method, epochs=5)
+    once, each = 3 * (2 * 20 + 3 * 12), 3 * (4 * 20 + 5 * 12)
+    assert [first.record["samples"], second.record["samples"]] == [once + each, each]
+    assert all(set(states) == {"transferred"} for states in second.states.values())
+    assert [e.name for e in method.exchanges(1)] == ["transfer", "scores", "train"]
+    assert [e.name for e in method.exchanges(2)] == ["scores", "train"]
+    assert [e.name for e in FedMD(**NO_TRANSFER).exchanges(1)] == ["scores", "train"]
+
+
+# ---- what is public ----
+
+
+def test_scores_of_public_rows_are_all_that_is_sent():
+    for round in played(FedMD(public_epochs=1, private_epochs=1)):
+        assert all(set(round.down[i]) == {"consensus"} for i in range(3))
+        assert round.record["bytes_by_client"] == {str(i): {"down": 4 * 20 * 3, "up": 4 * 20 * 3} for i in range(3)}
+    for round in played(FedMD(**NO_TRANSFER, rows=8)):
+        assert all(nbytes(m) == 8 + 4 * 8 * 3 for m in round.down.values())
+        assert round.record["bytes_by_client"]["1"] == {"down": 16 + 4 * 8 * 3, "up": 4 * 8 * 3}
+
+
+def test_drawn_rows_are_distinct_new_every_round_and_the_only_ones_digested():
+    """Other inputs in the drawn rows lead elsewhere, other inputs in the rest do not."""
+    held, method = HELD, FedMD(**NO_TRANSFER, rows=6)
+    first, second = played(method)
+    seeds = [int(round.down[0]["seed"]) for round in (first, second)]
+    drawn = [torch.randperm(20, generator=torch.Generator().manual_seed(seed))[:6] for seed in seeds]
+    assert sorted(drawn[0].tolist()) != sorted(drawn[1].tolist())
+    assert first.down[0]["consensus"].shape == (6, CLASSES)
+    for inside in (True, False):
+        x = held.samples.x.clone()
+        chosen = torch.zeros(20, dtype=torch.bool)
+        chosen[drawn[0]] = True
+        x[chosen if inside else ~chosen] += 5.0
+        (other,) = played(method, held=Public(dataclasses.replace(held.samples, x=x)), rounds=1)
+        assert same(first.weights[0], other.weights[0]) != inside
+
+
+def test_public_labels_are_used_for_the_transfer_alone_and_only_those_of_the_task():
+    held, once = HELD, FedMD(public_epochs=1, private_epochs=0)
+    turned = Public(dataclasses.replace(held.samples, y=(held.samples.y + 1) % CLASSES))
+    other = dataclasses.replace(held, origin="other")
+    for method, alike in ((FedMD(public_epochs=0, private_epochs=1), True), (once, False)):
+        a, b = played(method, held=held)[-1], played(method, held=turned)[-1]
+        assert same(a.weights[0], b.weights[0]) == alike
+    assert played(FedMD(public_epochs=0), held=other)
+    with pytest.raises(RequestError, match=r"^fedmd needs 1 rows that everybody may see, came 0 \(and 20 of the kind"):
+        federation(once, clients(MIXED), held=other)
+    with pytest.raises(RequestError, match=r"^fedmd needs 21 rows that everybody may see, came 20"):
+        federation(FedMD(rows=21), clients(MIXED), held=held)
+    assert played(FedMD(public_epochs=0, digest_epochs=0), held=None), "nothing of it is used"
+
+
+# ---- reductions ----
+
+
+def test_one_client_agrees_with_itself():
+    """Its consensus is its own output bit for bit, which gives no gradient; L1's is the sign of a rounding error."""
+    alone, local = (
+        played(m, ["shallow"], batch_size=64) for m in (FedMD(**NO_TRANSFER, digest="kl", temperature=1.0), Local())
+    )
+    for one, other in zip(alone, local, strict=True):
+        assert all(torch.allclose(t, other.weights[0][n], atol=1e-7) for n, t in one.weights[0].items())
+    fed, watch = federation(FedMD(**NO_TRANSFER), clients(["shallow"]), held=HELD, rounds=1)
+    fed.run()
+    with torch.no_grad():
+        mine = fed.server.model("shallow", fed.server.weights(0))(HELD.samples.x)
+    assert torch.equal(watch.rounds[0].down[0]["consensus"], mine)
+    scores = torch.randn(4, 3, requires_grad=True)
+    (grad,) = torch.autograd.grad(absolute_error(scores, scores.detach(), torch.ones(4)), scores)
+    assert not grad.any()
+
+
+def test_without_digesting_it_is_local():
+    local = played(Local())
+    assert all(
+        same(a.weights[i], b.weights[i])
+        for a, b in zip(local, played(FedMD(**NO_TRANSFER, digest_epochs=0)), strict=True)
+        for i in range(3)
+    )
+
+
+# ---- who is there ----
+
+
+def test_the_consensus_is_of_those_who_answered():
+    lose = lambda round, client: client == 0  # noqa: E731
+    fed, watch = federation(FedMD(**NO_TRANSFER), clients(MIXED), held=HELD, lose=lose, rounds=1)
+    fed.run()
+    (round,) = watch.rounds
+    each = []
+    for i in (1, 2):
+        with torch.no_grad():
+            each.append(fed.server.model(fed.clients[i].architecture, fed.server.weights(i))(HELD.samples.x))
+    assert torch.allclose(round.down[0]["consensus"], torch.stack(each).mean(0), atol=1e-6)
+
+
+def test_nobody_answers():
+    (round,) = played(FedMD(**NO_TRANSFER), lose=lambda round, client: True, rounds=1)
+    assert not any(round.down.values())
+
+
+def test_who_comes_late_learns_from_public_data_first_and_only_then_has_a_say():
+    method = FedMD(public_epochs=2, private_epochs=3)
+    training = Training(rounds=4, batch_size=8, lr=0.1)
+    late = Availability(joiners=1, join_round=2)
+    fed = Kit(method=method).world(sizes=(12,) * 6).run(method, training, availability=late)
+    (joiner,) = set(fed.server.everybody) - set(fed.attendance.present(1))
+    up = [record["bytes_by_client"].get(str(joiner), {}).get("up") for record in fed.history]
+    assert up == [None, 0, 4 * 24 * 3, 4 * 24 * 3]
+    digests, transfer = 24 + 12, 2 * 24 + 3 * 12
+    assert [r["samples"] for r in fed.history] == [
+        5 * (transfer + digests),
+        transfer + 6 * digests,
+        *(6 * digests,) * 2,
+    ]
+
+
+def test_the_kit_with_transfer_learning():
+    method = FedMD(public_epochs=1, private_epochs=1, rows=8, digest="kl", weighting="samples")
+    assert testing.violations(method, only=["state_is_explicit", "any_subset", "batchnorm", "order_of_uploads"]) == {}
+
+
+def test_wide_heads_are_cut_to_the_classes_of_the_task():
+    wide = {"linear": lambda: nn.Linear(INPUTS, 7), "exact": lambda: nn.Linear(INPUTS, CLASSES)}
+    members = [Client(name, samples(8, i)) for i, name in enumerate(wide)]
+    (round,) = rounds(FedMD(), members, wide, held=HELD, rounds=1)
+    assert round.down[0]["consensus"].shape == (20, CLASSES)
+    assert not round.record["refused"]
+
+
+def test_a_check_counts_the_transfer_once():
+    """Its epochs are in round 1: a run of forty rounds is estimated at far less than forty times that."""
+    kit = Kit(method=FedMD(public_epochs=500, private_epochs=500))
+    seconds = {}
+    for length in (2, 40):
+        fed = kit.world(one=True).federation(kit.method, Training(rounds=length, batch_size=8, lr=0.1))
+        found = measure(fed)
+        seconds[length] = found.seconds / found.architectures[0].seconds_batch
+    once = sum(500 * (-(-client.n // 8) + 3) for client in fed.clients)  # steps
+    assert once < seconds[2] < seconds[40] < 8 * once

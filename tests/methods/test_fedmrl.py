@@ -1,0 +1,153 @@
+"""FedMRL: what is fused, what is kept, what is shared, and what a client takes away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+from torch.nn import functional as F
+from toys import CLASSES, batch, clients, federation, moved, numpy_mean, rounds, same, samples
+
+import polyfed as pf
+from polyfed.core.networks import exported
+from polyfed.data.transforms import Prepare
+from polyfed.errors import RequestError
+from polyfed.methods import FedMRL
+from polyfed.models import zoo
+from polyfed.prediction import load_model
+
+
+def fused(own: str = "broad", shared: str = "shallow", features: int | None = None) -> Any:
+    """What a client trains, with seeded weights."""
+    fed, _ = federation(FedMRL(shared=shared, features=features), clients([own]))
+    return fed.architectures.template(own)
+
+
+def test_forward_by_hand() -> None:
+    """R = P [phi_s, phi] + b; the scores are h(r), the common head sees the first D_s entries of r."""
+    model, data = fused(), batch(samples(9, 0))
+    z = [net.represent(data.x).detach().double().numpy() for net in (model.companion, model.own)]
+    assert [one.shape[1] for one in z] == [5, 8]
+    assert model.projection.weight.shape == (8, 13)
+    p, b = (t.detach().double().numpy() for t in (model.projection.weight, model.projection.bias))
+    r = z[0] @ p[:, :5].T + z[1] @ p[:, 5:].T + b
+    scores = []
+    for inputs, head in ((r, model.own.head), (r[:, :5], model.companion.head)):
+        scores.append(inputs @ head.weight.detach().double().numpy().T + head.bias.detach().double().numpy())
+    np.testing.assert_allclose(model(data.x).detach().numpy(), scores[0], atol=1e-5)
+    log_p = [s - np.log(np.exp(s).sum(1, keepdims=True)) for s in scores]
+    expected = -sum(one[np.arange(9), data.y.numpy()].mean() for one in log_p)
+    assert FedMRL().loss(model, data, {}).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_with_the_common_network_at_zero_it_is_a_linear_layer_inserted() -> None:
+    """Bit for bit in the scores, and in the gradients of the private loss."""
+    model, data = fused(), batch(samples(9, 0))
+    with torch.no_grad():
+        for tensor in model.companion.parameters():
+            tensor.zero_()
+    inserted = nn.Linear(8, 8)
+    with torch.no_grad():
+        inserted.weight.copy_(model.projection.weight[:, 5:])
+        inserted.bias.copy_(model.projection.bias)
+    plain = model.own.head(inserted(model.own.represent(data.x)))
+    torch.testing.assert_close(model(data.x), plain, rtol=0, atol=1e-6)
+    found = FedMRL().gradients(model, data, {}).grads
+    own = dict(model.own.named_parameters())
+    wanted = torch.autograd.grad(F.cross_entropy(plain, data.y), [*own.values(), inserted.weight])
+    for name, expected in zip(own, wanted[:-1], strict=True):
+        torch.testing.assert_close(found[f"own.{name}"], expected)
+    torch.testing.assert_close(found["projection.weight"][:, 5:], wanted[-1])
+
+
+def test_every_part_learns_and_the_common_head_sees_the_first_entries_only() -> None:
+    model, data = fused(), batch(samples(9, 0))
+    found = FedMRL().gradients(model, data, {}).grads
+    assert all(g is not None and bool(g.any()) for g in found.values())
+    with torch.no_grad():
+        model.own.head.weight.zero_()  # then only the common head pulls at r
+    pull = FedMRL().gradients(model, data, {}).grads["projection.weight"]
+    assert bool(pull[:5].any())
+    assert not pull[5:].any()
+
+
+def test_the_projection_is_kept_trained_on_and_scored_with() -> None:
+    fed, watch = federation(FedMRL(), clients(["wide", "shallow"], test=9), rounds=3)
+    initial = {i: fed.server.weights(i)["projection.weight"].clone() for i in (0, 1)}
+    assert moved({"": initial[0]}, {"": initial[1]}) > 1e-2, "drawn by each client for itself"
+    done = fed.run()
+    for number in (0, 1):
+        kept = [round.weights[number]["projection.weight"] for round in watch.rounds]
+        steps = [moved({"": a}, {"": b}) for a, b in zip([initial[number], *kept], kept, strict=False)]
+        assert min(steps) > 1e-4
+        model = done.models[number]
+        assert torch.equal(model.projection.weight, kept[-1])
+        data = fed.clients[number].data.test
+        right = float((model(data.x).argmax(1) == data.y).double().mean())
+        assert done.history[-1]["accuracy_per_client"][number] == pytest.approx(right)
+        with torch.no_grad():
+            before = model(data.x).clone()
+            model.projection.weight.copy_(initial[number])
+            assert not torch.equal(model(data.x), before)
+    assert fed.stages == ["personal"]
+
+
+@pytest.mark.parametrize(("weighting", "shares"), [("samples", (8, 24)), ("uniform", (1, 1))])
+def test_the_common_network_is_averaged_with_its_statistics(weighting: Any, shares: tuple[int, int]) -> None:
+    history = rounds(FedMRL(shared="bn", weighting=weighting), clients(["broad", "wide"], [8, 24]), rounds=2)
+    for round in history:
+        common, prefix = round.after["companion"], "companion."
+        models = [
+            {n.removeprefix(prefix): t for n, t in round.trained[i].items() if n.startswith(prefix)} for i in (0, 1)
+        ]
+        for name, value in common.items():
+            np.testing.assert_allclose(value.numpy(), numpy_mean(models, shares, name), atol=1e-6)
+        statistics = [name for name in common if "running" in name]
+        assert len(statistics) == 6
+        assert all(moved({"": common[n]}, {"": round.before["companion"][n]}) > 1e-4 for n in statistics)
+        held = sum(t.numel() for t in common.values())
+        assert round.record["bytes_down"] == 2 * 4 * held
+        assert round.record["bytes_up"] == 2 * (4 * held + 8)
+        assert all(message["model"].keys() == common.keys() for message in (*round.up.values(), *round.down.values()))
+
+
+def test_features_of_the_common_network() -> None:
+    fed, _ = federation(FedMRL(features=2), clients(["wide", "broad"]))
+    for name, width in (("wide", 5), ("broad", 8)):
+        model: Any = fed.architectures.template(name)
+        assert model.companion.feature_dim == 2
+        assert model.companion.head.weight.shape == (CLASSES, 2)
+        assert model.projection.weight.shape == (width, 2 + width)
+    with pytest.raises(
+        RequestError, match=r"'net' has 5, the common network 8; set method.features to at most 5"
+    ) as no:
+        federation(FedMRL(shared="broad"), clients(["broad", "wide"]))
+    assert "\n" not in str(no.value)
+    with pytest.raises(RequestError, match="needs split models"):
+        federation(FedMRL(), clients(["plain"]), {"plain": lambda: nn.Linear(4, CLASSES)})
+
+
+def test_exported_are_the_own_networks_names_as_they_are_and_predict_knows_the_rest(tmp_path: Any) -> None:
+    settings: dict[str, Any] = {
+        "data": {"name": "digits", "clients": 2, "max_train": 30, "max_test": 20},
+        "models": {"architectures": ["digits-cnn2", "digits-cnn1"]},
+        "method": {"name": "fedmrl", "features": 16, "shared": "digits-cnn3"},
+        "training": {"rounds": 2, "batch_size": 10, "lr": 0.05},
+    }
+    done = pf.run(pf.Recipe.from_dict(settings), out=tmp_path / "run")
+    stored = safetensors.torch.load_file(tmp_path / "run" / "models" / "client-000.safetensors")
+    own = zoo.build("digits-cnn2", (1, 8, 8), 10)
+    assert {name for name in stored if not name.startswith("beside.")} == own.export().keys()
+    assert {name.split(".")[1] for name in stored if name.startswith("beside.")} == {"companion", "projection"}
+    own.load_state_dict({name: stored[name] for name in own.state_dict()})
+    assert same(own.state_dict(), done.models[0].own.state_dict())
+    model = load_model(tmp_path / "run", 0)
+    x = torch.randint(0, 17, (5, 1, 8, 8), dtype=torch.uint8)
+    assert same(exported(model.network), exported(done.models[0]))
+    with torch.inference_mode():
+        assert torch.equal(model.scores(x), done.models[0](model.prepare(x)))
+    assert isinstance(model.prepare, Prepare)

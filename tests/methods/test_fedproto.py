@@ -1,0 +1,222 @@
+"""FedProto's own properties against NumPy by hand."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from table3 import kib, second_round
+from toys import CLASSES, NETS, clients, federation, model_with, rounds, same, samples, worker
+
+import polyfed
+from polyfed.core.client import Client
+from polyfed.core.message import nbytes
+from polyfed.core.settings import Evaluation
+from polyfed.data.samples import Samples
+from polyfed.errors import RequestError
+from polyfed.methods import FedProto, Local
+from polyfed.prediction import load_model
+from polyfed.recipe import Recipe
+
+MIXED = ["bn", "deep", "wide"]  # different extractors, one feature width
+SOME = ((0, 1), (1, 2), (0, 1, 2), (2,))  # classes of four clients
+
+
+def members(test: int = 0, classes: tuple[tuple[int, ...], ...] = SOME) -> list[Client]:
+    data = [samples(9 + i, i, own) for i, own in enumerate(classes)]
+    held = [samples(test, 50 + i) if test else None for i in range(len(classes))]
+    return [Client(MIXED[i % 3], train, held[i]) for i, train in enumerate(data)]
+
+
+def means(client: Client, weights: dict[str, torch.Tensor]) -> dict[int, np.ndarray]:
+    """Class means of the representations in float64."""
+    z = model_with(NETS[client.architecture], weights).represent(client.data.train.x).detach().double().numpy()
+    y = client.data.train.y.numpy()
+    return {int(c): z[y == c].mean(0) for c in np.unique(y)}
+
+
+def held(state: dict[str, torch.Tensor]) -> dict[int, np.ndarray]:
+    return {int(c): row for c, row in zip(state["labels"], state["prototypes"].double().numpy(), strict=True)}
+
+
+# the round ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weighting", ["count", "uniform"])
+def test_uploads_and_prototypes_against_numpy(weighting: str) -> None:
+    people = members()
+    for round in rounds(FedProto(weighting=weighting), people):
+        sent = {i: means(client, round.trained[i]) for i, client in enumerate(people)}
+        for i, message in round.up.items():
+            assert message["labels"].tolist() == sorted(sent[i])
+            assert message["prototypes"].numpy() == pytest.approx(np.stack(list(sent[i].values())), abs=1e-6)
+            counts = torch.bincount(people[i].data.train.y)
+            assert ("counts" in message) == (weighting == "count")
+            assert "counts" not in message or message["counts"].tolist() == counts[counts > 0].tolist()
+        for c, row in held(round.after).items():
+            owners = [i for i in sent if c in sent[i]]
+            n = [int((people[i].data.train.y == c).sum()) if weighting == "count" else 1 for i in owners]
+            assert row == pytest.approx(np.average([sent[i][c] for i in owners], axis=0, weights=n), abs=1e-6)
+
+
+def test_the_prototypes_of_one_client_are_its_own_means() -> None:
+    people = members(classes=((0, 2),))
+    (round,) = rounds(FedProto(), people, rounds=1)
+    assert same({"p": round.after["prototypes"]}, {"p": round.up[0]["prototypes"]})
+    assert round.after["labels"].tolist() == [0, 2]  # class 1 has no row, of zeros or otherwise
+
+
+def test_the_first_round_is_plain_and_then_the_prototypes_draw() -> None:
+    def apart(lambda_: float) -> list[float]:
+        return [r.record["sums"].get("distance", math.nan) for r in rounds(FedProto(lambda_=lambda_), members())]
+
+    first, second = apart(1e-9)
+    assert math.isnan(first)
+    assert apart(30.0)[1] < second
+    one, other = (rounds(m, members(), rounds=1)[0].weights for m in (FedProto(lambda_=30.0), Local()))
+    assert all(same(one[i] or {}, other[i] or {}) for i in one)
+
+
+def test_a_class_that_nobody_sends_keeps_its_prototype() -> None:
+    first, second = rounds(FedProto(), members(), lose=lambda round, i: round == 2 and i in (0, 2))
+    before, after = held(first.after), held(second.after)
+    assert (before[0] == after[0]).all()
+    assert not (before[2] == after[2]).all()
+
+
+def test_a_client_is_sent_its_own_classes_apart_from_the_others() -> None:
+    _, second = rounds(FedProto(), members())
+    for i, own in enumerate(SOME):
+        assert second.down[i]["labels"].tolist() == list(own)
+        rest = [c for c in range(CLASSES) if c not in own]
+        assert second.down[i].get("others", {"labels": torch.empty(0)})["labels"].tolist() == rest
+        assert second.states[i]["labels"].tolist() == [0, 1, 2]
+    _, second = rounds(FedProto(candidates="own"), members())
+    assert all("others" not in message for message in second.down.values())
+    assert second.states[3]["labels"].tolist() == [2]
+
+
+def test_who_has_not_been_heard_is_sent_all_and_keeps_its_own() -> None:
+    lost = rounds(FedProto(candidates="own"), members(), lose=lambda round, i: i == 3)[1]
+    assert lost.down[3]["labels"].tolist() == [0, 1, 2]
+    fed, _ = federation(FedProto(candidates="own"), members())
+    at = worker(fed, 3)
+    fed.method.receive(at, lost.down[3])
+    assert at.state["labels"].tolist() == [2]
+
+
+# prediction ---------------------------------------------------------------------------------------------------------
+
+
+def accuracies(method: FedProto, **options: object) -> tuple[dict[str, float], dict[str, float]]:
+    stages = Evaluation(extra_stages=["received", "personal"])
+    *_, last = rounds(method, members(test=40), evaluation=stages, **options)
+    by = {
+        stage: {k: v["mean"] for k, v in found.items()} for stage, found in last.record["accuracy_by_predictor"].items()
+    }
+    return {stage: found["mean"] for stage, found in last.record["accuracy"].items()}, by
+
+
+def test_both_predictors_are_scored_and_are_those_by_hand() -> None:
+    people = members(test=40)
+    last = rounds(FedProto(), people)[1]
+    expected: dict[str, list[float]] = {"prototype": [], "head": []}
+    for i, client in enumerate(people):
+        model, x, y = model_with(NETS[client.architecture], last.weights[i]), client.data.test.x, client.data.test.y
+        z = model.represent(x).detach().double().numpy()
+        p = held(last.after)
+        distances = np.stack([np.linalg.norm(z - p[c], axis=1) for c in sorted(p)], axis=1)
+        expected["prototype"].append(float((np.array(sorted(p))[distances.argmin(1)] == y.numpy()).mean()))
+        expected["head"].append(float((model(x).argmax(1) == y).double().mean()))
+    assert last.record["accuracy"]["received"]["mean"] == pytest.approx(np.mean(expected["prototype"]))
+    assert last.record["accuracy_by_predictor"]["received"]["head"]["mean"] == pytest.approx(np.mean(expected["head"]))
+
+
+def test_either_predictor_is_the_others_other() -> None:
+    mine, other = accuracies(FedProto())
+    theirs, another = accuracies(FedProto(predictor="head"))
+    assert list(mine) == ["received", "personal"]
+    assert list(theirs) == ["personal", "received"]
+    for stage in mine:
+        assert (mine[stage], other[stage]["head"]) == (another[stage]["prototype"], theirs[stage])
+    assert mine["received"] != theirs["received"]
+
+
+def test_without_prototypes_the_head_predicts() -> None:
+    (only,) = rounds(FedProto(), members(test=40), rounds=1, evaluation=Evaluation(extra_stages=["personal"]))
+    head = only.record["accuracy_by_predictor"]["personal"]["head"]
+    assert only.record["accuracy"]["personal"] == head  # nothing had been sent yet
+    assert only.record["accuracy"]["received"] != head
+
+
+def test_own_candidates_are_a_narrower_choice() -> None:
+    fed, _ = federation(FedProto(candidates="own"), members())
+    fed.run()
+    at = worker(fed, 3)
+    scores = fed.method.predict(at.model.eval(), at.data.train.x, at.state)
+    assert (scores.argmax(1) == 2).all()
+    assert torch.isneginf(scores[:, :2]).all()
+
+
+def test_a_score_is_new_when_only_the_prototypes_are() -> None:
+    """Who is not drawn keeps its weights and is scored with what it would be sent now, remembered or not."""
+    fed, watch = federation(FedProto(), members(test=40), rounds=3, participation=0.25)
+    fed.run()
+    drawn = [set(r.record["clients"]) for r in watch.rounds]
+    for before, after, who in zip(watch.rounds, watch.rounds[1:], drawn[1:], strict=False):
+        for i in set(range(4)) - who:
+            assert before.weights[i] is after.weights[i]
+    straight = [r.record["accuracy"] for r in watch.rounds]
+    fed._memory.__init__()  # type: ignore[misc]  # nothing remembered: the same score
+    assert fed._evaluate({})["accuracy"] == straight[-1]
+
+
+def test_an_exported_client_predicts_by_the_prototypes_it_keeps(tmp_path: Path) -> None:
+    recipe = {
+        "data": {"name": "digits", "clients": 2, "max_train": 20, "max_test": 10},
+        "models": {"architectures": ["digits-cnn1", "digits-cnn2"], "feature_dim": 16},
+        "method": {"name": "fedproto"},
+        "evaluation": {"stage": "personal"},
+        "training": {"rounds": 2, "lr": 0.05},
+        "run": {"seed": 1},
+    }
+    run = polyfed.run(Recipe.from_dict(recipe), out=tmp_path / "run")
+    assert run.path is not None
+    assert list(run.result["accuracy_by_predictor"]["personal"]) == ["head"]
+    found = load_model(run.path, 1)
+    prototypes, labels = found.state["prototypes"], found.state["labels"]
+    x = torch.rand(30, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        scores = found.method.predict(found.network, x, found.state)
+        z = found.network.represent(x)  # type: ignore[operator]
+    assert scores.argmax(1).tolist() == labels[torch.cdist(z, prototypes).argmin(1)].tolist()
+
+
+# bytes, refusals ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("classes", "present", "shown"), [(10, 2, "7.81"), (100, 10, "39.06")])
+def test_bytes_as_in_table_3_of_fedgh(classes: int, present: int, shown: str) -> None:
+    method = FedProto()
+    round = second_round(method, classes, present, 2)
+    for i in range(2):
+        assert kib(method, round, i) == shown
+        assert nbytes(round.up[i]) == 4 * present * (500 + 2)
+        assert nbytes(round.down[i]) == 4 * 2 * present * (500 + 1)  # with those of the other client
+    record = round.record
+    assert record["bytes_up_as_in_paper"] == record["bytes_down_as_in_paper"] == 2 * 4 * 500 * present
+
+
+def test_unequal_widths_are_refused_before_round_1() -> None:
+    with pytest.raises(RequestError, match=r"one feature width.*gives 8.*gives 5.*models\.feature_dim.*fedhenn"):
+        federation(FedProto(), clients(["deep", "broad"]))
+
+
+def test_one_sample_per_client_and_class_is_enough() -> None:
+    people = [Client("deep", Samples(samples(1, i).x, torch.tensor([i]))) for i in range(2)]
+    last = rounds(FedProto(), people)[1]
+    assert not last.record["refused"]
+    assert last.after["labels"].tolist() == [0, 1]

@@ -1,0 +1,133 @@
+"""FedTGP's own properties against NumPy by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from table3 import kib, second_round
+from toys import CLASSES, NETS, clients, federation, model_with, moved, rounds, same, samples
+
+from polyfed.core.client import Client
+from polyfed.core.message import nbytes
+from polyfed.core.randomness import generator
+from polyfed.errors import RequestError
+from polyfed.functional import prototype_network
+from polyfed.methods import FedTGP, Local
+
+MIXED = ["bn", "deep", "wide"]  # different extractors, one feature width
+SOME = ((0, 1), (1, 2), (0, 1, 2), (2,))  # classes of four clients
+QUICK = FedTGP(lambda_=1.0, server_epochs=4, server_lr=0.1)
+
+
+def members(classes=SOME, test=0):
+    held = [samples(test, 50 + i) if test else None for i in range(len(classes))]
+    return [Client(MIXED[i % 3], samples(9 + i, i, own), held[i]) for i, own in enumerate(classes)]
+
+
+def means(client, weights):
+    z = model_with(NETS[client.architecture], weights).represent(client.data.train.x).detach().double().numpy()
+    y = client.data.train.y.numpy()
+    return np.stack([z[y == c].mean(0) for c in np.unique(y)])
+
+
+def test_means_come_from_the_network_after_training():
+    people = members()
+    for round in rounds(QUICK, people):
+        for i, client in enumerate(people):
+            assert round.up[i]["prototypes"].numpy() == pytest.approx(means(client, round.trained[i]), abs=1e-6)
+            assert "counts" not in round.up[i]
+    first, second = rounds(QUICK, people)
+    for i, client in enumerate(people):
+        before = means(client, first.trained[i])  # what the client had when it received
+        assert np.abs(second.up[i]["prototypes"].numpy() - before).max() > 1e-3
+
+
+def test_the_network_goes_on_from_round_to_round():
+    history = rounds(QUICK, members(), rounds=3)
+    for number, round in enumerate(history, 1):
+        before, after = round.before["network"], round.after["network"]
+        assert moved(before, after) > 1e-4
+        if number > 1:
+            assert same(before, history[number - 2].after["network"])
+        rows = torch.cat([round.up[i]["prototypes"] for i in sorted(round.up)])
+        labels = torch.cat([round.up[i]["labels"] for i in sorted(round.up)])
+        centres = torch.stack([rows[labels == c].mean(0) for c in range(CLASSES)])
+        delta = prototype_network.margin(centres, 100.0)
+        assert round.record["server"]["margin"] == pytest.approx(delta, rel=1e-5)
+        draws = generator(0, "server means", number)
+        expected, loss = prototype_network.fit(before, rows, labels, delta, 4, 4, 0.1, draws)
+        assert all(torch.allclose(after[name], t, atol=1e-6) for name, t in expected.items())
+        assert round.record["server"]["prototype_loss"] == pytest.approx(loss, rel=1e-5)
+        assert torch.equal(round.after["prototypes"], prototype_network.prototypes(after))
+
+
+def test_everybody_is_sent_all_classes():
+    first, second = rounds(QUICK, members())
+    assert all(message == {} for message in first.down.values())
+    for i in range(4):
+        assert second.down[i]["labels"].tolist() == [0, 1, 2]
+        assert torch.equal(second.down[i]["prototypes"], first.after["prototypes"])
+        assert second.states[i]["labels"].tolist() == [0, 1, 2]
+    assert all(same(first.trained[i], r) for i, r in rounds(Local(), members(), rounds=1)[0].trained.items())
+    own = rounds(FedTGP(candidates="own", server_epochs=1), members())[1]
+    assert own.states[3]["labels"].tolist() == [2]
+
+
+def test_a_class_that_nobody_has_sent_has_no_prototype():
+    first, second = rounds(QUICK, members(((0, 2), (2,))))
+    assert first.after["network"]["embedding"].shape[0] == CLASSES
+    assert second.down[0]["labels"].tolist() == [0, 2]
+    late = rounds(QUICK, members(), lose=lambda round, i: round == 1 and i != 3)
+    assert late[1].down[0]["labels"].tolist() == [2]
+    assert late[0].record["server"]["margin"] == 100.0  # one class has no other to be near
+    assert late[1].after["labels"].tolist() == [0, 1, 2]
+
+
+def test_who_does_not_answer_leaves_the_network_alone():
+    _, second = rounds(QUICK, members(), lose=lambda round, i: round == 2)
+    assert second.before == second.after
+    _, part = rounds(QUICK, members(), lose=lambda round, i: round == 2 and i != 3)
+    assert part.after["labels"].tolist() == [0, 1, 2]  # of classes absent in this round, too
+
+
+def test_a_rate_of_zero_keeps_the_prototypes_as_drawn():
+    first, second = rounds(FedTGP(server_lr=0.0, server_epochs=1), members())
+    assert same(first.before["network"], second.after["network"])
+
+
+def test_the_inner_layer_is_as_wide_as_asked():
+    shapes = {
+        hidden: tuple(
+            rounds(FedTGP(hidden=hidden, server_epochs=1), members(), rounds=1)[0].after["network"][name].shape
+        )
+        for hidden, name in ((None, "hidden.weight"), (7, "hidden.weight"))
+    }
+    assert shapes == {None: (5, 5), 7: (7, 5)}
+
+
+def test_both_predictors_are_scored():
+    last = rounds(QUICK, members(test=40))[1]
+    for i, client in enumerate(members(test=40)):
+        model = model_with(NETS[client.architecture], last.weights[i])
+        z = model.represent(client.data.test.x).detach()
+        taken = torch.cdist(z, last.after["prototypes"]).argmin(1)
+        share = float((taken == client.data.test.y).double().mean())
+        assert last.record["accuracy_per_client"][i] == pytest.approx(share)
+    assert list(last.record["accuracy_by_predictor"]["received"]) == ["head"]
+
+
+@pytest.mark.parametrize(("classes", "present"), [(10, 2), (100, 10)])
+def test_bytes(classes, present):
+    method = FedTGP(server_epochs=1)
+    count = classes // present if classes == 10 else 2
+    round = second_round(method, classes, present, count)
+    known = present * count
+    assert nbytes(round.up[0]) == 4 * present * 501
+    assert nbytes(round.down[0]) == 4 * known * 501
+    assert kib(method, round, 0) == f"{(4 * 500 * present + 4 * 500 * known) / 1024:.2f}"
+
+
+def test_unequal_widths_are_refused_before_round_1():
+    with pytest.raises(RequestError, match=r"one feature width.*gives 8.*gives 5.*models\.feature_dim.*fedhenn"):
+        federation(FedTGP(), clients(["deep", "broad"]))

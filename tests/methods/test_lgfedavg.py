@@ -1,0 +1,155 @@
+"""LG-FedAvg's own properties against NumPy by hand."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import pytest
+import torch
+from table3 import kib, second_round
+from torch import nn
+from toys import CLASSES, INPUTS, NETS, clients, federation, moved, net, numpy_mean, rounds, same, worker
+
+from polyfed.core.message import nbytes
+from polyfed.core.networks import floats
+from polyfed.errors import RequestError
+from polyfed.methods import FedAvg, LGFedAvg
+from polyfed.models import adapt
+from polyfed.models.split import Staged
+
+MIXED = ["shallow", "deep", "wide", "bn"]  # different extractors, one head
+SIZES = [12, 5, 9, 7]
+
+
+def head(weights):
+    return {name: t for name, t in weights.items() if name.startswith("head.")}
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_the_head_is_the_clients_mean(weighting):
+    for round in rounds(LGFedAvg(weighting=weighting), clients(MIXED, SIZES)):
+        trained = [round.trained[i] for i in range(4)]
+        shares = SIZES if weighting == "samples" else [1] * 4
+        for name, now in round.after["shared"].items():
+            assert now.numpy() == pytest.approx(numpy_mean(trained, shares, name), abs=1e-6)
+            ways = {bool(w) for t in trained for w in (t[name] > round.before["shared"][name]).flatten()}
+            assert ways == {True, False}  # entries went both ways
+
+
+def test_all_start_from_one_head_and_get_one_back_extractors_stay():
+    first, second = rounds(LGFedAvg(), clients(MIXED, SIZES))
+    for round in (first, second):
+        assert all(same(round.down[i]["shared"], round.down[0]["shared"]) for i in range(4))
+        assert all(round.down[i].keys() == round.up[i].keys() == {"shared"} for i in range(4))
+        assert {name for m in round.up.values() for name in m["shared"]} == {"head.weight", "head.bias"}
+    assert same(dict(second.down[0]["shared"]), dict(first.after["shared"]))
+    fed, _ = federation(LGFedAvg(), clients(MIXED, SIZES))
+    fed.run()
+    received = []
+    for i in range(4):
+        at = worker(fed, i)
+        before = {name: t.clone() for name, t in at.model.state_dict().items()}
+        fed.method.receive(at, fed.method.broadcast(fed.server, i))
+        after = at.model.state_dict()
+        assert all(torch.equal(after[name], t) for name, t in before.items() if name not in head(before))
+        assert moved(head(before), head(after)) > 0
+        received.append({name: t.clone() for name, t in head(after).items()})
+    assert all(same(one, received[0]) for one in received)
+
+
+def test_who_does_not_answer_does_not_count():
+    _, second = rounds(LGFedAvg(), clients(MIXED, SIZES), lose=lambda round, i: round == 2 and i != 1)
+    assert same(dict(second.after["shared"]), head(second.trained[1]))
+    _, silent = rounds(LGFedAvg(), clients(MIXED, SIZES), lose=lambda round, i: round == 2)
+    assert same(dict(silent.after["shared"]), dict(silent.before["shared"]))
+
+
+def test_upper_layers_are_shared_by_those_who_have_them():
+    _, second = rounds(LGFedAvg(shares="upper"), clients(["shallow", "deep", "deep"], [12, 5, 9]))
+    trained = [second.trained[i] for i in range(3)]
+    for name, now in second.after["shared"].items():
+        assert now.numpy() == pytest.approx(numpy_mean(trained, [12, 5, 9], name), abs=1e-6)
+    names = {i: set(second.up[i]["shared"]) for i in range(3)}
+    assert names[0] < names[1] == names[2]
+    assert all(not name.startswith("extractor") for name in names[1])
+
+
+def test_upper_layers_may_stand_on_any_extractor():
+    def other():
+        model = net()
+        extractor = nn.Sequential(OrderedDict(linear=nn.Linear(INPUTS, 9), tanh=nn.Tanh(), out=nn.Linear(9, 6)))
+        return Staged(extractor, model.intermediate, model.head, "other")
+
+    builders = {**NETS, "other": other}
+    people = clients(["shallow", "other"])
+    assert len(rounds(LGFedAvg(shares="upper"), people, builders)) == 2
+    with pytest.raises(RequestError, match="one name to have one shape"):
+        federation(LGFedAvg(shares="all"), people, builders)
+    with pytest.raises(RequestError, match="one name to have one shape"):
+        federation(LGFedAvg(shares="upper"), clients(["shallow", "wide"]))
+
+
+def test_all_of_differing_networks_is_fedavg():
+    people = clients(["deep-bn", "bn"], [12, 9])
+    one, other = (rounds(m, people)[1] for m in (LGFedAvg(shares="all"), FedAvg()))
+    assert same(dict(one.after["shared"]), dict(other.after["model union"]))
+    assert all(same(one.trained[i], other.trained[i]) for i in range(2))
+
+
+class Named(nn.Module):
+    """A plain network whose last layer has the given name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(INPUTS, 5), nn.Tanh())
+        self.add_module(name, nn.Linear(5, CLASSES))
+        self.last = name
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = getattr(self, self.last)(self.body(x))
+        return out
+
+
+def test_heads_of_other_names_are_one_head():
+    builders = {
+        **NETS,
+        "fc": lambda: adapt.split(Named("fc"), head="fc", extractor=None, example=torch.zeros(2, INPUTS)),
+        "top": lambda: adapt.split(Named("top"), head="top", extractor=None, example=torch.zeros(2, INPUTS)),
+    }
+    (round,) = rounds(LGFedAvg(), clients(["fc", "top", "shallow"], [12, 5, 9]), builders, rounds=1)
+    mine = ("original.fc.bias", "original.top.bias", "head.bias")
+    heads = [{"bias": round.trained[i][name]} for i, name in enumerate(mine)]
+    assert round.after["shared"]["head.bias"].numpy() == pytest.approx(numpy_mean(heads, [12, 5, 9], "bias"), abs=1e-6)
+    assert all(set(message["shared"]) == {"head.weight", "head.bias"} for message in round.down.values())
+
+
+@pytest.mark.parametrize(("classes", "present", "shown"), [(10, 2, "39.14"), (100, 10, "391.41")])
+def test_bytes_as_in_table_3_of_fedgh(classes, present, shown):
+    method = LGFedAvg()
+    round = second_round(method, classes, present, 2)
+    for i in range(2):
+        assert kib(method, round, i) == shown
+        assert nbytes(round.up[i]) == nbytes(round.down[i]) == 4 * (500 * classes + classes)
+
+
+def test_heads_of_other_shapes_are_refused_before_round_1():
+    wanted = r"heads with the same tensors.*weight \(3, 8\).*weight \(3, 5\).*models\.feature_dim.*fedproto.*fedhenn"
+    with pytest.raises(RequestError, match=wanted):
+        federation(LGFedAvg(), clients(["deep", "broad"]))
+    assert len(rounds(LGFedAvg(shares="none"), clients(["deep", "broad"]))) == 2
+
+
+def test_float_statistics_in_a_head_are_averaged():
+    def normed():
+        model = net()
+        return Staged(
+            model.extractor, model.intermediate, nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, CLASSES)), "n", 5
+        )
+
+    (round,) = rounds(LGFedAvg(), clients(["n", "n"], [12, 8]), {"n": normed}, rounds=1)
+    name = "head.0.running_mean"
+    assert round.after["shared"][name].numpy() == pytest.approx(
+        numpy_mean([round.trained[0], round.trained[1]], [12, 8], name), abs=1e-6
+    )
+    assert not any("num_batches" in key for key in round.after["shared"])
+    assert set(floats(normed(), parts=("head",))) == set(round.after["shared"])

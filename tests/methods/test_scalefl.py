@@ -1,0 +1,426 @@
+"""ScaleFL against sub-models built and trained by hand (baselines 3.19)."""
+
+from __future__ import annotations
+
+import copy
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from slices import order_of, prefix, rounds, watched
+from torch import nn
+from torch.nn import functional as F
+from toys import CLASSES, NETS, batch, clients, federation, moved, same, samples
+
+from polyfed.core.channels import plan_of
+from polyfed.core.early_exits import attach
+from polyfed.core.static_norm import norms
+from polyfed.engine.executors import at_work
+from polyfed.errors import Interrupted, RequestError
+from polyfed.functional.losses import exits_loss
+from polyfed.functional.submodels import first, take
+from polyfed.methods import FedAvg, HeteroFL, ScaleFL
+from polyfed.models import build
+from polyfed.recipe import Recipe
+
+LAYERS = ("extractor", "intermediate.block1", "intermediate.block2", "intermediate.block3", "intermediate.last")
+LEVELS = {"1": (0.4, 2), "2": (0.5, 3), "3": (0.55, 4), "4": (0.65, 5), "5": (1.0, 5)}  # width, blocks of the deep toy
+EXITS = (2, 3, 4, 5)  # of five; 0.85 and 1 are both the network's own head
+
+
+def logits(weights, x, blocks, batchnorm=False, kept=None):
+    """All exits of a toy up to so many of its blocks, layer by layer; kept: BatchNorm's statistics, or the batch's."""
+    found = []
+    for count, name in enumerate(LAYERS[:blocks], 1):
+        x = F.linear(x, weights[f"{name}.linear.weight"], weights[f"{name}.linear.bias"])
+        if batchnorm:
+            mean, var = (None if kept is None else kept[f"{name}.bn.running_{what}"] for what in ("mean", "var"))
+            x = F.batch_norm(x, mean, var, weights[f"{name}.bn.weight"], weights[f"{name}.bn.bias"], kept is None)
+        x = x.tanh()
+        if count in EXITS:
+            own = "head" if count == len(LAYERS) else f"early_exits.block{count}.linear"
+            found.append(F.linear(x, weights[f"{own}.weight"], weights[f"{own}.bias"]))
+    return found
+
+
+def log_softmax(values):
+    shifted = values - values.max(axis=1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+
+
+def by_formula(outputs, y, gamma, temperature):
+    """The loss in float64 and numpy, and its gradient with respect to each exit's logits."""
+    outputs, y = [out.detach().double().numpy() for out in outputs], y.numpy()
+    m, n, total, grads = len(outputs), len(y), 0.0, []
+    target = np.exp(log_softmax(outputs[-1] / temperature))
+    for j, out in enumerate(outputs, 1):
+        weight = j / (m * (m + 1) / 2)
+        log_p, log_q = log_softmax(out), log_softmax(out / temperature)
+        loss, grad = -log_p[np.arange(n), y].mean(), (np.exp(log_p) - np.eye(out.shape[1])[y]) / n
+        if j < m:
+            loss += gamma * temperature**2 * (target * (np.log(target) - log_q)).sum(1).mean()  # summed over classes
+            grad += gamma * temperature * (np.exp(log_q) - target) / n
+        total, grads = total + weight * loss, [*grads, weight * grad]
+    return total, grads
+
+
+@pytest.mark.parametrize("exits", [1, 2, 5])
+@pytest.mark.parametrize(("gamma", "temperature"), [(0.0, 3.0), (0.05, 3.0), (2.0, 0.7)])
+def test_the_loss_and_its_gradient_are_those_of_the_formula(exits, gamma, temperature):
+    generator = torch.Generator().manual_seed(exits)
+    outputs = [3 * torch.randn(6, 4, generator=generator, requires_grad=True) for _ in range(exits)]
+    y = torch.randint(4, (6,), generator=generator)
+    for out in outputs:
+        out.retain_grad()
+    loss = exits_loss(outputs, y, torch.ones(6), gamma, temperature)
+    loss.backward()
+    expected, grads = by_formula(outputs, y, gamma, temperature)
+    assert float(loss.detach()) == pytest.approx(expected, abs=1e-5)
+    for out, grad in zip(outputs, grads, strict=True):  # the last one's has no part of what it teaches
+        np.testing.assert_allclose(out.grad.numpy(), grad, atol=1e-6)
+
+
+def test_the_exits_weights_sum_to_1_and_padding_counts_nothing():
+    out, y, ones = torch.randn(4, 3), torch.tensor([0, 2, 1, 1]), torch.ones(4)
+    for exits in range(1, 7):
+        torch.testing.assert_close(exits_loss([out] * exits, y, ones, 1.0, 3.0), F.cross_entropy(out, y))
+    several, w = [torch.randn(4, 3) for _ in range(3)], torch.tensor([1.0, 1.0, 0.0, 0.0])
+    part = exits_loss([o[:2] for o in several], y[:2], ones[:2], 0.5, 2.0)
+    torch.testing.assert_close(exits_loss(several, y, w, 0.5, 2.0), part)
+    for wrong, temperature in (([], 3.0), ([out], 0.0)):
+        with pytest.raises(ValueError, match="expected at least one exit and T above 0"):
+            exits_loss(wrong, y, ones, 1.0, temperature)
+
+
+# a round --------------------------------------------------------------------------------------------------------------
+
+
+def level_of(round):
+    return {number: str(int(level)) for number, level in enumerate(round.before["levels"])}
+
+
+def widths(level, width=6, features=5):
+    """Channels of the toy's layers at a level."""
+    share = LEVELS[level][0]
+    return math.ceil(round(share * width, 9)), math.ceil(round(share * features, 9))
+
+
+@pytest.mark.parametrize("kind", ["deep", "deep-bn"])
+def test_a_round_is_that_of_sub_models_trained_by_hand(kind):
+    members = clients([kind] * 5, [8, 12, 9, 10, 11])
+    method = ScaleFL(gamma=0.4)
+    (round,) = rounds(method, members, rounds=1)
+    before, after, levels = round.before["model"], round.after["model"], level_of(round)
+    assert sorted(levels.values()) == list("12345")
+    for number, level in levels.items():
+        blocks, (wide, high) = LEVELS[level][1], widths(level)
+        sent, data = round.down[number]["model"], members[number].data.train
+        assert all(torch.equal(t, prefix(before[n], t)) for n, t in sent.items())
+        for name, tensor in sent.items():
+            assert len(tensor) == (CLASSES if "head" in name or "exits" in name else high if "last" in name else wide)
+        weights = {name: t.clone().requires_grad_() for name, t in sent.items()}
+        for rows in order_of(members[number], number).split(4):
+            if len(rows) > 1 or kind == "deep":
+                outputs = logits(weights, data.x[rows], blocks, batchnorm=kind == "deep-bn")
+                loss = exits_loss(outputs, data.y[rows], torch.ones(len(rows)), 0.4, 3.0)
+                grads = torch.autograd.grad(loss, list(weights.values()))  # all have one: none is past the exit
+                with torch.no_grad():
+                    for p, g in zip(weights.values(), grads, strict=True):
+                        assert bool(g.any())
+                        p -= 0.1 * g
+        assert moved({n: w.detach() for n, w in weights.items()}, round.up[number]["model"]) < 1e-5
+    for name, whole in before.items():
+        total, count = np.zeros(tuple(whole.shape)), np.zeros(tuple(whole.shape))
+        for message in round.up.values():
+            if name in message["model"]:
+                value = message["model"][name].double().numpy()
+                inside = tuple(slice(0, size) for size in value.shape)
+                total[inside] += value  # every client counts once, however many samples it has
+                count[inside] += 1
+        expected = np.where(count > 0, total / np.maximum(count, 1), whole.double().numpy())
+        np.testing.assert_allclose(after[name].numpy(), expected, atol=1e-6)
+
+
+def test_what_no_sub_model_holds_stays_bit_for_bit():
+    """Only clients of levels 1 and 3 answer: nothing past the third one's exit or width is touched, in two rounds."""
+    fed, _ = federation(ScaleFL(), clients(["deep"] * 5, 8))
+    fed.method.start(fed.server)
+    answer = {level: fed.server.state["levels"].tolist().index(level) for level in (1, 3)}
+    lose = lambda round, client: client not in answer.values()  # noqa: E731
+    history = rounds(ScaleFL(), clients(["deep"] * 5, 8), lose=lose, rounds=2)
+    start, end = history[0].before["model"], history[1].after["model"]
+    largest = history[0].down[answer[3]]["model"]
+    for name, before in start.items():
+        inside = torch.zeros_like(before, dtype=torch.bool)
+        if name in largest:
+            prefix(inside, largest[name])[...] = True
+            assert bool((before != end[name])[inside].any())
+        assert torch.equal(before[~inside], end[name][~inside])
+    assert {name for name in start if name not in largest} == {
+        *(f"intermediate.last.linear.{what}" for what in ("weight", "bias")),
+        *("head.weight", "head.bias"),
+    }
+
+
+def test_untouched_sub_models_come_back_as_they_went():
+    history = rounds(ScaleFL(), clients(["deep"] * 5, 8), rounds=2, lr=0.0)
+    assert same(history[0].before["model"], history[1].after["model"])
+
+
+@pytest.mark.parametrize("kind", ["shallow", "bn", "dropout"])
+def test_one_level_of_the_whole_network_is_fedavg_that_counts_everybody_once(kind):
+    members = clients([kind] * 3, [8, 12, 16])
+    ours = rounds(ScaleFL(levels="1@1", statistics="running"), members, rounds=3, participation=0.7)
+    theirs = rounds(FedAvg(weighting="uniform"), members, rounds=3, participation=0.7)
+    model = next(value for name, value in theirs[-1].after.items() if name.startswith("model"))
+    assert same(dict(model), ours[-1].after["model"])
+
+
+@pytest.mark.parametrize("kind", ["shallow", "bn"])
+def test_levels_of_all_blocks_are_heterofl_without_its_extras(kind):
+    members = clients([kind] * 3, [8, 12, 16])
+    ours = rounds(ScaleFL(levels="0.5@1"), members)[-1].after
+    theirs = rounds(HeteroFL(rates="fix_b1", scaler=False, masked=False, clip=0.0), members)[-1].after
+    assert same(ours["model"], theirs["model"])
+    assert kind == "shallow" or same(ours["statistics 1"], theirs["statistics b"])
+
+
+# distillation ---------------------------------------------------------------------------------------------------------
+
+
+def test_distillation_is_on_by_default_and_gamma_0_leaves_weighted_cross_entropy():
+    torch.manual_seed(0)
+    model, data = ScaleFL().build(NETS["deep"](), "3"), batch(samples(8, 0))
+    for p in model.parameters():
+        p.data.mul_(2)  # far from alike
+    outputs = model(data.x)
+    plain = sum(j * F.cross_entropy(out, data.y) for j, out in enumerate(outputs, 1)) / 6
+    assert len(outputs) == 3
+    torch.testing.assert_close(ScaleFL(gamma=0.0).loss(model, data, {"distils": True}), plain)
+    torch.testing.assert_close(ScaleFL().loss(model, data, {"distils": False}), plain)
+    on = ScaleFL().loss(model, data, {"distils": True})
+    assert float(on.detach()) == pytest.approx(by_formula(outputs, data.y, 0.05, 3.0)[0], abs=1e-5)
+    assert float((on - plain).detach()) > 1e-4
+
+
+def test_distillation_begins_after_its_share_of_the_rounds():
+    fed, _ = federation(ScaleFL(), clients(["deep"], 8), rounds=8)
+    fed.method.start(fed.server)
+    at, message = at_work(fed.clients[0], "5", fed.architectures), fed.method.broadcast(fed.server, 0)
+    for share, begins in ((0.25, 3), (0.0, 1), (0.3, 3), (0.99, 8), (1.0, 9)):
+        found = []
+        for at.round in range(1, 9):
+            found.append(ScaleFL(distil_from=share).receive(at, message)["distils"])
+        assert found == [round >= begins for round in range(1, 9)]
+
+
+# levels ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "1", "0.5@0.4", "1@1 0.5@0.4", "0@0.5 1@1", "1.5@0.5 1@1", "0.5@0.4-1@1", "0.5@0.4  1@1", "a@b", "1@0 1@1"],
+)
+def test_levels_that_mean_nothing_are_refused_in_one_line(text):
+    with pytest.raises(RequestError, match=r"levels.*expected levels as width@depth.*came '" + text) as caught:
+        Recipe.load("recipes/quickstart.toml", [f'method.levels="{text}"'], method="scalefl").build_method()
+    assert "\n" not in str(caught.value)
+
+
+def test_clients_are_dealt_to_the_levels_in_equal_shares_once_as_the_seed_says():
+    dealt = []
+    for seed in (0, 0, 1):
+        fed, _ = federation(ScaleFL(), clients(["deep"] * 10, 4), seed=seed)
+        fed.method.start(fed.server)
+        dealt.append([fed.method.variant(fed.server, i) for i in range(10)])
+        for fed.server.round in (1, 7):
+            assert [fed.method.variant(fed.server, i) for i in range(10)] == dealt[-1]
+        assert sorted(dealt[-1]) == list("1122334455")
+        fed.server.admit([3, 9])  # who is absent keeps its level
+        assert [fed.method.variant(fed.server, i) for i in (3, 9)] == [dealt[-1][3], dealt[-1][9]]
+    assert dealt[0] == dealt[1] != dealt[2]
+    fed, _ = federation(ScaleFL(), clients(["deep"] * 2, 4))
+    fed.method.start(fed.server)
+    assert {fed.method.variant(fed.server, i) for i in range(2)} == {"5", "3"}  # the largest is never left out
+
+
+def test_every_client_is_scored_at_its_own_exit_with_the_statistics_of_its_level():
+    members = clients(["deep-bn"] * 5, 12, test=40)
+    fed, watch = watched(ScaleFL(), members)
+    run = fed.run()
+    after, levels = watch.rounds[-1].after, level_of(watch.rounds[-1])
+    for number, level in levels.items():
+        sent = fed.method.broadcast(fed.server, number)
+        data, known = members[number].data.test, sent["statistics"]
+        assert {n.rpartition(".bn.")[0] for n in known} == set(LAYERS[: LEVELS[level][1]])
+        assert all(torch.equal(t, prefix(after[f"statistics {level}"][n], t)) for n, t in known.items())
+        scores = logits(sent["model"], data.x, LEVELS[level][1], True, known)[-1]
+        share = float((scores.argmax(1) == data.y).float().mean())
+        assert run.history[-1]["accuracy_per_client"][number] == pytest.approx(share)
+
+
+def test_statistics_are_those_of_the_new_sub_model_on_the_clients_data():
+    members = clients(["deep-bn"] * 5, [8, 12, 9, 10, 11])
+    history = rounds(ScaleFL(), members, rounds=1)
+    after, levels = history[0].after, level_of(history[0])
+    for number, level in levels.items():
+        blocks, (wide, high) = LEVELS[level][1], widths(level)
+        found, x = after[f"statistics {level}"], []
+        for rows in torch.arange(members[number].n).split(4):
+            h = members[number].data.train.x[rows]
+            means = []
+            for name in LAYERS[:blocks] if len(rows) > 1 else ():
+                size = high if "last" in name else wide
+                w = after["model"][f"{name}.linear.weight"][:size, : h.shape[1]]
+                h = F.linear(h, w, after["model"][f"{name}.linear.bias"][:size])
+                means.append(h.mean(0))
+                scale, shift = (after["model"][f"{name}.bn.{what}"][:size] for what in ("weight", "bias"))
+                h = F.batch_norm(h, None, None, scale, shift, True).tanh()
+            x += [means] if means else []
+        for place, name in enumerate(LAYERS[:blocks]):
+            expected = torch.stack([means[place] for means in x]).mean(0)
+            torch.testing.assert_close(
+                found[f"{name}.bn.running_mean"][: len(expected)], expected, atol=1e-5, rtol=1e-4
+            )
+        assert {n.rpartition(".bn.")[0] for n in found} == set(LAYERS[:blocks])
+
+
+def test_training_keeps_no_running_statistics_unless_asked():
+    still, running = (
+        rounds(ScaleFL(statistics=what), clients(["deep-bn"] * 2, 8), rounds=1)[0] for what in ("all", "running")
+    )
+    for trained in still.trained.values():
+        assert not trained["extractor.bn.running_mean"].any()
+    assert not any("running" in name for name in still.after["model"])
+    assert running.after["model"]["intermediate.last.bn.running_mean"].any()
+    assert not any(name.startswith("statistics") for name in running.after)
+
+
+# bytes, folders, networks ---------------------------------------------------------------------------------------------
+
+
+def numbers(level, batchnorm=True):
+    """P and S of the deep toy at a level, in closed form."""
+    blocks, (w, f) = LEVELS[level][1], widths(level)
+    inputs, outputs = [4, w, w, w, w][:blocks], [w, w, w, w, f][:blocks]
+    exits = [outputs[count - 1] for count in EXITS if count <= blocks]
+    p = sum(i * o + o for i, o in zip(inputs, outputs, strict=True)) + sum(CLASSES * (o + 1) for o in exits)
+    return (p + 2 * sum(outputs), 2 * sum(outputs)) if batchnorm else (p, 0)
+
+
+@pytest.mark.parametrize("who", ["all", "selected"])
+def test_who_reports_and_what_it_costs(who):
+    fed, watch = watched(ScaleFL(statistics=who), clients(["deep-bn"] * 5, 8), participation=0.6)
+    fed.run()
+    levels, reported = level_of(watch.rounds[0]), set()
+    for record in fed.history:
+        asked = record["clients"] if who == "selected" else range(5)
+        found = {int(n): (b["down"], b["up"]) for n, b in record["bytes_by_client"].items()}
+        assert set(found) == set(asked)
+        for number in asked:
+            (p, s), trains = numbers(levels[number]), number in record["clients"]
+            down = 4 * p + trains * 4 * (p + (levels[number] in reported) * s)
+            assert found[number] == (down, 4 * s + 8 + trains * 4 * p)
+        reported |= {levels[number] for number in asked}
+        paper = sum(4 * numbers(levels[number])[0] for number in record["clients"])
+        assert record["bytes_up_as_in_paper"] == record["bytes_down_as_in_paper"] == paper
+
+
+def test_resumed_is_uninterrupted(tmp_path):
+    class Stop:
+        def __init__(self, fed):
+            self.fed = fed
+
+        def client_done(self, done, total):
+            if self.fed.server.round == 2 and done == 1:
+                raise KeyboardInterrupt
+
+        def __getattr__(self, name):
+            return lambda *args: None
+
+    members = clients(["deep-bn"] * 5, 8)
+    straight, _ = federation(ScaleFL(), members, rounds=2)
+    straight.run()
+    stopped, _ = federation(ScaleFL(), members, rounds=2, out=tmp_path / "run")
+    stopped.trackers.append(Stop(stopped))
+    with pytest.raises(Interrupted):
+        stopped.run()
+    resumed, _ = federation(ScaleFL(), members, rounds=2, out=tmp_path / "run")
+    resumed.run(resume=True)
+    assert straight.server.state.keys() == resumed.server.state.keys() > {"model", "levels", "statistics 1"}
+    for name, value in straight.server.state.items():
+        other = resumed.server.state[name]
+        assert torch.equal(value, other) if isinstance(value, torch.Tensor) else same(value, other)
+
+
+def test_what_has_no_place_for_an_exit_is_refused_before_round_1(tmp_path):
+    one_layer = lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))  # noqa: E731
+    uncut = lambda: nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3))  # noqa: E731
+    for builder, why in ((one_layer, r"no place for an early exit.*heterofl"), (uncut, r"cannot be cut.*LayerNorm")):
+        with pytest.raises(RequestError, match=why) as caught:
+            federation(ScaleFL(), clients(["odd"] * 2), {"odd": builder}, out=tmp_path / "run")
+        assert "\n" not in str(caught.value)
+        assert not (tmp_path / "run").exists()
+    with pytest.raises(RequestError, match="one architecture"):
+        federation(ScaleFL(), clients(["shallow", "deep"]))
+
+
+def test_a_network_with_several_outputs_of_its_own_is_refused_by_any_method():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+        def forward(self, x):
+            h = self.b(self.a(x).relu()).relu()
+            return self.c(h), h
+
+    for method, why in ((FedAvg(), "3 classes .* client 0 .*came a tuple"), (ScaleFL(), "Two has several outputs")):
+        with pytest.raises(RequestError, match=why):
+            federation(method, clients(["two"] * 2), {"two": Two})
+
+
+def test_a_level_of_the_whole_network_is_exported_as_that_network():
+    method, own = ScaleFL(), NETS["deep-bn"]()
+    trained = method.build(copy.deepcopy(own), "5")
+    scored = method.personal(trained)
+    twin = NETS["deep-bn"]()
+    twin.load_state_dict(scored.state_dict())  # strict: the same names
+    assert same(twin.state_dict(), own.state_dict())
+    assert all(a is b for a, b in zip(norms(scored), norms(trained), strict=True))
+    x = torch.randn(8, 4)
+    torch.testing.assert_close(scored.eval()(x), trained.eval()(x)[-1])
+    assert "head.weight" not in method.personal(method.build(NETS["deep"](), "3")).state_dict()
+
+
+def preactivated(width, blocks, exits):
+    """Parameters of the first residual blocks of ResNet152 at a width, with exits of 1000 classes behind some."""
+
+    def wide(channels):
+        return math.ceil(round(width * channels, 9))
+
+    planes = [p for p, count in ((64, 3), (128, 8), (256, 36), (512, 3)) for _ in range(count)][:blocks]
+    total, c_in = 27 * wide(64), wide(64)
+    for place, p in enumerate(planes, 1):
+        inner, c_out, halves = wide(p), wide(4 * p), place == 1 or p != planes[place - 2]
+        norms_, convs = 2 * (c_in + 2 * inner), c_in * inner + 9 * inner**2 + inner * c_out
+        total, c_in = total + norms_ + convs + halves * c_in * c_out, c_out
+        total += (place in exits) * (2 * c_out + 1000 * c_out + 1000)  # BatchNorm, linear
+    return total
+
+
+def test_the_default_levels_have_fedins_mean_size_with_its_resnet152():
+    with torch.device("meta"):  # no memory
+        exits = attach(build("resnet152-preact-1000", (3, 32, 32), 10), [0.4, 0.55, 0.7, 0.85, 1])
+    assert (exits.of, exits.blocks) == (51, (21, 29, 36, 44, 51))  # the stem, and 20, 28, 35, 43, 50 residual blocks
+    plan, sizes = plan_of(exits), []
+    for text, blocks in zip(ScaleFL().levels.split(), (20, 28, 35, 43, 50), strict=True):
+        width, depth = map(float, text.split("@"))
+        weights = dict(exits.until(depth).named_parameters())
+        cut = take(plan, weights, plan.kept(partial(first, rate=width)))
+        sizes.append(sum(t.numel() for t in cut.values()))
+        assert sizes[-1] == preactivated(width, blocks, (20, 28, 35, 43, 50))
+    assert sum(sizes) / 5 == 20_650_341.6
+    assert sizes[-1] == 60_177_448 + 4 * (2 * 1024 + 1024 * 1000 + 1000)

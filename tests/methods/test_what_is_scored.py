@@ -1,0 +1,50 @@
+"""Which model each method is scored by, and that a recipe without knobs does what the method is for."""
+
+from __future__ import annotations
+
+import pytest
+
+from polyfed.methods import (
+    MOON,
+    SCAFFOLD,
+    FedAvg,
+    FedDPA,
+    FedFomo,
+    FedGen,
+    FedNova,
+    FedProx,
+    FedRep,
+    FedSelect,
+    FjORD,
+    InclusiveFL,
+    InCoAvg,
+    Local,
+)
+
+RECEIVED = [FedAvg, FedProx, SCAFFOLD, FedNova, MOON, FedGen, InclusiveFL, InCoAvg, FjORD]
+PERSONAL = [Local, FedFomo, FedDPA, FedSelect]
+
+
+def test_the_papers_model_is_scored() -> None:
+    """It makes tens of points: the model that comes, or the client's own."""
+    assert {method().scored for method in RECEIVED} == {"received"}
+    assert {method().scored for method in PERSONAL} == {"personal"}
+    assert FedRep().scored == "received"  # the newest extractor, which is all that comes, under the client's own head
+
+
+@pytest.mark.parametrize(
+    ("method", "off"),
+    [
+        (FedProx, {"mu": 0}),
+        (MOON, {"mu": 0}),
+        (FedRep, {"head_epochs": 0}),
+        (FedGen, {"alpha": 0, "beta": 0, "diversity": 0}),
+        (FedDPA, {"threshold": 1, "lambda1": 0, "lambda2": 0}),
+        (FedSelect, {"growth": 0, "limit": 0}),
+        (InclusiveFL, {"beta": 0}),
+        (InCoAvg, {"theta_rule": "none", "theta_max": 0}),
+        (FjORD, {"widths": 1, "distill": False}),
+    ],
+)
+def test_no_default_switches_a_method_off(method: type, off: dict[str, object]) -> None:
+    assert all(getattr(method(), knob) != value for knob, value in off.items())

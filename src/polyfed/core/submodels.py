@@ -1,4 +1,4 @@
-"""What methods that cut one large network by width are made of: HeteroFL, FedRolex, FjORD; and by depth, too: ScaleFL.
+"""What methods that cut one large network by width are made of: HeteroFL, FedRolex, FjORD, ScaleFL.
 
 The server keeps the large network; a client is sent the channels that its rate and the method's window say, and sends
 them back; every entry becomes the mean over those who hold it. Windows are made again from the round's number, so that
@@ -295,19 +295,33 @@ def upload(client: Client, masked: bool) -> Message:
     return {"model": _weights(client.model), **({"classes": _classes(client)} if masked else {})}
 
 
-def paper_nbytes(message: Message) -> int:
-    """Of the sub-model alone, in training; the papers do not count the passage for statistics."""
-    return nbytes({"model": group(message, "model")}) if "model" in message else 0
-
-
 def _classes(client: Client) -> Tensor:
     """Which classes the client has training samples of, (C,) bool."""
     return torch.bincount(client.data.train.y, minlength=client.classes) > 0
 
 
+class Slicing(Method):
+    """Clients train slices of one network that the server keeps: what all such methods have in common."""
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(one_architecture=True)
+
+    @property
+    def scored(self) -> Stage:
+        return "received"
+
+    def start(self, server: Server) -> None:
+        start(server)
+
+    def paper_nbytes(self, message: Message) -> int:
+        """Of the sub-model alone, in training; the papers do not count the passage for statistics."""
+        return nbytes({"model": group(message, "model")}) if "model" in message else 0
+
+
 @knobs
-class Narrowing(Method):
-    """Clients train slices of one network, which their rates and `window` choose: HeteroFL but for the window."""
+class Narrowing(Slicing):
+    """Clients train slices that their rates and `window` choose: HeteroFL but for the window."""
 
     differs: ClassVar[str] = "the width: slices of one network"
     down: ClassVar[str] = "P(r) + S(r), and P(r) for the statistics"
@@ -321,21 +335,10 @@ class Narrowing(Method):
     clip: Annotated[float, Field(ge=0)] = 1.0  # largest norm of a step's gradient; 0 is off
     statistics: Statistics = "all"  # who reports BatchNorm's; "running": kept in training and averaged instead
 
-    @property
-    def needs(self) -> Needs:
-        return Needs(one_architecture=True)
-
-    @property
-    def scored(self) -> Stage:
-        return "received"
-
     def exchanges(self, round: int) -> Sequence[Exchange]:
         return exchanges(self.statistics)
 
     # server ------------------------------------------------------------------------------------------------
-    def start(self, server: Server) -> None:
-        start(server)
-
     def variant(self, server: Server, client_id: int) -> str:
         return level(server, self.rates, client_id)
 
@@ -369,6 +372,3 @@ class Narrowing(Method):
 
     def upload(self, client: Client, trained: Trained) -> Message:
         return upload(client, self.masked)
-
-    def paper_nbytes(self, message: Message) -> int:
-        return paper_nbytes(message)

@@ -25,15 +25,14 @@ from torch import Tensor, nn
 from polyfed.core import submodels
 from polyfed.core.client import Client
 from polyfed.core.message import Message
-from polyfed.core.method import Batch, Context, Exchange, Method, Needs, Trained, knobs
+from polyfed.core.method import Batch, Context, Exchange, Trained, knobs
 from polyfed.core.server import Server
-from polyfed.core.settings import Stage
 from polyfed.functional.losses import cross_entropy, divergence
 from polyfed.functional.submodels import first
 
 
 @knobs
-class FjORD(Method):
+class FjORD(submodels.Slicing):
     """Prefixes of one network, trained side by side."""
 
     name: ClassVar[str] = "fjord"
@@ -49,21 +48,10 @@ class FjORD(Method):
     distill: bool = True  # narrower passes learn from the widest; False: from the labels, and alone
     statistics: Literal["all", "selected"] = "all"  # who reports BatchNorm's
 
-    @property
-    def needs(self) -> Needs:
-        return Needs(one_architecture=True)
-
-    @property
-    def scored(self) -> Stage:
-        return "received"
-
     def exchanges(self, round: int) -> Sequence[Exchange]:
         return submodels.exchanges(self.statistics)
 
     # server ------------------------------------------------------------------------------------------------
-    def start(self, server: Server) -> None:
-        submodels.start(server)
-
     def _level(self, server: Server, client_id: int) -> int:
         """p_i times n, from 1 to n."""
         everybody = server.everybody
@@ -104,6 +92,3 @@ class FjORD(Method):
 
     def upload(self, client: Client, trained: Trained) -> Message:
         return submodels.upload(client, masked=False)
-
-    def paper_nbytes(self, message: Message) -> int:
-        return submodels.paper_nbytes(message)

@@ -31,9 +31,8 @@ from polyfed.core import submodels
 from polyfed.core.client import Client
 from polyfed.core.early_exits import attach
 from polyfed.core.message import Message, tensor
-from polyfed.core.method import Batch, Context, Exchange, Method, Needs, Trained, knobs
+from polyfed.core.method import Batch, Context, Exchange, Trained, knobs
 from polyfed.core.server import Server
-from polyfed.core.settings import Stage
 from polyfed.functional.losses import exits_loss
 from polyfed.functional.submodels import Kept, first
 
@@ -63,7 +62,7 @@ def _checked(text: str) -> str:
 
 
 @knobs
-class ScaleFL(Method):
+class ScaleFL(submodels.Slicing):
     """Narrower and shallower copies of one network with early exits, averaged where they overlap."""
 
     name: ClassVar[str] = "scalefl"
@@ -81,14 +80,6 @@ class ScaleFL(Method):
     statistics: submodels.Statistics = (
         "all"  # who reports BatchNorm's; "running": kept in training and averaged instead
     )
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(one_architecture=True)
-
-    @property
-    def scored(self) -> Stage:
-        return "received"
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
         return submodels.exchanges(self.statistics)
@@ -113,7 +104,7 @@ class ScaleFL(Method):
 
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
-        submodels.start(server)
+        super().start(server)
         clients, levels = len(server.everybody), len(_levels(self.levels))
         order = torch.randperm(clients, generator=server.generator("levels"))
         server.state["levels"] = levels - order * levels // clients  # the whole network is never without a client
@@ -140,6 +131,3 @@ class ScaleFL(Method):
 
     def upload(self, client: Client, trained: Trained) -> Message:
         return submodels.upload(client, masked=False)
-
-    def paper_nbytes(self, message: Message) -> int:
-        return submodels.paper_nbytes(message)

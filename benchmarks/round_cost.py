@@ -67,6 +67,7 @@ def main() -> None:
     names = list(dict.fromkeys([asked.base, *asked.methods.split(",")]))
     data, clocks = Prepared(), {name: Clock() for name in names}
     settings = [*asked.set, f"training.rounds={asked.rounds}", f"evaluation.every={asked.rounds}"]
+    settings += ["run.executor=serial", "run.workers=1"]  # the clock sees this process only
     try:
         recipe = Recipe.load(asked.recipe, settings)
         for _ in range(asked.repeats):

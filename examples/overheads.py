@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import mean
 from typing import Any
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten, nbytes
 from polyfed.core.method import Trained
-from polyfed.engine.executors import Serial
+from polyfed.engine.executors import Scores, Scoring, Serial
 from polyfed.engine.federation import Federation
 from polyfed.errors import PolyfedError
 from polyfed.recipe import Recipe
@@ -103,11 +103,23 @@ def tensors(thing: object) -> Iterator[Tensor]:
             yield from tensors(part)
 
 
+class Watching(Serial):
+    """Clients work as the watched method says, and are scored by the method itself: a score sends nothing."""
+
+    def __init__(self, watched: Spy, federation: Federation) -> None:
+        super().__init__(watched, federation.architectures)
+        self._unwatched = Serial(federation.method, federation.architectures)
+
+    def score(self, asked: Sequence[Scoring]) -> list[Scores]:
+        """See `Executor`."""
+        return self._unwatched.score(asked)
+
+
 def weighed(name: str, federation: Federation) -> Row:
     """Run it with somebody looking on."""
     scales = Scales()
     watched = Spy(federation.method, receive=scales.receive, upload=scales.upload)
-    federation.executor = Serial(watched, federation.architectures)
+    federation.executor = Watching(watched, federation)
     federation.run()
     kept = sum(size([client.weights, client.state]) for client in federation.clients)
     return Row(

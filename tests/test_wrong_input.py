@@ -91,8 +91,7 @@ NAMES = [
     ("method.header_lr=3", "unknown key 'method.header_lr'"),
     ("method.nam=fedgh", "unknown key 'method.nam'; did you mean 'name'?"),
     ("methods.fedgh.heder_lr=3", "unknown key 'methods.fedgh.heder_lr'; did you mean 'header_lr'?"),
-    ("run.executor=pool", "run.executor: expected 'serial'"),
-    ("run.workers=4", "run.workers: expected 1"),
+    ("run.executor=pol", "run.executor: expected 'auto', 'serial' or 'pool', came 'pol'; did you mean 'pool'?"),
     ("evaluation.stage=recieved", "came 'recieved'; did you mean 'received'?"),
     ("training.augment=flip", "training.augment: unknown augmentation 'flip'"),
 ]
@@ -221,7 +220,11 @@ WORDS = [
     (["run", "tiny.toml", "--set", "data.clients"], "expected --set SECTION.KEY=VALUE"),
     (["run", "tiny.toml", "--method", "fedavgg"], "unknown method 'fedavgg'; did you mean 'fedavg'?"),
     (["run", "tiny.toml", "--seed", "-1"], "run.seed: expected at least 0, came -1"),
-    (["run", "tiny.toml", "--workers", "2"], "run.workers: expected 1"),
+    (["run", "tiny.toml", "--workers", "0"], "run.workers: expected at least 1, came 0"),
+    (
+        ["run", "tiny.toml", "--workers", "2", "--set", "run.executor=serial"],
+        "run: expected workers = 1, as the executor",
+    ),
     (["run", "tiny.toml", "--resume", "--force"], "expected one of --resume and --force, came both"),
     (["check", "tiny.toml", "--method", "fedhenn"], "fedhenn needs 5000 rows"),
     (["compare", "tiny.toml", "--methods", "local,fedgg"], "unknown method 'fedgg'; did you mean 'fedgh'?"),

@@ -64,7 +64,9 @@ _Set = Annotated[
 ]
 _Seed = Annotated[int | None, typer.Option(metavar="NUMBER", help="The seed of every random draw.")]
 _Device = Annotated[str | None, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1.")]
-_Workers = Annotated[int | None, typer.Option(metavar="NUMBER", help="Clients that train at the same time.")]
+_Workers = Annotated[
+    int | None, typer.Option(metavar="NUMBER", help="Clients that train at the same time [the cores].")
+]
 _Track = Annotated[
     list[str] | None, typer.Option("--track", metavar="NAME", help="Live curves in the run folder: tensorboard.")
 ]
@@ -207,6 +209,7 @@ def check(
     method: _Method = None,
     settings: _Set = None,
     seed: _Seed = None,
+    workers: _Workers = None,
     device: _Device = None,
 ) -> None:
     """Does a recipe fit, what will it cost?
@@ -218,7 +221,8 @@ def check(
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed import session
 
-    _print(str(session.check(recipe, method=method, seed=seed, overrides=settings or (), device=device)))
+    found = session.check(recipe, method=method, seed=seed, overrides=settings or (), device=device, workers=workers)
+    _print(str(found))
 
 
 @_command

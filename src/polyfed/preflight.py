@@ -75,6 +75,7 @@ class Check:
         unused: rows of the data set that nobody gets. holdout: rows that the server holds.
         seconds, bytes_up, bytes_down: estimates for the whole run, if it does not stop early.
         nbytes: of all clients' weights and states and the server's, in memory.
+        workers: among so many processes the clients' work is dealt.
     """
 
     facts: Mapping[str, Any]
@@ -86,6 +87,7 @@ class Check:
     bytes_up: float
     bytes_down: float
     nbytes: int
+    workers: int = 1
 
     def __str__(self) -> str:
         facts = self.facts
@@ -102,6 +104,7 @@ class Check:
                 left=-2,
             ),
         ]
+        workers = f" with {self.workers} workers" if self.workers > 1 else ""
         if len(self.clients) > _SHOWN_CLIENTS:
             lines.append(f"... and {len(self.clients) - _SHOWN_CLIENTS} more")
         return "\n".join(
@@ -109,7 +112,7 @@ class Check:
                 *lines,
                 "",
                 f"rows: {self.holdout} held out for the server, {self.unused} unused",
-                f"whole run, about: {human_seconds(self.seconds)}; {human_bytes(self.bytes_up)} up, "
+                f"whole run, about: {human_seconds(self.seconds)}{workers}; {human_bytes(self.bytes_up)} up, "
                 f"{human_bytes(self.bytes_down)} down; {human_bytes(self.nbytes)} of weights and states in memory",
             ]
         )
@@ -133,23 +136,26 @@ def measure(federation: Federation, unused: int = 0, holdout: int = 0) -> Check:
     reached = 1 - drop if federation.availability.drop_when == "before" else 1.0
     closing = [sum(kind.closing[place] for kind in mine) for place in range(3)]
     asked, passages = _asked(federation), [federation.method.exchanges(n) for n in range(1, training.rounds + 1)]
-    taking, busy = list(zip(mine, asked, strict=True)), 0.0
+    taking, work, workers = list(zip(mine, asked, strict=True)), [], federation.executor.workers
     for client, (kind, (first, later)) in zip(clients, taking, strict=True):
         steps = [trial.steps(client, exchanges) for exchanges in passages]
         trained = first * steps[0] + later * sum(steps[1:]) / max(1, len(steps) - 1)
-        busy += kind.seconds_batch * trained + kind.seconds_rest * (first + later)
+        work.append(reached * (kind.seconds_batch * trained + kind.seconds_rest * (first + later)))
     return Check(
         facts=federation.facts,
         architectures=tuple(kinds.values()),
         clients=tuple(_facts(client) for client in clients),
         unused=unused,
         holdout=holdout,
-        seconds=reached * busy + training.rounds * trial.server_seconds + closing[2],
+        seconds=max(sum(work) / workers, *work)  # one client's rounds follow each other
+        + training.rounds * trial.server_seconds
+        + closing[2] / workers,
         bytes_up=(1 - drop) * sum(first * kind.up[0] + later * kind.up[1] for kind, (first, later) in taking)
         + closing[1],
         bytes_down=reached * sum(first * kind.down[0] + later * kind.down[1] for kind, (first, later) in taking)
         + closing[0],
         nbytes=sum(kind.nbytes for kind in mine) + nbytes(federation.server.state),
+        workers=workers,
     )
 
 

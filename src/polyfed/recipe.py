@@ -188,8 +188,10 @@ class RunSettings(Settings):
 
     seed: Annotated[int, Field(ge=0)] = Field(0, description="every random draw of the run is derived from it")
     device: str = Field("cpu", description="where networks compute: 'cpu', 'cuda', 'cuda:1'")
-    executor: str = Field("serial", description="how the clients' work is carried out")
-    workers: int = Field(1, description="processes that work at the same time")
+    executor: Literal["auto", "serial", "pool"] = Field(
+        "auto", description="serial: one client after the other; pool: worker processes; auto: the pool where it pays"
+    )
+    workers: Positive | None = Field(None, description="pool: processes at the same time, at most; default: the cores")
     checkpoint_every: Positive = Field(5, description="rounds between checkpoints")
     out: str | None = Field(None, description="run folder; default: runs/<recipe>-<method>-seed<seed>")
     label: str | None = Field(None, description="name of the run in tables; default: the method's")
@@ -198,19 +200,11 @@ class RunSettings(Settings):
     def _idle(self) -> set[str]:
         return set() if self.track else {"track"}
 
-    @field_validator("executor")
-    @classmethod
-    def _known_executor(cls, name: str) -> str:
-        if name != "serial":
-            raise ValueError(f"expected 'serial', the only executor so far, came '{name}'")
-        return name
-
-    @field_validator("workers")
-    @classmethod
-    def _one_worker(cls, count: int) -> int:
-        if count != 1:
-            raise ValueError(f"expected 1, as the executor 'serial' has one worker, came {count}")
-        return count
+    @model_validator(mode="after")
+    def _serial_is_one(self) -> RunSettings:
+        if self.executor == "serial" and (self.workers or 1) > 1:
+            raise ValueError(f"expected workers = 1, as the executor 'serial' has one, came {self.workers}")
+        return self
 
 
 class Recipe(Settings):

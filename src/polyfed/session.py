@@ -163,6 +163,8 @@ def prepare(
             for name in (*names, *_companions(method))
         },
         device=recipe.run.device,
+        executor=recipe.run.executor,
+        workers=recipe.run.workers,
         out=out,
         checkpoint_every=recipe.run.checkpoint_every,
         dataset=source.name,
@@ -239,7 +241,8 @@ def run(
         force: replace the run that the folder holds.
         progress: show how it gets on, on standard error.
         device: "cpu", "cuda", "cuda:1".
-        workers: 1, so far.
+        workers: clients that train at the same time, each in a process of its own; default: one per core, where that
+            pays. The result does not depend on it.
 
     Raises:
         RequestError: the request is wrong; nothing has been written.
@@ -423,14 +426,17 @@ def check(
     seed: int | None = None,
     overrides: Sequence[str] = (),
     device: str | None = None,
+    workers: int | None = None,
 ) -> Check:
     """Whether a recipe works and what it costs: one batch per architecture is trained on, nothing is written.
+
+    The arguments are those of `run`.
 
     Raises:
         RequestError: the request is wrong, or models and data do not fit the method.
         RunError: the method fails; says with which client.
     """
-    resolved = _read(recipe, overrides, method, seed=seed, device=device)
+    resolved = _read(recipe, overrides, method, seed=seed, device=device, workers=workers)
     data = Prepared()
     federation = prepare(resolved, data=data)
     dealt = data.dealt(resolved)

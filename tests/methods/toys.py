@@ -122,6 +122,12 @@ class Watch:
         self._now["up"] = {o.client_id: o.message for o in outcomes}
         return outcomes
 
+    def score(self, asked: Any) -> Any:
+        return self._inner.score(asked)
+
+    def close(self) -> None:
+        self._inner.close()
+
     def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
         after = shallow(self._federation.server.state)
         weights = {client.id: client.weights for client in self._federation.clients}

@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,10 +31,12 @@ from polyfed.engine import checkpoint
 from polyfed.engine.attendance import Attendance, LateUpload, Post, Roll
 from polyfed.engine.checkpoint import Snapshot
 from polyfed.engine.evaluation import NOT_EVALUATED, Memory, Score, figures, summary
-from polyfed.engine.executors import Executor, Job, Outcome, Serial, at_work, has_own
+from polyfed.engine.executors import Executor, Job, Outcome, Scoring, at_work, has_own
 from polyfed.engine.fit import check_companion, check_fit
 from polyfed.engine.folder import RunFolder
 from polyfed.engine.history import result_of, stopped_after
+from polyfed.engine.pool import chosen
+from polyfed.engine.workers import Crew
 from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError
 
 
@@ -81,12 +83,16 @@ class Federation:
         builders: architecture name -> function that makes the network, for clients given by architecture name, and for
             a companion that the method names.
         device: where networks compute ("cpu", "cuda", "cuda:1").
+        executor: how the clients' work is carried out: "serial", one after the other in this process; "pool", by worker
+            processes (Linux, device "cpu"); "auto": the pool where it pays. The result is the same, bit for bit.
+        workers: at most so many processes work at the same time; default: the cores that this process may use.
         out: run folder; None writes nothing. checkpoint_every: rounds between checkpoints.
         dataset: name for the records. settings: the resolved recipe, if there is one. label: name of the run in tables.
         trackers: who watches.
 
     Raises:
-        RequestError: models or data do not fit the method or the settings, a device is not there, there are no clients.
+        RequestError: models or data do not fit the method or the settings, a device is not there, the executor is not
+            possible here, there are no clients.
     """
 
     def __init__(
@@ -104,6 +110,8 @@ class Federation:
         class_names: Sequence[str] | None = None,
         builders: Mapping[str, Builder] | None = None,
         device: str = "cpu",
+        executor: str = "auto",
+        workers: int | None = None,
         out: Path | str | None = None,
         checkpoint_every: int = 5,
         dataset: str = "own data",
@@ -147,7 +155,11 @@ class Federation:
             prepare=self.clients[0].prepare,
             example=self.clients[0].data.train.x[:0],
         )
-        self.executor: Executor = Serial(method, self.architectures)
+        auc = "auc" in self.evaluation.metrics
+        self._memory = Memory(auc)
+        crew = Crew(method, self.architectures, self.clients, auc)
+        say = functools.partial(self._tell, "message")
+        self.executor: Executor = chosen(executor, workers, crew, self.training, say)
         self.folder = None if out is None else RunFolder(out)
         self.checkpoint_every = checkpoint_every
         self.trackers = list(trackers)
@@ -159,6 +171,7 @@ class Federation:
             "clients": len(self.clients),
             "rounds": self.training.rounds,
             "seed": seed,
+            "workers": self.executor.workers,
             "evaluation": {
                 "stage": self.stages[0],
                 "mean": self.evaluation.mean,
@@ -174,7 +187,6 @@ class Federation:
         self.settings = settings if settings is not None else self._settings()
         self.history: list[dict[str, Any]] = []
         self._waiting: Sequence[LateUpload] = ()
-        self._memory = Memory(auc="auc" in self.evaluation.metrics)
 
     # running ------------------------------------------------------------------------------------------------
 
@@ -197,7 +209,7 @@ class Federation:
 
     def _all_rounds(self) -> Run:
         """The rounds after the last checkpoint, and then the result."""
-        with _one_thread():
+        with _one_thread(), contextlib.closing(self.executor):
             first = self._restore() + 1
             if first == 1:
                 self.server.admit(self.attendance.present(1))
@@ -281,79 +293,110 @@ class Federation:
         tally = _Tally()
         with _at("planning", number):
             method.plan(server, selected)
-        for exchange in closing or method.exchanges(number):
+        for place, exchange in enumerate(closing or method.exchanges(number)):
             server.exchange = exchange.name
             ids = drawn if exchange.who == "selected" else roll.present
             asked.update(ids)
-            sent = self._pass(exchange, roll.reached(ids), roll.unheard, tally, due)
+            reached = [client_id for client_id in roll.reached(ids) if client_id not in tally.lost]
+            sent = self._pass(exchange, place, bool(closing), reached, roll, tally, due)
             with _at("aggregation", number):
                 method.aggregate(server, post.deliver(exchange.name, sent, roll.late))
         server.exchange = "train"
         self._waiting = post.waiting
         record = {"round": number, "seconds": 0.0, "closing": bool(closing), "clients": selected}
-        record |= {"lr": self.training.lr_at(number), "dropped": roll.dropped(asked), **post.record()}
+        record |= {
+            "lr": self.training.lr_at(number),
+            "dropped": sorted({*roll.dropped(asked), *tally.lost}),
+            **post.record(),
+        }
         record |= {**tally.record(), "server": dict(server.log)}
         server.log.clear()
         return {**record, "evaluated": due, **(self._evaluate(tally.scores) if due else NOT_EVALUATED)}
 
     def _pass(
-        self, exchange: Exchange, ids: Sequence[int], unheard: Collection[int], tally: _Tally, due: bool
+        self, exchange: Exchange, place: int, closing: bool, ids: Sequence[int], roll: Roll, tally: _Tally, due: bool
     ) -> dict[int, Message]:
         """One passage down and up among the clients `ids`; what was sent by those that count and are heard."""
-        number, scores = self.server.round, due and exchange.trains and "after_local" in self.stages
-        with _at("broadcast", number):
-            jobs = [self._job(client_id, exchange, number, scores) for client_id in ids]
+        scores = due and exchange.trains and "after_local" in self.stages
+        with _at("broadcast", self.server.round):
+            jobs = [
+                Job(
+                    self.clients[client_id],
+                    read_only(self.method.broadcast(self.server, client_id)),
+                    self.method.variant(self.server, client_id),
+                    exchange,
+                    self.server.round,
+                    scores,
+                    self._memory.auc,
+                    closing,
+                    place,
+                )
+                for client_id in ids
+            ]
         outcomes = self.executor.run(jobs, functools.partial(self._client_done, len(jobs)))
         for job, outcome in zip(jobs, outcomes, strict=True):
-            tally.add(job, outcome, self.method, outcome.client_id not in unheard)
-            if outcome.refused is None:
+            tally.add(job, outcome, self.method, outcome.client_id not in roll.unheard)
+            if outcome.counts:
                 client = self.clients[outcome.client_id]
                 client.weights, client.state = outcome.weights, outcome.state
                 client.version += 1
-        return {o.client_id: o.message for o in outcomes if o.refused is None and o.client_id not in unheard}
+        return {o.client_id: o.message for o in outcomes if o.counts and o.client_id not in roll.unheard}
 
     def _select(self, number: int, present: Sequence[int]) -> list[int]:
         """The clients of a round, drawn from those present without replacement, in order of number."""
         order = torch.randperm(len(present), generator=generator(self.seed, "selection", number))
         return sorted(present[place] for place in order[: self.training.drawn(len(present))].tolist())
 
-    def _job(self, client_id: int, exchange: Exchange, number: int, scores: bool) -> Job:
-        message = read_only(self.method.broadcast(self.server, client_id))
-        variant = self.method.variant(self.server, client_id)
-        return Job(self.clients[client_id], message, variant, exchange, number, scores, self._memory.auc)
-
     # scoring --------------------------------------------------------------------------------------------------
 
     def _evaluate(self, after_local: Mapping[int, Score]) -> dict[str, Any]:
         """The figures of all stages, and the validation accuracy of the main one."""
-        tested = [client for client in self._present() if len(client.data.test)]
-        scores = {
-            stage: after_local if stage == "after_local" else {c.id: self._score(c, stage, "test") for c in tested}
-            for stage in self.stages
-        }
         validated = self.stages[0] if self.stages[0] != "after_local" else "personal"
-        held = [self._score(c, validated, "validation") for c in self._present() if len(c.data.validation)]
-        self._memory.forget_content()
-        found = figures(scores, [client.architecture for client in self.clients], self.evaluation)
-        return {**found, "validation": summary(held, self.evaluation.mean).get("mean")}
+        wanted = [(stage, "test") for stage in self.stages if stage != "after_local"] + [(validated, "validation")]
+        found = self._scores(wanted)
+        scores = {stage: after_local if stage == "after_local" else found[stage, "test"] for stage in self.stages}
+        record = figures(scores, [client.architecture for client in self.clients], self.evaluation)
+        held = found[validated, "validation"].values()
+        return {**record, "validation": summary(held, self.evaluation.mean).get("mean")}
+
+    def _scores(self, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], dict[int, Score]]:
+        """The scores of all who are present by (stage, part of the data), taken anew where they may have changed."""
+        looks = {client.id: self._looks(client, [stage for stage, _ in wanted]) for client in self._present()}
+        missing: dict[_Look, list[str]] = {}
+        for stage, part in wanted:
+            for look in (of_stage[stage] for of_stage in looks.values()):
+                asked = missing.setdefault(look, [])
+                if len(getattr(look.client.data, part)) and part not in asked and self._recall(look, part) is None:
+                    asked.append(part)
+        missing = {look: parts for look, parts in missing.items() if parts}
+        taken = self.executor.score([self._scoring(look, parts) for look, parts in missing.items()])
+        for look, scores in zip(missing, taken, strict=True):
+            for part, score in scores.items():
+                self._memory.keep(look.client.id, look.message is not None, part, look.key, score)
+        known = {
+            pair: {i: self._recall(of_stage[pair[0]], pair[1]) for i, of_stage in looks.items()} for pair in wanted
+        }
+        return {pair: {i: s for i, s in scores.items() if s is not None} for pair, scores in known.items()}
+
+    def _looks(self, client: Client, stages: Sequence[str]) -> dict[str, _Look]:
+        """What of the client is scored at each stage; what needs the same message is the same."""
+        variant = self.method.variant(self.server, client.id)
+        own = has_own(client, variant, self.architectures)
+        asks = {stage: stage == "received" or not own for stage in stages}  # who never took part, say
+        message = self.method.broadcast(self.server, client.id) if any(asks.values()) else {}
+        as_it_stands = _Look(client, variant, None, _Key(client.version, variant, {}))
+        received = _Look(client, variant, message, _Key(client.version, variant, message)) if message else as_it_stands
+        return {stage: received if asked else as_it_stands for stage, asked in asks.items()}
+
+    def _recall(self, look: _Look, part: str) -> Score | None:
+        return self._memory.recall(look.client.id, look.message is not None, part, look.key)
+
+    def _scoring(self, look: _Look, parts: Sequence[str]) -> Scoring:
+        shared = [part for part in parts if getattr(look.client.data, part) is self.shared_test]
+        return Scoring(look.client, look.variant, look.message, self.server.round, parts, shared)
 
     def _present(self) -> list[Client]:
         return [client for client in self.clients if client.id in self.server.clients]
-
-    def _score(self, client: Client, stage: str, part: str) -> Score:
-        samples: Samples = getattr(client.data, part)
-        variant = self.method.variant(self.server, client.id)
-        asks = stage == "received" or not has_own(client, variant, self.architectures)  # who never took part, say
-        message = self.method.broadcast(self.server, client.id) if asks else {}
-        received = bool(message)  # who is sent nothing stays as it is
-        key = _Key(client.version, variant, message)
-        known = self._memory.recall(client.id, received, part, key)
-        if known is None:
-            worker = self._worker(client, variant, message if received else None)
-            shared, others = samples is self.shared_test, part == "test"  # rounds are chosen by the method's own
-            known = self._memory.score(worker, self.method, samples, shared, others)
-            self._memory.keep(client.id, received, part, key, known)
-        return known
 
     def _worker(self, client: Client, variant: str, message: Message | None) -> Client:
         """A working copy holding the client's own weights, after receiving `message` if there is one."""
@@ -502,16 +545,20 @@ class _Tally:
         self.loss = self.samples = self.steps = 0.0
         self.sums: dict[str, float] = {}
         self.scores: dict[int, Score] = {}
+        self.lost: set[int] = set()  # whose work came to nothing, not by their own fault
 
     def add(self, job: Job, outcome: Outcome, method: Method, heard: bool) -> None:
         """Count one outcome. Bytes count when sent, also those of a refused upload, unless nothing left the client."""
         number = outcome.client_id
+        if outcome.dropped:
+            self.lost.add(number)
         self.down[number] = self.down.get(number, 0) + nbytes(job.message)
         self.up[number] = self.up.get(number, 0) + (outcome.bytes_up if heard else 0)
         self.paper[0] += method.paper_nbytes(job.message)
         self.paper[1] += method.paper_nbytes(outcome.message) if heard else 0
         if outcome.refused is not None:
             self.refused.append({"client": number, "reason": outcome.refused})
+        if not outcome.counts:
             return
         self.loss += outcome.trained.loss * outcome.trained.samples
         self.samples += outcome.trained.samples
@@ -552,6 +599,16 @@ class _Key:
         )
 
     __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, eq=False)
+class _Look:
+    """A client as it is scored. message: what it receives before; None: nothing. key: what the score depends on."""
+
+    client: Client
+    variant: str
+    message: Message | None
+    key: _Key
 
 
 class _Models(Mapping[int, nn.Module]):

@@ -208,10 +208,10 @@ def _held(folder: Path) -> Iterator[None]:
 
 
 def _first_difference(stored: Mapping[str, Any], asked: Mapping[str, Any], place: str = "") -> str | None:
-    """Where two resolved settings differ; where and how often things are written may differ."""
+    """Where two resolved settings differ; where, how often and by whom may differ."""
     for key in [*stored, *(k for k in asked if k not in stored)]:
         here = f"{place}{key}"
-        if here in ("run.out", "run.checkpoint_every", "run.workers", "run.label", "run.track"):
+        if here in ("run.out", "run.checkpoint_every", "run.executor", "run.workers", "run.label", "run.track"):
             continue
         old, new = stored.get(key), asked.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):

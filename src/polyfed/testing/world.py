@@ -105,8 +105,10 @@ class World:
         out: Path | None = None,
         trackers: Sequence[Tracker] = (),
         public: bool = True,
+        executor: str = "serial",
+        workers: int | None = None,
     ) -> Federation:
-        """A federation of these clients, scored after the last round only."""
+        """A federation of these clients, scored after the last round only; in this process, where it can be watched."""
         return Federation(
             self.clients,
             method,
@@ -119,6 +121,8 @@ class World:
             builders=self.builders,
             out=out,
             checkpoint_every=100,
+            executor=executor,
+            workers=workers,
             trackers=trackers,
         )
 

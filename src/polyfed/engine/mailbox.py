@@ -1,0 +1,98 @@
+"""Tensors handed from one process to another through memory that both hold: copied in, looked at, nothing pickled.
+
+What lies in a mailbox is described in plain lists and dictionaries, which the processes tell each other as JSON.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyfed.errors import RunError
+
+_ALIGNED = 64  # bytes; as PyTorch aligns its own tensors
+_SPARE = 1.25  # how much larger than asked for, so that it is not enlarged again at once
+
+Tree = Mapping[str, Any]  # names -> tensors, None, or such mappings; a message, a state, or several of them
+
+
+class Mailbox:
+    """Shared memory with one writer and one reader, one of them forked from the other. It grows with what is put in.
+
+    Memory is used for what was put in at most, and freed with the last process that holds the mailbox.
+    """
+
+    def __init__(self) -> None:
+        self._file = os.memfd_create("polyfed")
+        self._memory: mmap.mmap | None = None
+
+    def put(self, tree: Tree) -> dict[str, Any]:
+        """Copy all tensors in, over what was there; returns where they lie, for `look`.
+
+        Strides are those that ``tensor.clone()`` would have. None stays None.
+
+        Raises:
+            RunError: something in `tree` is neither a tensor, nor a mapping, nor None.
+        """
+        end, placed = 0, []
+
+        def place(tensor: Any) -> list[Any]:
+            nonlocal end
+            if not isinstance(tensor, Tensor):
+                raise RunError(f"expected tensors in messages and states, came {type(tensor).__name__}")
+            like = tensor if tensor.is_contiguous() else torch.empty_like(tensor, device="meta")
+            where = [str(tensor.dtype).removeprefix("torch."), tensor.shape, like.stride(), end]
+            placed.append((tensor.detach(), where))
+            end += -(-tensor.numel() * tensor.element_size() // _ALIGNED) * _ALIGNED
+            return where
+
+        described: dict[str, Any] = _mapped(tree, place)
+        self._reach(end)
+        for tensor, where in placed:
+            self._at(where).copy_(tensor)
+        return described
+
+    def look(self, described: Mapping[str, Any]) -> dict[str, Any]:
+        """The tensors of `put`, where they lie: whoever keeps one for longer than to the next `put` copies it."""
+        size = os.fstat(self._file).st_size
+        if size and (self._memory is None or len(self._memory) < size):
+            self._memory = mmap.mmap(self._file, size)
+        found: dict[str, Any] = _mapped(described, self._at)
+        return found
+
+    def take(self, described: Mapping[str, Any]) -> dict[str, Any]:
+        """The same in tensors of their own."""
+        found: dict[str, Any] = _mapped(self.look(described), Tensor.clone)
+        return found
+
+    def close(self) -> None:
+        """Give up this process's hold on it."""
+        os.close(self._file)
+        self._memory = None
+
+    def _reach(self, size: int) -> None:
+        if size and (self._memory is None or len(self._memory) < size):
+            os.ftruncate(self._file, int(_SPARE * size) // mmap.PAGESIZE * mmap.PAGESIZE + mmap.PAGESIZE)
+            self._memory = mmap.mmap(self._file, 0)
+
+    def _at(self, where: Any) -> Tensor:
+        name, shape, strides, begin = where
+        kind, count = getattr(torch, name), math.prod(shape)
+        if not count:
+            return torch.empty(shape, dtype=kind)
+        return torch.frombuffer(self._memory, dtype=kind, count=count, offset=begin).as_strided(shape, strides)
+
+
+def _mapped(tree: Any, function: Callable[[Any], Any]) -> Any:
+    """`function` of all leaves but None, which stay."""
+    if tree is None or isinstance(tree, Tensor | list):  # asked first, as there are many of them
+        return None if tree is None else function(tree)
+    if isinstance(tree, Mapping):
+        return {name: _mapped(entry, function) for name, entry in tree.items()}
+    return function(tree)

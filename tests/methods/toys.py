@@ -106,6 +106,7 @@ class Watch:
 
     def __init__(self, federation: Federation, lose: Callable[[int, int], bool] | None = None) -> None:
         self._inner, self._federation, self._lose = federation.executor, federation, lose
+        self.workers = federation.executor.workers
         self._now: dict[str, Any] = {}
         self.rounds: list[Round] = []
 

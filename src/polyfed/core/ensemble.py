@@ -1,7 +1,4 @@
-"""Clients' networks teach one at the server, on inputs without labels (Fed-ET); and heads that all networks have alike.
-
-A head's tensors go by their names within the head, which are the same in all networks, whatever holds it.
-"""
+"""Clients' networks teach one at the server, on inputs without labels (Fed-ET)."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from torch import Tensor, nn
 from polyfed.core import passes
 from polyfed.core.client import Public
 from polyfed.core.message import Group
-from polyfed.core.networks import split
 from polyfed.core.randomness import scoped_global
 from polyfed.core.server import Server
 from polyfed.functional.ensemble import Confidence, Consensus, consensus, transfer_loss
@@ -31,11 +27,6 @@ class Transfer:
     batch: int
     lr: float
     diversity: float
-
-
-def head_names(model: nn.Module) -> dict[str, str]:
-    """The network's own names of its head's tensors -> their names within the head."""
-    return dict(zip(split(model).names("head"), split(model).head.state_dict(), strict=True))
 
 
 def agreed(server: Server, models: Mapping[int, Group], public: Public, of: Confidence) -> Consensus:

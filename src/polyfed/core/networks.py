@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -41,12 +42,18 @@ def floats(module: nn.Module, buffers: bool = True, parts: Collection[Part] | No
     return {name: t.detach() for name, t in sent.items() if t.is_floating_point()}
 
 
-class Composite(nn.Module):
+def head_names(module: nn.Module) -> dict[str, str]:
+    """A split model's own names of its head's tensors -> their names within the head, alike whatever holds it."""
+    model = split(module)
+    return dict(zip(model.names("head"), model.head.state_dict(), strict=True))
+
+
+class Composite(nn.Module, abc.ABC):
     """A network around a client's own, that keeps the latter's names when it is exported."""
 
+    @abc.abstractmethod
     def export(self) -> dict[str, Tensor]:
         """The tensors by their exported names; not copies."""
-        raise NotImplementedError(f"{type(self).__name__} defines no export")
 
 
 def exported(module: nn.Module) -> dict[str, Tensor]:

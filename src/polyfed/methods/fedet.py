@@ -28,6 +28,7 @@ from polyfed.core import ensemble, shared_model
 from polyfed.core.architectures import Companion
 from polyfed.core.message import Group, Message, group
 from polyfed.core.method import Needs, knobs
+from polyfed.core.networks import head_names
 from polyfed.core.server import Server
 from polyfed.functional.averaging import weighted_mean
 from polyfed.functional.ensemble import Confidence
@@ -77,13 +78,13 @@ class FedET(shared_model.Averaging):
             return
         models, weights = shared_model.uploaded(uploads), shared_model.shares(uploads, self.weighting)
         shared_model.average(server, self.aggregation, models, weights)
-        own = [ensemble.head_names(server.model(server.clients[i].architecture, {})) for i in models]
+        own = [head_names(server.model(server.clients[i].architecture, {})) for i in models]
         heads = [{n: m[o] for o, n in names.items()} for m, names in zip(models.values(), own, strict=True)]
         self._teach(server, models, weighted_mean(heads, list(weights.values())))
 
     def _teach(self, server: Server, models: Mapping[int, Group], head: Group) -> None:
         """The server's network takes the head and learns; the head that it ends with goes to all architectures."""
-        names = ensemble.head_names(server.model(server.companion, {}))
+        names = head_names(server.model(server.companion, {}))
         w = {**group(server.state, "server"), **{own: head[n] for own, n in names.items()}}
         if self.server_steps and server.public is not None:
             targets = ensemble.agreed(server, models, server.public, self.confidence)
@@ -92,7 +93,7 @@ class FedET(shared_model.Averaging):
             server.log["disputed"] = float(targets.disputed.float().mean())
         server.state["server"] = w
         for architecture in server.architectures:
-            inner = ensemble.head_names(server.model(architecture, {}))
+            inner = head_names(server.model(architecture, {}))
             held = {n: w[own] for own, n in names.items()}
             shared_model.replace(server, self.aggregation, architecture, {own: held[n] for own, n in inner.items()})
 

@@ -22,7 +22,7 @@ from polyfed.core import shared_model
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group
 from polyfed.core.method import Context, Method, Needs, Trained, knobs
-from polyfed.core.networks import BODY, HEAD, floats, load, split
+from polyfed.core.networks import BODY, HEAD, floats, head_names, load
 from polyfed.core.server import Server
 from polyfed.functional.averaging import layer_wise_mean
 
@@ -88,5 +88,5 @@ class LGFedAvg(Method):
         """Name of what is shared -> the network's own; a head's tensors go by their names within the head."""
         if self.shares == "none":
             return {}
-        inner = dict(zip(split(model).names("head"), split(model).head.state_dict(), strict=True))
+        inner = head_names(model)
         return {f"head.{inner[n]}" if n in inner else n: n for n in floats(model, parts=_SHARED[self.shares])}

@@ -26,6 +26,7 @@ M: its networks have 1000 rows in the head whatever the number of classes, as `r
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -34,6 +35,7 @@ from polyfed.errors import RequestError
 from polyfed.models.split import SplitModel, Staged, check_request
 
 ImageShape = tuple[int, int, int]  # channels, height, width
+Builder = Callable[[ImageShape, int], SplitModel]
 
 BLOCKS = {10: (1, 1, 1, 1), 14: (1, 1, 2, 2), 18: (2, 2, 2, 2), 22: (2, 2, 3, 3), 26: (3, 3, 3, 3)}
 WIDTHS = (64, 128, 256, 512)
@@ -123,7 +125,7 @@ def _initialised(model: SplitModel) -> SplitModel:
 
 
 def _resnet(
-    name: str, depth: int, in_shape: ImageShape, classes: int, cifar: bool = False, widths: tuple[int, ...] = WIDTHS
+    name: str, depth: int, in_shape: ImageShape, classes: int, cifar: bool, widths: tuple[int, ...]
 ) -> SplitModel:
     channels = _image_channels(name, in_shape, classes)
     stem: OrderedDict[str, nn.Module] = OrderedDict()
@@ -144,80 +146,23 @@ def _resnet(
     return _initialised(Staged(nn.Sequential(stem), nn.Sequential(body), nn.Linear(c_in, classes), architecture=name))
 
 
-def resnet10(in_shape: ImageShape, classes: int) -> SplitModel:
-    """Blocks 1 1 1 1, 7 x 7 stem."""
-    return _resnet("resnet10", 10, in_shape, classes)
+def _builder(name: str, depth: int, cifar: bool = False, widths: tuple[int, ...] = WIDTHS) -> Builder:
+    def build(in_shape: ImageShape, classes: int) -> SplitModel:
+        return _resnet(name, depth, in_shape, classes, cifar, widths)
+
+    stem = "3 x 3 stem without pool" if cifar else "7 x 7 stem"
+    build.__name__ = name.replace("-", "_")
+    build.__doc__ = f"Blocks {' '.join(map(str, BLOCKS[depth]))}, {stem}, widths {' '.join(map(str, widths))}."
+    return build
 
 
-def resnet14(in_shape: ImageShape, classes: int) -> SplitModel:
-    """Blocks 1 1 2 2, 7 x 7 stem."""
-    return _resnet("resnet14", 14, in_shape, classes)
-
-
-def resnet18(in_shape: ImageShape, classes: int) -> SplitModel:
-    """Blocks 2 2 2 2, 7 x 7 stem."""
-    return _resnet("resnet18", 18, in_shape, classes)
-
-
-def resnet22(in_shape: ImageShape, classes: int) -> SplitModel:
-    """Blocks 2 2 3 3, 7 x 7 stem."""
-    return _resnet("resnet22", 22, in_shape, classes)
-
-
-def resnet26(in_shape: ImageShape, classes: int) -> SplitModel:
-    """Blocks 3 3 3 3, 7 x 7 stem."""
-    return _resnet("resnet26", 26, in_shape, classes)
-
-
-def resnet10_cifar(in_shape: ImageShape, classes: int) -> SplitModel:
-    """Blocks 1 1 1 1, 3 x 3 stem without pool."""
-    return _resnet("resnet10-cifar", 10, in_shape, classes, cifar=True)
-
-
-def resnet14_cifar(in_shape: ImageShape, classes: int) -> SplitModel:
-    """Blocks 1 1 2 2, 3 x 3 stem without pool."""
-    return _resnet("resnet14-cifar", 14, in_shape, classes, cifar=True)
-
-
-def resnet18_cifar(in_shape: ImageShape, classes: int) -> SplitModel:
-    """Blocks 2 2 2 2, 3 x 3 stem without pool."""
-    return _resnet("resnet18-cifar", 18, in_shape, classes, cifar=True)
-
-
-def resnet22_cifar(in_shape: ImageShape, classes: int) -> SplitModel:
-    """Blocks 2 2 3 3, 3 x 3 stem without pool."""
-    return _resnet("resnet22-cifar", 22, in_shape, classes, cifar=True)
-
-
-def resnet26_cifar(in_shape: ImageShape, classes: int) -> SplitModel:
-    """Blocks 3 3 3 3, 3 x 3 stem without pool."""
-    return _resnet("resnet26-cifar", 26, in_shape, classes, cifar=True)
-
-
-def resnet10_half(in_shape: ImageShape, classes: int) -> SplitModel:
-    """Blocks 1 1 1 1, 7 x 7 stem, half as many channels."""
-    return _resnet("resnet10-half", 10, in_shape, classes, widths=_HALVES)
-
-
-def resnet14_half(in_shape: ImageShape, classes: int) -> SplitModel:
-    """Blocks 1 1 2 2, 7 x 7 stem, half as many channels."""
-    return _resnet("resnet14-half", 14, in_shape, classes, widths=_HALVES)
-
-
-def resnet18_half(in_shape: ImageShape, classes: int) -> SplitModel:
-    """Blocks 2 2 2 2, 7 x 7 stem, half as many channels."""
-    return _resnet("resnet18-half", 18, in_shape, classes, widths=_HALVES)
-
-
-def resnet22_half(in_shape: ImageShape, classes: int) -> SplitModel:
-    """Blocks 2 2 3 3, 7 x 7 stem, half as many channels."""
-    return _resnet("resnet22-half", 22, in_shape, classes, widths=_HALVES)
-
-
-def resnet26_half(in_shape: ImageShape, classes: int) -> SplitModel:
-    """Blocks 3 3 3 3, 7 x 7 stem, half as many channels."""
-    return _resnet("resnet26-half", 26, in_shape, classes, widths=_HALVES)
-
+resnet10, resnet14, resnet18, resnet22, resnet26 = (_builder(f"resnet{d}", d) for d in BLOCKS)
+resnet10_cifar, resnet14_cifar, resnet18_cifar, resnet22_cifar, resnet26_cifar = (
+    _builder(f"resnet{d}-cifar", d, cifar=True) for d in BLOCKS
+)
+resnet10_half, resnet14_half, resnet18_half, resnet22_half, resnet26_half = (
+    _builder(f"resnet{d}-half", d, widths=_HALVES) for d in BLOCKS
+)
 
 _BLOCKS_152 = (3, 8, 36, 3)
 _IMAGENET_CLASSES = 1000

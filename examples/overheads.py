@@ -107,8 +107,8 @@ class Watching(Serial):
     """Clients work as the watched method says, and are scored by the method itself: a score sends nothing."""
 
     def __init__(self, watched: Spy, federation: Federation) -> None:
-        super().__init__(watched, federation.architectures)
-        self._unwatched = Serial(federation.method, federation.architectures)
+        super().__init__(watched, federation.architectures, federation.store)
+        self._unwatched = Serial(federation.method, federation.architectures, federation.store)
 
     def score(self, asked: Sequence[Scoring]) -> list[Scores]:
         """See `Executor`."""
@@ -121,7 +121,7 @@ def weighed(name: str, federation: Federation) -> Row:
     watched = Spy(federation.method, receive=scales.receive, upload=scales.upload)
     federation.executor = Watching(watched, federation)
     federation.run()
-    kept = sum(size([client.weights, client.state]) for client in federation.clients)
+    kept = sum(nbytes(client.weights or {}) + size(client.state) for client in federation.clients)  # rows have gaps
     return Row(
         method=name,
         up=mean(scales.up.values()),

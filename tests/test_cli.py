@@ -106,6 +106,41 @@ def test_run_shows_what_came_out_and_where_it_is(polyfed_: Terminal) -> None:
     assert len(list((folder / "models").glob("*.safetensors"))) == 3
 
 
+@pytest.mark.parametrize("flag", ["--timings", "--profile"])
+def test_run_tells_where_the_time_went(flag: str, polyfed_: Terminal) -> None:
+    said = polyfed_("run", "tiny.toml", flag, "--out", "mine", "-q", "--set", "data.max_train=10")
+    table = said.out[said.out.index("seconds") :].splitlines()
+    names = ["train", "align", "prototypes", "aggregate", "score", "messages", "other", "idle"]
+    assert sorted(line.split()[0] for line in table[1:-1]) == sorted(names)
+    total = table[-1].split()
+    assert (total[0], total[2], total[5:7]) == ("all", "100.0", ["(1", "worker,"])
+    timings = json.loads(Path("mine/result.json").read_text())["timings"]
+    assert float(total[1]) == pytest.approx(sum(timings.values()), abs=0.006)
+    assert [line.split()[0] for line in table[1:-1]] == sorted(timings, key=lambda name: -timings[name])
+
+
+def test_asked_for_too_late_there_are_no_timings(polyfed_: Terminal) -> None:
+    polyfed_("run", "tiny.toml", "--out", "mine", "-q", "--set", "training.rounds=1")
+    again = polyfed_("run", "tiny.toml", "--out", "mine", "-q", "--set", "training.rounds=1", "--resume", "--timings")
+    assert "no timings" in again.out
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("run --profile a.toml", "run --timings a.toml"),
+        ("run a.toml --profile", "run a.toml --timings"),
+        ("run a.toml --profile --seed 1", "run a.toml --timings --seed 1"),
+        ("run a.toml --profile -q", "run a.toml --timings -q"),
+        ("run a.toml --profile small", "run a.toml --profile small"),
+        ("run --profile=small a.toml", "run --profile=small a.toml"),
+        ("check a.toml --profile", "check a.toml --profile"),
+    ],
+)
+def test_profile_without_a_value_means_timings(words: str, meant: str) -> None:
+    assert cli._bare_profile(words.split()) == meant.split()
+
+
 def test_a_run_is_not_run_twice_unless_forced(polyfed_: Terminal) -> None:
     first = polyfed_("run", "tiny.toml", "--out", "mine", "--quiet")
     assert first.error == ""

@@ -24,7 +24,7 @@ RECIPE: dict[str, Any] = {
 FREE = {  # so many levels below these, keys are names of clients, stages, architectures, figures, knobs or files
     **dict.fromkeys(("accuracy", "accuracy_by_stage", "accuracy_per_architecture", "bytes_by_client"), 1),
     "accuracy_by_predictor": 2,
-    **dict.fromkeys(("knobs", "sums", "server", "sha256", "availability"), 1),
+    **dict.fromkeys(("knobs", "sums", "server", "sha256", "availability", "timings"), 1),
     "metrics": 2,
 }
 FILES = {"rounds.jsonl": 0, "result.json": 0, "models/index.json": 1}
@@ -58,7 +58,7 @@ def written(file: str, folder: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = pf.run(pf.Recipe.from_dict(RECIPE), out=tmp_path_factory.mktemp("runs") / "one").path
+    path = pf.run(pf.Recipe.from_dict(RECIPE), out=tmp_path_factory.mktemp("runs") / "one", timings=True).path
     assert path is not None
     return path
 

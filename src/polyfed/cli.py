@@ -65,7 +65,7 @@ _Set = Annotated[
 _Seed = Annotated[int | None, typer.Option(metavar="NUMBER", help="The seed of every random draw.")]
 _Device = Annotated[str | None, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1.")]
 _Workers = Annotated[
-    int | None, typer.Option(metavar="NUMBER", help="Clients that train at the same time [the cores].")
+    int | None, typer.Option(metavar="NUMBER", help="Clients that train at the same time [the cores; GPU: 32].")
 ]
 _Track = Annotated[
     list[str] | None, typer.Option("--track", metavar="NAME", help="Live curves in the run folder: tensorboard.")
@@ -102,6 +102,10 @@ def run(
     workers: _Workers = None,
     device: _Device = None,
     track: _Track = None,
+    timings: Annotated[
+        bool,
+        typer.Option("--timings", help="Tell where the time of the rounds went; also as --profile without a value."),
+    ] = False,
     quiet: _Quiet = False,
 ) -> None:
     """Run a recipe.
@@ -110,14 +114,17 @@ def run(
     polyfed run recipes/quickstart.toml --method fedgh --seed 1
     polyfed run recipes/quickstart.toml --set data.clients=20 --out runs/mine
     polyfed run recipes/quickstart.toml --out runs/mine --resume
+    polyfed run recipes/quickstart.toml --timings
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed import session
     from polyfed.recipe import Recipe
 
     changes = [*(settings or ()), *_tracked(track)]
     asked = Recipe.load(recipe, changes, method=method, seed=seed, out=out, device=device, workers=workers)
-    done = session.run(asked, out=asked.folder, resume=resume, force=force, progress=not quiet)
+    done = session.run(asked, out=asked.folder, resume=resume, force=force, progress=not quiet, timings=timings)
     _print_run(done.result, done.path)
+    if timings:
+        _print_timings(done.result, done.history)
 
 
 @_command
@@ -432,6 +439,21 @@ def _print_run(result: Mapping[str, Any], path: Path | None) -> None:
     _print(f"run folder {path}")
 
 
+def _print_timings(result: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> None:
+    """Where the time went: in all, of the whole, per round."""
+    rounds = [record for record in history if "timings" in record]
+    if not rounds:
+        _print("no timings: the run was done before they were asked for")
+        return
+    spent, wall = result["timings"], sum(record["seconds"] for record in rounds)
+    whole = sum(spent.values()) or 1.0
+    _print(f"{'':<12}{'seconds':>10}{'share':>9}{'per round':>12}")
+    for name, seconds in sorted(spent.items(), key=lambda one: -one[1]):
+        _print(f"{name:<12}{seconds:>10.2f}{100 * seconds / whole:>7.1f} %{seconds / len(rounds):>12.3f}")
+    workers = f"{result['workers']} workers" if result["workers"] > 1 else "1 worker"
+    _print(f"{'all':<12}{whole:>10.2f}{100:>7.1f} %{whole / len(rounds):>12.3f}  ({workers}, {wall:.2f} s)")
+
+
 def _print_files(files: Sequence[Path]) -> None:
     for file in files:
         _print(f"wrote {file}")
@@ -513,6 +535,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def status(arguments: Sequence[str]) -> int:
     """Run a command; its exit status."""
+    arguments = _bare_profile(arguments)
     try:
         code = typer.main.get_command(app).main(list(arguments), prog_name="polyfed", standalone_mode=False)
         sys.stdout.flush()
@@ -532,6 +555,24 @@ def status(arguments: Sequence[str]) -> int:
         if os.environ.get("POLYFED_DEBUG"):
             raise
         return _said(f"{type(error).__name__}: {error} (POLYFED_DEBUG=1 shows where)", 1)
+
+
+def _bare_profile(arguments: Sequence[str]) -> list[str]:
+    """``polyfed run ... --profile`` without a value is ``--timings``; the word behind it is a value if it can be one.
+
+    It can be none if it is an option or names a recipe's file, or where there is none.
+
+    >>> _bare_profile(["run", "--profile", "a.toml"]), _bare_profile(["run", "a.toml", "--profile", "small"])
+    (['run', '--timings', 'a.toml'], ['run', 'a.toml', '--profile', 'small'])
+    """
+    words = list(arguments)
+    if words[:1] != ["run"]:
+        return words
+    behind = [*words[1:], ""]
+    return [
+        "--timings" if word == "--profile" and (not after or after.startswith("-") or after.endswith(".toml")) else word
+        for word, after in zip(words, behind, strict=True)
+    ]
 
 
 def _said(text: str, code: int) -> int:

@@ -37,7 +37,7 @@ from polyfed.registry import METHODS
 
 __all__ = ["ClientModel", "Predictions", "load_model", "predict"]
 
-CHUNK = 512  # rows per forward pass
+CHUNK = 128  # rows per forward pass
 
 
 @dataclass(frozen=True, eq=False)

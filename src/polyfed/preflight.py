@@ -308,7 +308,8 @@ class _Trial:
                     if phase.rows is not None:
                         taken = len(tensor(context, phase.rows)) / max(1, len(data_of(client, phase)[0]))
                         self._taken[exchange.name, phase.rows] = taken
-                trained = train(client, method, context, self._batches.get(member.id, 1), exchange.phases)
+                batches, step = self._batches.get(member.id, 1), federation.architectures.training
+                trained = train(client, method, context, batches, exchange.phases, step)
             done = time.perf_counter()
             upload = read_only(copied(method.upload(client, trained)))
             if self._scores and exchange.trains and len(client.data.test):

@@ -33,6 +33,7 @@ from typing import Annotated, Any, Literal, get_args
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
+from polyfed.core.architectures import Precision
 from polyfed.core.settings import Availability, Evaluation, Positive, Settings, Training
 from polyfed.data.transforms import augmentation
 from polyfed.errors import RequestError
@@ -188,10 +189,17 @@ class RunSettings(Settings):
 
     seed: Annotated[int, Field(ge=0)] = Field(0, description="every random draw of the run is derived from it")
     device: str = Field("cpu", description="where networks compute: 'cpu', 'cuda', 'cuda:1'")
-    executor: Literal["auto", "serial", "pool"] = Field(
-        "auto", description="serial: one client after the other; pool: worker processes; auto: the pool where it pays"
+    executor: Literal["auto", "serial", "pool", "cohort"] = Field(
+        "auto",
+        description="serial: one client after the other; pool: worker processes; cohort: clients of a network as one; "
+        "auto: the pool where it pays, on a GPU the cohort",
     )
-    workers: Positive | None = Field(None, description="pool: processes at the same time, at most; default: the cores")
+    workers: Positive | None = Field(
+        None, description="at most so many at once: processes (default: the cores), clients of a cohort (32)"
+    )
+    precision: Precision = Field(
+        "float32", description="what networks train in; bf16: matrix products and convolutions in bfloat16"
+    )
     checkpoint_every: Positive = Field(5, description="rounds between checkpoints")
     out: str | None = Field(None, description="run folder; default: runs/<recipe>-<method>-seed<seed>")
     label: str | None = Field(None, description="name of the run in tables; default: the method's")
@@ -204,6 +212,8 @@ class RunSettings(Settings):
     def _serial_is_one(self) -> RunSettings:
         if self.executor == "serial" and (self.workers or 1) > 1:
             raise ValueError(f"expected workers = 1, as the executor 'serial' has one, came {self.workers}")
+        if self.executor == "cohort" and self.workers == 1:
+            raise ValueError("expected workers = 2 or more, as the executor 'cohort' trains so many as one, came 1")
         return self
 
 

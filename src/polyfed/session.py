@@ -117,6 +117,7 @@ def prepare(
     out: str | Path | None = None,
     trackers: Sequence[Tracker] = (),
     data: Prepared | None = None,
+    timings: bool = False,
 ) -> Federation:
     """The federation that a recipe describes; nothing is written.
 
@@ -125,6 +126,7 @@ def prepare(
         out: run folder; None for a run that leaves nothing behind.
         trackers: who watches.
         data: where data are kept between calls.
+        timings: whether the records tell where the time of each round went.
 
     Raises:
         RequestError: data that are not there or cannot be dealt so, models or a method that do not fit.
@@ -163,6 +165,7 @@ def prepare(
             for name in (*names, *_companions(method))
         },
         device=recipe.run.device,
+        precision=recipe.run.precision,
         executor=recipe.run.executor,
         workers=recipe.run.workers,
         out=out,
@@ -171,6 +174,7 @@ def prepare(
         settings=recipe.to_dict(),
         label=recipe.run.label,
         trackers=[*trackers, *(live if out is not None else ())],
+        timings=timings,
     )
 
 
@@ -227,6 +231,7 @@ def run(
     progress: bool = False,
     device: str | None = None,
     workers: int | None = None,
+    timings: bool = False,
 ) -> Run:
     """Run a recipe.
 
@@ -243,6 +248,7 @@ def run(
         device: "cpu", "cuda", "cuda:1".
         workers: clients that train at the same time, each in a process of its own; default: one per core, where that
             pays. The result does not depend on it.
+        timings: have records and result tell where the time went, too.
 
     Raises:
         RequestError: the request is wrong; nothing has been written.
@@ -258,7 +264,7 @@ def run(
         raise RequestError("expected a run folder to resume from, came none; name it with out=...")
     elif resolved.run.track:
         raise RequestError("run.track: expected a run folder for live curves, came none; name it with out=...")
-    federation = prepare(resolved, out=folder, trackers=[Console()] if progress else ())
+    federation = prepare(resolved, out=folder, trackers=[Console()] if progress else (), timings=timings)
     return federation.run(resume=resume, force=force)
 
 

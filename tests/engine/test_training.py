@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.core.method import Batch, Context, Gradients
+from polyfed.core.method import Batch, Context, Gradients, Method
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Training
 from polyfed.data.transforms import augment
@@ -172,3 +173,30 @@ def test_dropout_repeats_and_differs_by_client_and_round() -> None:
         runs.append(patterns)
     assert runs[0] == runs[1]
     assert len(set(runs[0])) == 4
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_part_that_gets_its_first_gradient_late(momentum: float) -> None:
+    """The head joins from the second step on, as by hand; PyTorch's fused SGD would fall over it."""
+
+    class Late(Method):
+        def inputs(self, client: Client, step: int, generator: torch.Generator) -> dict[str, Tensor]:
+            return {} if step == 0 else {"joined": torch.ones(())}
+
+        def loss(self, model: nn.Module, batch: Batch, context: Mapping[str, Any]) -> Tensor:
+            loss = (model[0](batch.x).square()).mean()
+            return loss + model[1](batch.x).square().mean() if "joined" in context else loss
+
+    torch.manual_seed(0)
+    given = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    oracle, x = copy.deepcopy(given), torch.randn(4, 3)
+    training = Training(rounds=1, epochs=3, batch_size=4, lr=0.1, momentum=momentum, weight_decay=0.1)
+    trained = Federation([Client(given, (x, torch.zeros(4, dtype=torch.int64)))], Late(), training).run().models[0]
+    optimizer = torch.optim.SGD(oracle.parameters(), 0.1, momentum, weight_decay=0.1, foreach=False)
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = oracle[0](x).square().mean() + (oracle[1](x).square().mean() if step else 0.0)
+        loss.backward()
+        optimizer.step()
+    for name, expected in oracle.state_dict().items():
+        torch.testing.assert_close(trained.state_dict()[name], expected)

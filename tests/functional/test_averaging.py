@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from polyfed.functional import averaging
 from polyfed.functional.averaging import layer_wise_mean, normalise, weighted_mean
 
 
@@ -37,6 +38,20 @@ def test_identical_models_average_to_themselves_bit_for_bit(dtype):
     mean = weighted_mean([one] * 7, [0.1, 3, 17, 1e-7, 5, 5, 2.3])
     assert mean["w"].dtype == dtype
     assert torch.equal(mean["w"], one["w"])
+
+
+@pytest.mark.parametrize("at_once", [1, 5, 11])
+def test_the_mean_does_not_depend_on_what_is_summed_at_once_or_lies_where_in_memory(monkeypatch, at_once):
+    draws, n = torch.Generator().manual_seed(0), [1, 2, 0, 4]
+    models = [{"w": torch.randn(2, 3, 4, 5, generator=draws)} for _ in n]
+    whole = weighted_mean(models, n)["w"]
+    mixed = [{"w": m["w"].to(memory_format=torch.channels_last) if i % 2 else m["w"]} for i, m in enumerate(models)]
+    strided = [{"w": m["w"].transpose(0, 3).contiguous().transpose(0, 3)} for m in models]
+    monkeypatch.setattr(averaging, "_AT_ONCE", at_once)
+    for given in (models, mixed, strided):
+        mean = weighted_mean(given, n)["w"]
+        assert torch.equal(mean, whole)
+        assert mean.stride() == given[0]["w"].stride()
 
 
 def test_equal_weights_give_the_plain_mean_and_scale_of_weights_is_nothing():

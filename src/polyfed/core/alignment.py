@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed.core import passes
+from polyfed.core import passes, timings
 from polyfed.core.client import Client
 from polyfed.core.mean_kernel import MeanKernel
 from polyfed.core.message import Message, group, tensor
@@ -133,6 +133,7 @@ class Alignment:
             context["target"] = unpack(group(message, "factor")).clone()
         return context
 
+    @timings.timed("align")
     def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
         """The rows of one step."""
         if "target" not in client.context or step % self.every:
@@ -153,18 +154,21 @@ class Alignment:
         """The task's loss and the term."""
         if "rad_x" not in context:
             return task
-        with evaluating(model):
+        with timings.section("align"), evaluating(model):
             apart = self.distance(model.represent(context["rad_x"]), context)
+        timings.backward("align", apart, task)
         return task + context["eta"] * apart, {"d_cka": apart, "d_cka_steps": torch.ones_like(apart)}
 
     def gradients(self, plain: Callable[[Context], Gradients], model: Any, context: Context) -> Gradients:
         """The gradient of `added`. `plain(context)` takes it in one pass; of many rows it is given the task alone."""
         if "rad_x" not in context or len(context["rad_x"]) <= self.chunk:
-            return plain(context)
+            with timings.section("train"):
+                return plain(context)
         task = plain({name: value for name, value in context.items() if name != "rad_x"})
-        apart, term = passes.represent_gradients(
-            model, context["rad_x"], lambda z: self.distance(z, context), self.chunk
-        )
+        with timings.section("align"):
+            apart, term = passes.represent_gradients(
+                model, context["rad_x"], lambda z: self.distance(z, context), self.chunk
+            )
         grads = dict(task.grads)
         for name, grad in term.items():
             own = grads.get(name)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.networks import load, split
+from polyfed.core.networks import Inventory, fill, split
 from polyfed.core.randomness import derive, scoped_global
+from polyfed.errors import RequestError
 from polyfed.models.split import with_projection
 
 Builder = Callable[[], nn.Module]
 Build = Callable[[nn.Module, str], nn.Module]
 Beside = Callable[[nn.Module, nn.Module], nn.Module]
+Precision = Literal["float32", "bf16"]
 BY_SIZE = ("smallest", "largest")
 
 
@@ -41,6 +46,7 @@ class Architectures:
         companion: a network beside the clients' own. others: networks that it may be, besides those of `builders`.
         beside: puts a client's network and the companion together (`Method.beside`); None: clients train theirs alone.
         blank: clients' own networks begin as zeros (`Method.starts_blank`), which spares drawing their weights.
+        precision: what networks train in, see `training`.
 
     Attributes:
         companion: the companion's architecture, "" without one; its network is always alone. chosen: which network it
@@ -57,17 +63,32 @@ class Architectures:
         beside: Beside | None = None,
         others: Mapping[str, Builder] | None = None,
         blank: bool = False,
+        precision: Precision = "float32",
     ) -> None:
         self._builders = dict(builders)
         self._build = build
         self._seed = seed
         self.device = device
+        if precision not in get_args(Precision):
+            raise RequestError(f"expected the precision 'float32' or 'bf16', came '{precision}'")
+        self._precision = precision
         self._blank = blank
         self._templates: dict[tuple[str, str, bool], nn.Module] = {}
+        self._inventories: dict[tuple[str, str, bool], Inventory] = {}
         self._buffers: dict[tuple[str, str, bool], dict[str, Tensor]] = {}  # the templates', as they were made
         self._beside = None if companion is None else beside
         self.chosen = None if companion is None else replace(companion, network=self._named(companion.network))
         self.companion = "" if self.chosen is None else self._admit(self.chosen, others or {})
+
+    def training(self) -> AbstractContextManager[Any]:
+        """Within the block, one training step: "bf16" has matrix products and convolutions in bfloat16.
+
+        As PyTorch's autocast does it; weights, gradients, optimiser and all sums stay float32. One block per step, as
+        no rounded weights may outlive it.
+        """
+        if self._precision == "float32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
 
     @property
     def together(self) -> bool:
@@ -113,6 +134,13 @@ class Architectures:
             self._buffers[key] = {name: buffer.clone() for name, buffer in made.named_buffers()}
         return self._templates[key]
 
+    def tensors(self, architecture: str, variant: str = "", alone: bool = False) -> dict[str, Tensor]:
+        """The present tensors of `template`, which see, by name in the order of its state dict; not copies."""
+        key = (architecture, variant, alone and self.together)
+        if key not in self._inventories:
+            self._inventories[key] = Inventory(self.template(architecture, variant, alone))
+        return self._inventories[key].tensors()
+
     def initial(
         self,
         architecture: str,
@@ -127,18 +155,19 @@ class Architectures:
         `given` is a client's own network, whose present weights are kept. `alone`: see `template`.
         """
         module = self._make(architecture, variant, architecture if owner is None else owner, given, alone)
-        return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+        plain = torch.contiguous_format
+        return {name: tensor.detach().clone(memory_format=plain) for name, tensor in module.state_dict().items()}
 
     def begun(self, architecture: str, variant: str, owner: int, given: nn.Module | None) -> dict[str, Tensor]:
         """What a client's network holds before the client has weights of its own: `initial`, or blank parameters."""
         if not self._blank or given is not None:
             return self.initial(architecture, variant, owner, given)
-        weights = self.template(architecture, variant).state_dict()
+        weights = self.tensors(architecture, variant)
         buffers = self._buffers[architecture, variant, False]
         return {name: buffers[name] if name in buffers else torch.zeros_like(t) for name, t in weights.items()}
 
     def bound(self, architecture: str, variant: str, weights: Mapping[str, Tensor], alone: bool = False) -> nn.Module:
         """The template holding (copies of) `weights`; `alone`: see `template`."""
         module = self.template(architecture, variant, alone)
-        load(module, weights)
+        fill(self.tensors(architecture, variant, alone), weights, type(module).__name__)
         return module

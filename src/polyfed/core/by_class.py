@@ -11,6 +11,7 @@ from torch import Tensor
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group, tensor
 from polyfed.core.server import Server
+from polyfed.core.timings import timed
 from polyfed.functional.prototypes import class_means
 
 _OWNED = "classes"
@@ -28,6 +29,7 @@ class Sent(NamedTuple):
     counts: Tensor
 
 
+@timed("prototypes")
 def means(client: Client, rows: Tensor, name: str, counts: bool) -> Message:
     """The mean of `rows` (N, D), one for each training sample, over the samples of each class: as `name` (S, D).
 

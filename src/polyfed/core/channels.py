@@ -104,6 +104,8 @@ def narrow(module: nn.Module, kept: Kept) -> nn.Module:
         }
         for name, tensor in own.items():
             value = take(plan, {_join(prefix, name): tensor.detach()}, kept)[_join(prefix, name)]
+            if tensor.dim() == 4 and tensor.stride() == _channels_last(tensor).stride():
+                value = _channels_last(value).copy_(value)
             is_parameter = isinstance(tensor, nn.Parameter)
             setattr(layer, name, nn.Parameter(value, tensor.requires_grad) if is_parameter else value)
         if own:
@@ -112,6 +114,11 @@ def narrow(module: nn.Module, kept: Kept) -> nn.Module:
         module.feature_dim = module.head.in_features
     _plans.pop(module, None)  # it is another network now
     return module
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    """An empty tensor of this shape whose entries lie channels last."""
+    return torch.empty_like(tensor, memory_format=torch.channels_last)
 
 
 def _note_sizes(layer: nn.Module) -> None:

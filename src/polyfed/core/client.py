@@ -86,7 +86,7 @@ class Client:
         self.training = Training()
         self.public: Public | None = None
         self.state: State = {}
-        self.weights: dict[str, Tensor] | None = None
+        self.weights: Mapping[str, Tensor] | None = None
         self.version = 0  # grows with every change to weights or state
         self.bound: nn.Module | None = None
 

@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from polyfed.core import shared_model
-from polyfed.core.architectures import Architectures, Builder, Companion
+from polyfed.core.architectures import Architectures, Builder, Companion, Precision
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group
 from polyfed.core.method import Context, Gradients, Method, Trained, knobs
@@ -33,19 +33,21 @@ def architectures_of(
     *,
     others: Mapping[str, Builder] | None = None,
     companion: str | None = None,
+    precision: Precision = "float32",
 ) -> Architectures:
     """The networks that a method's clients and server use.
 
     Args:
         builders: of the clients' architectures, in order of first use; of these are the smallest and the largest.
         others: of what else the companion may be. companion: name of the network it turned out to be, where known.
+        precision: what networks train in.
     """
     wanted = method.companion
     if wanted is not None and companion is not None:
         wanted = replace(wanted, network=companion)
     alone = getattr(method.beside, "__func__", None) is Method.beside  # clients train nothing but their own
     beside = None if alone else method.beside
-    return Architectures(builders, method.build, seed, device, wanted, beside, others, method.starts_blank)
+    return Architectures(builders, method.build, seed, device, wanted, beside, others, method.starts_blank, precision)
 
 
 class Pair(nn.Module):

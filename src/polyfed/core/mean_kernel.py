@@ -7,7 +7,7 @@ sent in this round. Nothing here asks for a model where clients upload represent
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,7 +19,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group, tensor
 from polyfed.core.server import Server
 from polyfed.errors import RunError
-from polyfed.functional.kernels import kernel_factor
+from polyfed.functional.kernels import FactorStream
 from polyfed.functional.precision import Precision, pack, unpack
 from polyfed.functional.similarity import Similarity, features
 
@@ -49,24 +49,28 @@ class MeanKernel:
         """The factor for everybody, or one for each selected client where its own kernel is left out."""
         self.forget(server)
         members = self._members(server)
-        kernels = {j: self._features(server, j, a_LD) for j, a_LD in self._finite(server, members)}
-        if len(kernels) < len(members):
-            server.log["kernels_left_out"] = len(members) - len(kernels)  # of networks that blow up on the RAD
-        for owner in [str(i) for i in selected] if self.exclude_self else ["all"]:
-            others = [j for j in kernels if str(j) != owner]
-            if not others:
+        streams = {
+            owner: FactorStream(self.rank, self.exact_rank, self.kernel_norm)
+            for owner in ([str(i) for i in selected] if self.exclude_self else ["all"])
+        }
+        shares = {owner: self._shares(server, [j for j in members if str(j) != owner]) for owner in streams}
+        blown_up = 0  # networks with inf or nan on the RAD, as those of finite weights may have
+        for j in members:
+            a_LD = self._representation(server, j)
+            if not bool(a_LD.isfinite().all()):
+                blown_up += 1
                 continue
-            shares = self._shares(server, others)
-            made = kernel_factor(
-                [kernels[j] for j in others],
-                [shares[j] for j in others],
-                self.rank,
-                self.exact_rank,
-                self.kernel_norm,
-                server.generator("factor"),
-            )
-            server.state[f"factor {owner}"] = pack(made.matrix, self.precision)
-            server.log["factor_tail"] = max(made.tail, server.log.get("factor_tail", 0.0))  # part of K_bar left out
+            features_LD = self._features(server, j, a_LD)
+            for owner, stream in streams.items():
+                if str(j) != owner:
+                    stream.add(features_LD, shares[owner][j])
+        if blown_up:
+            server.log["kernels_left_out"] = blown_up
+        for owner, stream in streams.items():
+            if stream.total > 0:
+                made = stream.result()
+                server.state[f"factor {owner}"] = pack(made.matrix, self.precision)
+                server.log["factor_tail"] = max(made.tail, server.log.get("factor_tail", 0.0))  # part of K_bar left out
 
     def message(self, server: Server, client_id: int) -> Message:
         """Down: the client's factor, packed; nothing where there is none."""
@@ -98,13 +102,6 @@ class MeanKernel:
         everybody = self.kernel_pool == "all" and self.uploads == "weights"  # of who never answered the seeded weights
         chosen = server.clients if everybody else known if self.kernel_pool != "selected" else {*known} & {*last}
         return sorted(chosen)
-
-    def _finite(self, server: Server, members: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-        """Pairs of j and A_j, but for those that hold inf or nan, as A_j of finite weights may."""
-        for j in members:
-            a_LD = self._representation(server, j)
-            if bool(a_LD.isfinite().all()):
-                yield j, a_LD
 
     def _representation(self, server: Server, client_id: int) -> Tensor:
         """A_j, as it was uploaded or by a pass."""

@@ -6,6 +6,7 @@ as 0-d tensors. Serialised here and nowhere else, as safetensors.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -90,14 +91,25 @@ def read_only(message: Message) -> Message:
 
 
 def copied(message: Message) -> State:
-    """The message in tensors of its own, on the CPU."""
+    """The message in tensors of its own, on the CPU, in the plain order of their entries."""
     return {
         k: _own(v) if isinstance(v, Tensor) else {name: _own(t) for name, t in v.items()} for k, v in message.items()
     }
 
 
 def _own(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True)
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+def in_plain_order(state: Message) -> State:
+    """The state with every tensor's entries in the plain order, as they are after a checkpoint was read.
+
+    Copies those that lie otherwise (a network's may lie channels last): sums over them would round otherwise.
+    """
+    return {
+        k: v.contiguous() if isinstance(v, Tensor) else {name: t.contiguous() for name, t in v.items()}
+        for k, v in state.items()
+    }
 
 
 def shallow(state: Message) -> State:
@@ -131,7 +143,9 @@ def tensor(message: Message, name: str) -> Tensor:
 
 def not_finite(message: Message) -> str | None:
     """The name of the first tensor that holds NaN or infinity, or None."""
-    for name, value in flatten(message).items():
-        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            return name
+    with torch.no_grad():
+        for name, value in flatten(message).items():
+            suspect = value.is_floating_point() and not math.isfinite(value.sum().item())  # it may also have run over
+            if suspect and not bool(torch.isfinite(value).all()):
+                return name
     return None

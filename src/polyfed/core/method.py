@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, dataclass_transform
+from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, dataclass_transform
 
 import torch
 from pydantic import ConfigDict
@@ -53,6 +53,27 @@ class Gradients(NamedTuple):
     grads: Mapping[str, Tensor | None]
     loss: Tensor
     sums: Mapping[str, Tensor]
+
+
+class Unstackable(Exception):
+    """The steps of several clients cannot be taken as one; says why."""
+
+
+@dataclass(frozen=True)
+class Solved:
+    """Stands in for the model in `gradients` where the gradient of `loss` is there already: of many clients as one."""
+
+    found: Gradients
+    context: Context
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise Unstackable(f"its `gradients` wants more of the network ('{name}') than the gradient of its loss")
+
+    def under(self, context: Context) -> Gradients:
+        """The gradient of `loss` under this context, which must be the step's own."""
+        if context is not self.context:
+            raise Unstackable("it takes the gradient of its loss under another context than the step's own")
+        return self.found
 
 
 @dataclass
@@ -230,6 +251,8 @@ class Method:
 
     def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
         """The gradient of `loss`. Overridden only where no scalar has the gradient that the paper wants."""
+        if isinstance(model, Solved):
+            return model.under(context)
         names, parameters = trainable(model)
         outcome = self.loss(model, batch, context)
         loss, sums = outcome if isinstance(outcome, tuple) else (outcome, {})
@@ -253,6 +276,11 @@ class Method:
     def paper_nbytes(self, message: Message) -> int:
         """The message's bytes as the paper counts them; by default all of them."""
         return nbytes(message)
+
+
+def scores_are_outputs(method: Method) -> bool:
+    """Whether the method predicts by the network's output alone, as `Method.predict` does."""
+    return getattr(method.predict, "__func__", None) is Method.predict
 
 
 def numbers(sums: Mapping[str, Tensor]) -> dict[str, float]:

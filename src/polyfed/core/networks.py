@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Collection, Mapping
+import contextlib
+import copy
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,10 +18,29 @@ BODY: tuple[Part, ...] = ("extractor", "intermediate")  # all before the head
 HEAD: tuple[Part, ...] = ("head",)
 
 
-def trainable(module: nn.Module) -> tuple[tuple[str, ...], tuple[nn.Parameter, ...]]:
+_Trainable = tuple[tuple[str, ...], tuple[nn.Parameter, ...]]
+_STEADY: dict[nn.Module, _Trainable] = {}  # of `steady`
+
+
+def trainable(module: nn.Module) -> _Trainable:
     """Names and parameters that take a gradient, in the module's order."""
+    if module in _STEADY:
+        return _STEADY[module]
     pairs = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     return tuple(name for name, _ in pairs), tuple(p for _, p in pairs)
+
+
+@contextlib.contextmanager
+def steady(module: nn.Module) -> Iterator[_Trainable]:
+    """Within the block the network keeps its parameters, and the same of them take a gradient: `trainable` looks once.
+
+    Looking costs as much as a small network's whole step.
+    """
+    _STEADY[module] = found = trainable(module)
+    try:
+        yield found
+    finally:
+        del _STEADY[module]
 
 
 def split(module: nn.Module) -> SplitModel:
@@ -61,21 +82,55 @@ def exported(module: nn.Module) -> dict[str, Tensor]:
     return dict(module.export() if isinstance(module, SplitModel | Composite) else module.state_dict())
 
 
+class Inventory:
+    """Where a network has its tensors: what its state dict names, found without asking every layer anew.
+
+    What a layer replaces is found as well, as long as the network keeps its layers.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        layers = dict(module.named_modules(remove_duplicate=False))
+        self._places: list[tuple[str, dict[str, Any], str]] | None = []
+        for name, tensor in module.state_dict(keep_vars=True).items():
+            layer, _, key = name.rpartition(".")
+            owner = layers.get(layer)
+            held = [] if owner is None else [h for h in (owner._parameters, owner._buffers) if key in h]
+            if not held or held[0][key] is not tensor:  # a layer with a state dict of its own making
+                self._places = None
+                break
+            self._places.append((name, held[0], key))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The network's present tensors by name, in the order of its state dict; not copies."""
+        if self._places is None:
+            return dict(self._module.state_dict())
+        return {name: held[key] for name, held, key in self._places}
+
+
 def load(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Copy `tensors` into the module's tensors of the same names; the others keep their values.
 
     Raises:
         ValueError: an unknown name or another shape.
     """
-    own = module.state_dict()
-    unknown = sorted(tensors.keys() - own.keys())
-    if unknown:
-        raise ValueError(f"expected names of {type(module).__name__}, came '{unknown[0]}'")
+    fill(module.state_dict(), tensors, type(module).__name__)
+
+
+def fill(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], whose: str) -> None:
+    """Copy `tensors` into those of `own` that have the same names; the others keep their values.
+
+    Raises:
+        ValueError: an unknown name or another shape; `whose` says whose names were expected.
+    """
+    if not tensors.keys() <= own.keys():
+        raise ValueError(f"expected names of {whose}, came '{min(tensors.keys() - own.keys())}'")
     with torch.no_grad():
         for name, value in tensors.items():
-            if own[name].shape != value.shape:
-                raise ValueError(f"expected shape {tuple(own[name].shape)} for '{name}', came {tuple(value.shape)}")
-            own[name].copy_(value)
+            there = own[name]
+            if there.shape != value.shape:
+                raise ValueError(f"expected shape {tuple(there.shape)} for '{name}', came {tuple(value.shape)}")
+            there.copy_(value)
 
 
 class Frozen(nn.Module):
@@ -85,6 +140,17 @@ class Frozen(nn.Module):
         super().__init__()
         self._call = _Call(model)
         self._weights = {f"model.{name}": value.detach() for name, value in weights.items()}
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        """What it holds in the model's place."""
+        return self._weights
+
+    def holding(self, weights: Mapping[str, Tensor]) -> Frozen:
+        """The same network with other values of `weights`."""
+        other = copy.copy(self)
+        other._weights = dict(weights)
+        return other
 
     def _evaluate(self, method: str, x: Tensor) -> Tensor:
         with torch.no_grad(), evaluating(self._call):

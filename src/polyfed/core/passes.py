@@ -11,13 +11,15 @@ from polyfed.core.client import Client, Prepare
 from polyfed.core.message import Group
 from polyfed.core.method import Batch
 from polyfed.core.networks import load, trainable
+from polyfed.core.timings import timed
 from polyfed.functional.fisher import squared_gradients
 from polyfed.functional.modes import evaluating, has_batchnorm, untracked_statistics
 
-CHUNK = 500  # rows per pass: fits the caches better than one large batch
+CHUNK = 128  # rows per pass: what goes in and out of a layer then fits the caches
 _BACKWARD = 64  # rows of a pass whose graph, and what went in and out of every layer, is kept
 
 
+@timed("prototypes")
 def apply(function: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor, prepare: Prepare) -> Tensor:
     """`function` over all rows of `x` (N, ...), stored as they are; eval mode, no gradient, nothing else changed.
 

@@ -63,6 +63,7 @@ class Server:
         self.example = torch.empty(0) if example is None else example[:0]
         self.log: dict[str, float] = {}
         self._members = dict(clients)
+        self._names = tuple(dict.fromkeys(member.architecture for member in clients.values()))
         self._architectures = architectures
         self._seed = seed
         self._given = dict(initial or {})
@@ -70,7 +71,7 @@ class Server:
     @property
     def architectures(self) -> list[str]:
         """All architectures, also of clients that join later, in order of first use."""
-        return list(dict.fromkeys(member.architecture for member in self._members.values()))
+        return list(self._names)
 
     @property
     def companion(self) -> str:
@@ -84,7 +85,9 @@ class Server:
 
     def admit(self, present: Iterable[int]) -> None:
         """Let `clients` be those of the given numbers; the engine does so before every round."""
-        self.clients = {number: self._members[number] for number in present}
+        numbers = list(present)
+        if numbers != list(self.clients):
+            self.clients = {number: self._members[number] for number in numbers}
 
     def generator(self, purpose: str, *ids: int) -> torch.Generator:
         """The server's stream for `purpose` in this round."""

@@ -8,6 +8,7 @@ Shapes: N images, C channels, H x W pixels.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -100,12 +101,16 @@ class Prepare:
             raise RequestError(
                 f"expected uint8 images of shape (N, {channels}, H, W), came {tuple(x.shape)} of type {x.dtype}"
             )
+        scale_C11, shift_C11 = self._constants.to(x.device, non_blocking=True)
+        return x.to(torch.float32).mul_(scale_C11).add_(shift_C11)
+
+    @functools.cached_property
+    def _constants(self) -> Tensor:
+        """(2, C, 1, 1): what bytes are multiplied by, and what is added."""
         scale = [1 / (255 * s) for s in self.std]
         shift = [-m / s for m, s in zip(self.mean, self.std, strict=True)]
-        constants = torch.tensor([scale, shift], dtype=torch.float32).to(x.device, non_blocking=True)
-        scale_C11, shift_C11 = constants.view(2, channels, 1, 1)
-        ready: Tensor = x.to(torch.float32) * scale_C11 + shift_C11
-        return ready
+        with torch.inference_mode(False):  # whoever asks first
+            return torch.tensor([scale, shift], dtype=torch.float32).view(2, -1, 1, 1)
 
 
 def augment(x: Tensor, generator: torch.Generator) -> Tensor:

@@ -1,33 +1,42 @@
 """Checkpoints: the whole state of a federation after a round, verified by checksum when it is read.
 
-`checkpoint/round-000010/` holds `server.safetensors`, `clients.safetensors`, `late.safetensors` if uploads are under
-way, and `index.json`. It appears by one rename. The last two are kept: if the newest is damaged, the one before it is
-used, and said so.
+`checkpoint/round-000010/` holds `weights.safetensors`, the rows of the clients' weights; `clients.safetensors` and
+`server.safetensors`, their states; `late.safetensors` if uploads are under way; and `index.json`. It appears by one
+rename. The last two are kept: if the newest is damaged, the one before it is used, and said so.
+
+Rows are written and read one by one. Those of an architecture and variant are two entries, "0 floats" (K, P) and, where
+there are other types than float32, "0 others" (K, bytes); whose they are, and what lies where, is in the metadata.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import safetensors
+import safetensors.torch
 import torch
 from torch import Tensor
 
-from polyfed.core.message import State, flatten, from_bytes, group, read_only, tensor, to_bytes, unflatten
+from polyfed.core.message import State, flatten, from_bytes, group, read_only, tensor, unflatten
 from polyfed.engine.attendance import LateUpload
 from polyfed.engine.folder import sync_folder
+from polyfed.engine.store import Layout, Row, Store
 from polyfed.errors import PolyfedError, RequestError
 
 KEPT = 2
 _CLIENT = "client"
-_ALWAYS, _LATE = ("server.safetensors", "clients.safetensors"), "late.safetensors"
+_WEIGHTS, _CLIENTS, _SERVER = "weights.safetensors", "clients.safetensors", "server.safetensors"
+_LATE = "late.safetensors"
+_ROWS = "rows"  # the metadata's only entry
 
 
 @dataclass(frozen=True)
@@ -36,7 +45,7 @@ class Snapshot:
 
     round: int
     server: State
-    weights: Mapping[int, dict[str, Tensor] | None]
+    weights: Mapping[int, Row | None]
     states: Mapping[int, State]
     late: Sequence[LateUpload] = ()
 
@@ -49,24 +58,15 @@ def write(folder: Path, snapshot: Snapshot) -> None:
     temporary = folder / f".round-{snapshot.round:06d}.{os.getpid()}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    clients: State = {}
-    for number, weights in snapshot.weights.items():
-        if weights is not None:
-            clients[f"{_CLIENT} {number} weights"] = weights
-        if snapshot.states[number]:
-            clients[f"{_CLIENT} {number} state"] = dict(flatten(snapshot.states[number]))
-    files = dict(zip(_ALWAYS, (to_bytes(snapshot.server), to_bytes(clients)), strict=True))
+    states: State = {f"{_CLIENT} {i} state": dict(flatten(state)) for i, state in snapshot.states.items() if state}
+    parts = {_SERVER: _entries(snapshot.server), _CLIENTS: _entries(states)}
     if snapshot.late:
-        files[_LATE] = to_bytes(_packed(snapshot.late))
-    index = {
-        "round": snapshot.round,
-        "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
-    }
-    for name, data in {**files, "index.json": json.dumps(index).encode()}.items():
-        with (temporary / name).open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        parts[_LATE] = _entries(_packed(snapshot.late))
+    rows, described = _grouped({i: row for i, row in snapshot.weights.items() if row is not None})
+    sums = {_WEIGHTS: _written(temporary / _WEIGHTS, rows, {_ROWS: json.dumps(described)})}
+    sums |= {name: _written(temporary / name, entries) for name, entries in parts.items()}
+    index = json.dumps({"round": snapshot.round, "sha256": sums}).encode()
+    _written_whole(temporary / "index.json", lambda write: write(index))
     sync_folder(temporary)
     shutil.rmtree(final, ignore_errors=True)  # a damaged one
     temporary.rename(final)
@@ -75,22 +75,28 @@ def write(folder: Path, snapshot: Snapshot) -> None:
         shutil.rmtree(old)
 
 
-def latest(folder: Path, clients: int) -> Snapshot | None:
+def latest(folder: Path, clients: int, store: Store | None = None) -> Snapshot | None:
     """The newest checkpoint that is whole, or None where there is none.
 
     Args:
         folder: `checkpoint/` of a run folder.
         clients: how many clients the federation has.
+        store: where their weights go; None: they are left out.
 
     Raises:
-        RequestError: there are checkpoints and none of them is whole.
+        RequestError: there are checkpoints and none of them is whole; or it is whole, and of other clients or networks.
     """
     found = _all(folder)
     for path in reversed(found):
         try:
-            return _read(path, clients)
+            snapshot = _read(path, clients)
         except (OSError, ValueError, KeyError, TypeError, PolyfedError) as error:
             warnings.warn(f"the checkpoint {path} is damaged ({error}); trying the one before it", stacklevel=2)
+        else:
+            try:
+                return snapshot if store is None else replace(snapshot, weights=_rows(path, clients, store))
+            except (ValueError, KeyError, TypeError, PolyfedError) as error:
+                raise RequestError(f"{path} does not fit this federation: {error}; start again with --force") from None
     if found:
         raise RequestError(
             f"expected a whole checkpoint in {folder}, all {len(found)} are damaged; start again with --force"
@@ -110,31 +116,123 @@ def _is_whole(path: Path) -> bool:
     return True
 
 
-def _verified(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """The index and the files' contents; ValueError where a checksum does not fit."""
-    index = json.loads((path / "index.json").read_bytes())
-    files = {
-        name: (path / name).read_bytes() for name in (*_ALWAYS, _LATE) if name in _ALWAYS or name in index["sha256"]
-    }
-    for name, data in files.items():
-        if hashlib.sha256(data).hexdigest() != index["sha256"][name]:
-            raise ValueError(f"{name} does not match its checksum")
-    return index, files
+def _verified(path: Path) -> dict[str, Any]:
+    """The index; ValueError where a checksum does not fit."""
+    index: dict[str, Any] = json.loads((path / "index.json").read_bytes())
+    for name in (_WEIGHTS, _CLIENTS, _SERVER, *([_LATE] if _LATE in index["sha256"] else [])):
+        with (path / name).open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != index["sha256"][name]:
+                raise ValueError(f"{name} does not match its checksum")
+    return index
 
 
 def _read(path: Path, clients: int) -> Snapshot:
-    index, files = _verified(path)
-    contents = {name: from_bytes(data) for name, data in files.items()}
-    stored = contents["clients.safetensors"]
-    weights: dict[int, dict[str, Tensor] | None] = {}
-    states: dict[int, State] = {}
-    for number in range(clients):
-        own = stored.get(f"{_CLIENT} {number} weights")
-        weights[number] = None if own is None or isinstance(own, Tensor) else own
-        state = stored.get(f"{_CLIENT} {number} state", {})
-        states[number] = {} if isinstance(state, Tensor) else unflatten(state)
-    late = _unpacked(contents[_LATE]) if _LATE in contents else []
-    return Snapshot(int(index["round"]), contents["server.safetensors"], weights, states, late)
+    """All but the weights."""
+    index = _verified(path)
+    server, stored = (from_bytes((path / name).read_bytes()) for name in (_SERVER, _CLIENTS))
+    names = {i: f"{_CLIENT} {i} state" for i in range(clients)}
+    states = {i: unflatten(group(stored, name)) if name in stored else {} for i, name in names.items()}
+    late = _unpacked(from_bytes((path / _LATE).read_bytes())) if _LATE in index["sha256"] else []
+    return Snapshot(int(index["round"]), server, dict.fromkeys(range(clients)), states, late)
+
+
+# rows -------------------------------------------------------------------------------------------------------------
+
+
+def _grouped(rows: Mapping[int, Row]) -> tuple[dict[str, _Entry], list[dict[str, Any]]]:
+    """The entries of the file of weights, and what is said of them; rows by number of client."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for number, row in rows.items():
+        groups.setdefault((row.architecture, row.variant), []).append(number)
+    entries, described = {}, []
+    for place, ((architecture, variant), numbers) in enumerate(groups.items()):
+        held = [rows[number] for number in numbers]
+        layout = held[0].layout
+        others = layout.nbytes - 4 * layout.floats
+        entries[f"{place} floats"] = _Entry(torch.float32, (len(held), layout.floats), [row.flat for row in held])
+        if others:
+            entries[f"{place} others"] = _Entry(torch.uint8, (len(held), others), [row.bytes[-others:] for row in held])
+        about = {"architecture": architecture, "variant": variant, "clients": numbers}
+        described.append({**about, "tensors": layout.described()})
+    return entries, described
+
+
+def _rows(path: Path, clients: int, store: Store) -> dict[int, Row | None]:
+    """The clients' rows, in the store; ValueError where they are not those of its clients and networks."""
+    rows: dict[int, Row | None] = dict.fromkeys(range(clients))
+    with safetensors.safe_open(path / _WEIGHTS, "pt") as file:
+        names = set(file.keys())
+        for place, about in enumerate(json.loads(file.metadata()[_ROWS])):
+            layout = Layout.read(about["tensors"])
+            parts = [file.get_slice(name) for name in (f"{place} floats", f"{place} others") if name in names]
+            for k, number in enumerate(about["clients"]):
+                content = torch.cat([part[k].view(torch.uint8) for part in parts])
+                rows[number] = store.kept(number, about["architecture"], about["variant"], layout.views(content))
+    return rows
+
+
+# files ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A tensor as it is written: type, shape, and what it consists of, one after the other."""
+
+    dtype: torch.dtype
+    shape: Sequence[int]
+    pieces: Sequence[Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(piece.nbytes for piece in self.pieces)
+
+
+def _entries(state: State) -> dict[str, _Entry]:
+    return {name: _Entry(t.dtype, tuple(t.shape), [t.detach()]) for name, t in flatten(state).items()}
+
+
+def _written(path: Path, entries: Mapping[str, _Entry], metadata: Mapping[str, str] | None = None) -> str:
+    """Write entries as safetensors, piece by piece, so that no second copy of all is needed; the file's checksum."""
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+    end = 0
+    for name, entry in entries.items():
+        span = [end, end := end + entry.nbytes]
+        header[name] = {"dtype": _code(entry.dtype), "shape": entry.shape, "data_offsets": span}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    digest = hashlib.sha256()
+
+    def content(write: Callable[[Any], object]) -> None:
+        def both(data: Any) -> None:
+            digest.update(data)
+            write(data)
+
+        both(len(text).to_bytes(8, "little"))
+        both(text)
+        for entry in entries.values():
+            for piece in entry.pieces:
+                if piece.numel():
+                    both(piece.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+    _written_whole(path, content)
+    return digest.hexdigest()
+
+
+def _written_whole(path: Path, content: Callable[[Callable[[Any], object]], object]) -> None:
+    """Write a file, all of it on disk when this returns; `content` is given what writes."""
+    with path.open("wb") as file:
+        content(file.write)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@functools.cache
+def _code(dtype: torch.dtype) -> str:
+    """What safetensors calls a type."""
+    return str(json.loads(safetensors.torch.save({"": torch.empty(0, dtype=dtype)})[8:])[""]["dtype"])
+
+
+# uploads under way ------------------------------------------------------------------------------------------------
 
 
 def _packed(late: Sequence[LateUpload]) -> State:

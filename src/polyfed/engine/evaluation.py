@@ -14,13 +14,18 @@ from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten
-from polyfed.core.method import Method
+from polyfed.core.method import Method, scores_are_outputs
+from polyfed.core.networks import split
 from polyfed.core.settings import Evaluation, Stage
+from polyfed.core.timings import timed
 from polyfed.data.samples import Samples
 from polyfed.functional import metrics
 from polyfed.functional.modes import evaluating
+from polyfed.models.split import SplitModel
 
-CHUNK = 512  # rows per forward pass
+CHUNK = 128  # rows per forward pass: what goes in and out of a layer then fits the caches
+_REMEMBERED = 256 * 2**20  # bytes of representations that are kept at most
+_Place = tuple[int, str, int]  # client, variant, identity of the samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,33 +61,54 @@ class Score:
         return metrics.f1(self.confusion)
 
 
-def score_model(client: Client, method: Method, samples: Samples, auc: bool = False, others: bool = True) -> Score:
+@timed("score")
+def score_model(
+    client: Client,
+    method: Method,
+    samples: Samples,
+    auc: bool = False,
+    others: bool = True,
+    represented: Sequence[Tensor] | None = None,
+) -> Score:
     """Score the model that a working client holds; its BatchNorm statistics and modes stay as they are.
 
     Args:
         client: at work. method: whose `predict` gives the scores. samples: what to score on.
         auc: also the area under the ROC curve, for which the scores of all samples are kept.
         others: also by the other predictors that the method names, from the same weights and state.
+        represented: of a split model's, the samples' representations, `CHUNK` rows each, where they are known.
     """
     named = method.also_scored if others else {}
     return replace(
-        _score(client, method, samples, auc),
+        _score(client, method, samples, auc, represented),
         others={name: _score(client, other, samples, False) for name, other in named.items()},
     )
 
 
-def _score(client: Client, method: Method, samples: Samples, auc: bool) -> Score:
+def _score(
+    client: Client, method: Method, samples: Samples, auc: bool, represented: Sequence[Tensor] | None = None
+) -> Score:
     model = method.personal(client.model)
     device = next(iter(model.parameters())).device
     predicted, kept = [], []
     with torch.inference_mode(), evaluating(model):
-        for x in samples.x.split(CHUNK):
-            scores = method.predict(model, client.prepare(x.to(device)), client.state)
+        for place, x in enumerate(samples.x.split(CHUNK)):
+            if represented is None:
+                scores = method.predict(model, client.prepare(x.to(device)), client.state)
+            else:
+                scores = split(model).head(represented[place])
             predicted.append(scores.argmax(dim=1).cpu())
             if auc:
                 kept.append(scores.cpu())
     counts = metrics.confusion(samples.y, torch.cat(predicted), client.classes)
     return Score(counts, metrics.auc(torch.cat(kept), samples.y) if auc else math.nan)
+
+
+def _represented(client: Client, samples: Samples, model: SplitModel) -> list[Tensor]:
+    """What enters the head, `CHUNK` rows each."""
+    device = next(iter(model.parameters())).device
+    with torch.inference_mode(), evaluating(model):
+        return [model.represent(client.prepare(x.to(device))) for x in samples.x.split(CHUNK)]
 
 
 def summary(scores: Iterable[Score], mean: str, figure: str = "accuracy") -> dict[str, float]:
@@ -200,13 +226,15 @@ class Memory:
     """Scores already taken. A client is scored again only when its weights, its state or what it is sent changed.
 
     Where all clients share one test set, models that are equal bit for bit, and are given the same inputs, are scored
-    once.
+    once. Where all but the head is as the client keeps it, its representations are taken once.
     """
 
     def __init__(self, auc: bool = False) -> None:
         self.auc = auc  # taken with every score
         self._by_client: dict[tuple[int, bool, str], tuple[object, Score]] = {}
         self._by_content: dict[object, Score] = {}
+        self._represented: dict[_Place, tuple[int, list[Tensor]]] = {}
+        self._held = 0  # bytes of representations
         self.scored = 0  # forward passes over a test set that were really made
 
     def recall(self, client_id: int, received: bool, part: str, key: object) -> Score | None:
@@ -218,18 +246,55 @@ class Memory:
         """Remember it until the key changes."""
         self._by_client[client_id, received, part] = (key, score)
 
-    def score(self, client: Client, method: Method, samples: Samples, shared: bool, others: bool = True) -> Score:
-        """Score a working client; with `shared` samples, equal models once. others: see `score_model`."""
+    def score(
+        self,
+        client: Client,
+        method: Method,
+        samples: Samples,
+        shared: bool,
+        others: bool = True,
+        own_body: str | None = None,
+    ) -> Score:
+        """Score a working client; with `shared` samples, equal models once.
+
+        others: see `score_model`. own_body: the network's variant, where all of it but the head is as in the client's
+        own weights.
+        """
         if not shared:
-            self.scored += 1
-            return score_model(client, method, samples, self.auc, others)
+            return self._take(client, method, samples, others, own_body)
         model = method.personal(client.model)
         inputs = (id(samples), id(client.prepare))
         content = (client.architecture, inputs, fingerprint(_content(model.state_dict(), client.state)))
         if content not in self._by_content:
-            self.scored += 1
-            self._by_content[content] = score_model(client, method, samples, self.auc, others)
+            self._by_content[content] = self._take(client, method, samples, others, own_body)
         return self._by_content[content]
+
+    def _take(self, client: Client, method: Method, samples: Samples, others: bool, own_body: str | None) -> Score:
+        model = method.personal(client.model)
+        known = None
+        if own_body is not None and scores_are_outputs(method) and isinstance(model, SplitModel):
+            known = self._representations(client, own_body, samples, model)
+        else:
+            self.scored += 1
+        return score_model(client, method, samples, self.auc, others, known)
+
+    def _representations(self, client: Client, variant: str, samples: Samples, model: SplitModel) -> list[Tensor]:
+        """Those by the client's own weights, anew if these have changed."""
+        place = (client.id, variant, id(samples))
+        version, known = self._represented.get(place, (-1, []))
+        if version != client.version:
+            self.scored += 1
+            self._drop(place)  # the last to have changed are the last to go
+            known = _represented(client, samples, model)
+            self._represented[place] = (client.version, known)
+            self._held += sum(z.nbytes for z in known)
+            while self._held > _REMEMBERED and len(self._represented) > 1:
+                self._drop(next(iter(self._represented)))
+        return known
+
+    def _drop(self, place: _Place) -> None:
+        _, known = self._represented.pop(place, (-1, []))
+        self._held -= sum(z.nbytes for z in known)
 
     def forget_content(self) -> None:
         """At the end of an evaluation: models will have changed by the next."""

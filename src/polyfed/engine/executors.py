@@ -5,23 +5,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyfed.core.architectures import Architectures
 from polyfed.core.client import Client
-from polyfed.core.message import Message, State, copied, nbytes, not_finite, read_only, shallow
+from polyfed.core.message import Message, State, copied, in_plain_order, nbytes, not_finite, read_only, shallow
 from polyfed.core.method import Exchange, Method, Trained, numbers
 from polyfed.core.randomness import derive, scoped_global
+from polyfed.core.timings import timed
 from polyfed.engine.evaluation import Memory, Score, score_model
+from polyfed.engine.store import Row, Store
 from polyfed.engine.training import train
 from polyfed.errors import PolyfedError, RunError
+from polyfed.models.split import SplitModel
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,7 @@ class Outcome:
 
     client_id: int
     message: Message
-    weights: dict[str, Tensor] | None  # those from before where it had none of its own, and was only asked something
+    weights: Mapping[str, Tensor] | None  # those from before where it was only asked something and has changed nothing
     state: State
     trained: Trained
     bytes_up: int = 0
@@ -103,21 +109,23 @@ class Serial:
     """One client after the other, in this process.
 
     Args:
-        auc: scores come with the area under the ROC curve.
+        store: where new weights go. auc: scores come with the area under the ROC curve.
     """
 
     workers = 1
 
-    def __init__(self, method: Method, architectures: Architectures, auc: bool = False) -> None:
+    def __init__(self, method: Method, architectures: Architectures, store: Store, auc: bool = False) -> None:
         self._method = method
         self._architectures = architectures
+        self._store = store
         self._memory = Memory(auc)
 
     def run(self, jobs: Sequence[Job], done: Callable[[int], None]) -> list[Outcome]:
         """See `Executor`."""
         outcomes = []
         for count, job in enumerate(jobs, 1):
-            outcomes.append(carry_out(job, self._method, self._architectures))
+            fresh = functools.partial(self._store.fresh, job.client.architecture, job.variant)
+            outcomes.append(carry_out(job, self._method, self._architectures, fresh))
             done(count)
         return outcomes
 
@@ -131,40 +139,81 @@ class Serial:
         """See `Executor`."""
 
 
-def carry_out(job: Job, method: Method, architectures: Architectures) -> Outcome:
+@timed("messages")
+def carry_out(job: Job, method: Method, architectures: Architectures, fresh: Callable[[], Row]) -> Outcome:
     """Receive, train, upload: on copies, so that a refused or failed client is as it was.
+
+    Args:
+        fresh: gives the row for the client's new weights, if there are any.
 
     Raises:
         RunError: the method failed; says for which client, in which round and at which stage.
     """
-    client = at_work(job.client, job.variant, architectures)
+    before = own_weights(job.client, job.variant, architectures)
+    client = at_work(job.client, job.variant, architectures, before)
+    with own_layers(client, job):
+        receive(client, job, method)
+        trained = Trained()
+        if job.exchange.trains:
+            with at_stage(client, job, "training"):
+                phases = job.exchange.phases
+                trained = train(client, method, client.context, phases=phases, step=architectures.training)
+        return hand_in(client, job, trained, method, architectures, fresh, before)
+
+
+def own_layers(client: Client, job: Job) -> AbstractContextManager[None]:
+    """Within the block PyTorch's global generators are the client's own, for what its layers draw in this job."""
+    return scoped_global(derive(client.seed, "layers", job.exchange.name, job.round, client.id))
+
+
+@timed("messages")
+def receive(client: Client, job: Job, method: Method) -> None:
+    """First half of a job: the client, at work, takes in what it is told.
+
+    Raises:
+        RunError: the method failed, as for `carry_out`.
+    """
     client.round, client.exchange = job.round, job.exchange.name
-    stage, trained = "receiving", Trained()
-    try:
-        with scoped_global(derive(client.seed, "layers", client.exchange, client.round, client.id)):
-            context = client.context = method.receive(client, read_only(job.message))
-            if job.exchange.trains:
-                stage = "training"
-                trained = train(client, method, context, phases=job.exchange.phases)
-            score, message = None, read_only({})
-            bad = _untrained(job, trained, client.model)
-            if bad is None and job.scores and len(client.data.test):
-                stage = "scoring"
-                score = score_model(client, method, client.data.test, job.auc)
-            if bad is None:  # a model of NaN sends nothing: who knows what the method's upload makes of it
-                stage = "uploading"
-                message = read_only(copied(method.upload(client, trained)))
-                if name := not_finite(message):
-                    bad = f"the upload is not finite ('{name}')"
-    except Exception as error:
-        raise placed(error, client, stage, job.round) from error
-    weights = {name: tensor.detach().cpu().clone() for name, tensor in client.model.state_dict().items()}
-    passed_by = not job.exchange.trains and _still_initial(job.client, weights, job.variant, architectures)
+    with at_stage(client, job, "receiving"):
+        client.context = method.receive(client, read_only(job.message))
+
+
+@timed("messages")
+def hand_in(
+    client: Client,
+    job: Job,
+    trained: Trained,
+    method: Method,
+    architectures: Architectures,
+    fresh: Callable[[], Row],
+    before: Mapping[str, Tensor],
+) -> Outcome:
+    """Second half of a job, after the training: judge, score, upload.
+
+    Args:
+        client: at work, with its new weights in the template. before: its weights before the job. fresh: see
+            `carry_out`.
+
+    Raises:
+        RunError: the method failed, as for `carry_out`.
+    """
+    score, message = None, read_only({})
+    bad = _untrained(job, trained, architectures)
+    if bad is None and job.scores and len(client.data.test):
+        with at_stage(client, job, "scoring"):
+            score = score_model(client, method, client.data.test, job.auc)
+    if bad is None:  # a model of NaN sends nothing: who knows what the method's upload makes of it
+        with at_stage(client, job, "uploading"):
+            message = read_only(copied(method.upload(client, trained)))
+            if name := not_finite(message):
+                bad = f"the upload is not finite ('{name}')"
+    after = architectures.tensors(client.architecture, job.variant)
+    same = bad is not None or (not job.exchange.trains and _alike(before, after))
     return Outcome(
         client.id,
         message,
-        job.client.weights if passed_by else weights,
-        client.state,
+        job.client.weights if same else fresh().write(after),
+        in_plain_order(client.state),
         trained,
         nbytes(message),
         {} if bad else numbers(trained.sums or {}),
@@ -173,24 +222,48 @@ def carry_out(job: Job, method: Method, architectures: Architectures) -> Outcome
     )
 
 
+@contextlib.contextmanager
+def at_stage(client: Client, job: Job, stage: str) -> Iterator[None]:
+    """Errors within the block name client, round and stage."""
+    try:
+        yield
+    except Exception as error:
+        raise placed(error, client, stage, job.round) from error
+
+
+@timed("score")
 def score_parts(asked: Scoring, method: Method, architectures: Architectures, memory: Memory) -> dict[str, Score]:
     """The scores of all the parts asked for, by the same working copy of the client.
 
     Raises:
         RunError: the method failed; says for which client and in which round.
     """
-    client = at_work(asked.client, asked.variant, architectures)
+    before = own_weights(asked.client, asked.variant, architectures)
+    client = at_work(asked.client, asked.variant, architectures, before)
     client.round = asked.round
     try:
         if asked.message is not None:
             method.receive(client, read_only(asked.message))
-        scores = {}
+        same = asked.message is None or _only_head_differs(client, asked.variant, method, architectures, before)
+        body, scores = asked.variant if same else None, {}
         for part in asked.parts:
             samples, others = getattr(client.data, part), part == "test"  # rounds are chosen by the method's own
-            scores[part] = memory.score(client, method, samples, part in asked.shared, others)
+            scores[part] = memory.score(client, method, samples, part in asked.shared, others, body)
         return scores
     except Exception as error:
         raise placed(error, client, "scoring", asked.round) from error
+
+
+def _only_head_differs(
+    client: Client, variant: str, method: Method, architectures: Architectures, before: Mapping[str, Tensor]
+) -> bool:
+    """Whether a client at work has, but for the head of what is scored, the weights that it had before."""
+    model = method.personal(client.model)
+    if not isinstance(model, SplitModel):
+        return False
+    head = {id(tensor) for tensor in model.head.state_dict(keep_vars=True).values()}
+    tensors = architectures.tensors(client.architecture, variant)
+    return _alike(before, {name: tensor for name, tensor in tensors.items() if id(tensor) not in head})
 
 
 def placed(error: Exception, client: Client, stage: str, round: int) -> PolyfedError:
@@ -201,51 +274,49 @@ def placed(error: Exception, client: Client, stage: str, round: int) -> PolyfedE
     return RunError(f"{place}: {type(error).__name__}: {error}")
 
 
-def at_work(client: Client, variant: str, architectures: Architectures) -> Client:
-    """A working copy of the client with its weights in the template; the client itself stays as it is."""
+def at_work(
+    client: Client, variant: str, architectures: Architectures, weights: Mapping[str, Tensor] | None = None
+) -> Client:
+    """A working copy of the client with its weights in the template; the client itself stays as it is.
+
+    weights: `own_weights`, where they are known.
+    """
     worker = copy.copy(client)
     worker.state = shallow(client.state)
-    template = architectures.template(client.architecture, variant)
-    weights = own_weights(client, variant, architectures)
-    worker.bound = architectures.bound(client.architecture, variant, weights)
-    template.train()
+    weights = own_weights(client, variant, architectures) if weights is None else weights
+    worker.bound = architectures.bound(client.architecture, variant, weights).train()
     return worker
 
 
 def has_own(client: Client, variant: str, architectures: Architectures) -> bool:
     """Whether the client has weights of its own, and of its present network."""
-    if client.weights is None:
+    weights = client.weights
+    if weights is None:
         return False
-    return _fits(client.weights, architectures.template(client.architecture, variant).state_dict())
+    if isinstance(weights, Row) and (weights.architecture, weights.variant) == (client.architecture, variant):
+        return True
+    template = architectures.tensors(client.architecture, variant)
+    return all(name in weights and weights[name].shape == tensor.shape for name, tensor in template.items())
 
 
-def own_weights(client: Client, variant: str, architectures: Architectures) -> dict[str, Tensor]:
+def own_weights(client: Client, variant: str, architectures: Architectures) -> Mapping[str, Tensor]:
     """The client's weights, or those it starts from (again, if its network is now another one)."""
-    if client.weights is not None:
-        template = architectures.template(client.architecture, variant).state_dict()
-        if _fits(client.weights, template):
-            return {name: client.weights[name] for name in template}
-    return architectures.begun(client.architecture, variant, client.id, client.given)
+    if client.weights is None or not has_own(client, variant, architectures):
+        return architectures.begun(client.architecture, variant, client.id, client.given)
+    return {name: client.weights[name] for name in architectures.tensors(client.architecture, variant)}
 
 
-def _fits(weights: Mapping[str, Tensor], template: Mapping[str, Tensor]) -> bool:
-    return all(name in weights and weights[name].shape == t.shape for name, t in template.items())
+def _alike(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> bool:
+    """Whether a network is bit for bit as it was."""
+    return all(torch.equal(tensor.cpu(), before[name].cpu()) for name, tensor in after.items())
 
 
-def _still_initial(client: Client, weights: dict[str, Tensor], variant: str, architectures: Architectures) -> bool:
-    """Whether a client without weights of its own, of its present network, has them as it would start from them."""
-    if has_own(client, variant, architectures):
-        return False
-    initial = own_weights(client, variant, architectures)
-    return all(torch.equal(tensor, initial[name].cpu()) for name, tensor in weights.items())
-
-
-def _untrained(job: Job, trained: Trained, model: nn.Module) -> str | None:
+def _untrained(job: Job, trained: Trained, architectures: Architectures) -> str | None:
     """Why a client's work counts for nothing, if it does."""
     if job.exchange.trains and trained.steps == 0:
         return "no training step: too few samples for a batch of this model"
     if not math.isfinite(trained.loss):
         return f"the training loss is {trained.loss}"
-    if name := not_finite({"model": model.state_dict()}):
+    if name := not_finite({"model": architectures.tensors(job.client.architecture, job.variant)}):
         return f"the model is not finite ('{name}')"
     return None

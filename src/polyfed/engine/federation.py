@@ -15,27 +15,30 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from polyfed.core.architectures import Builder
+from polyfed.core.architectures import Builder, Precision
 from polyfed.core.client import Client, Public
 from polyfed.core.companion import architectures_of
 from polyfed.core.device import named_device
-from polyfed.core.message import Message, flatten, nbytes, read_only, shallow
-from polyfed.core.method import Exchange, Method
+from polyfed.core.message import Message, State, flatten, in_plain_order, nbytes, read_only, shallow
+from polyfed.core.method import Exchange, Method, scores_are_outputs
 from polyfed.core.networks import exported
 from polyfed.core.randomness import generator
 from polyfed.core.server import Member, Server
 from polyfed.core.settings import Availability, Evaluation, Training
+from polyfed.core.timings import section, watching
 from polyfed.data.samples import ClientData, Samples
 from polyfed.data.transforms import Prepare
 from polyfed.engine import checkpoint
 from polyfed.engine.attendance import Attendance, LateUpload, Post, Roll
 from polyfed.engine.checkpoint import Snapshot
+from polyfed.engine.cohort import stack_size
 from polyfed.engine.evaluation import NOT_EVALUATED, Memory, Score, figures, summary
 from polyfed.engine.executors import Executor, Job, Outcome, Scoring, at_work, has_own
 from polyfed.engine.fit import check_companion, check_fit
 from polyfed.engine.folder import RunFolder
 from polyfed.engine.history import result_of, stopped_after
 from polyfed.engine.pool import chosen
+from polyfed.engine.store import Row, Store, row_of
 from polyfed.engine.workers import Crew
 from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError
 
@@ -83,12 +86,16 @@ class Federation:
         builders: architecture name -> function that makes the network, for clients given by architecture name, and for
             a companion that the method names.
         device: where networks compute ("cpu", "cuda", "cuda:1").
+        precision: "bf16" trains with matrix products and convolutions in bfloat16 (weights, sums, messages and scores
+            stay float32): faster where the processor has it, slower elsewhere, and the result is another one.
         executor: how the clients' work is carried out: "serial", one after the other in this process; "pool", by worker
-            processes (Linux, device "cpu"); "auto": the pool where it pays. The result is the same, bit for bit.
-        workers: at most so many processes work at the same time; default: the cores that this process may use.
+            processes (Linux, device "cpu"), with the same result bit for bit; "cohort": clients of one network as one,
+            with the same result up to rounding; "auto": the pool where it pays, on other devices the cohort.
+        workers: at most so many work at the same time; default: as many processes as this one may use cores, or
+            cohorts of 32.
         out: run folder; None writes nothing. checkpoint_every: rounds between checkpoints.
         dataset: name for the records. settings: the resolved recipe, if there is one. label: name of the run in tables.
-        trackers: who watches.
+        trackers: who watches. timings: whether the records tell where the time of each round went.
 
     Raises:
         RequestError: models or data do not fit the method or the settings, a device is not there, the executor is not
@@ -110,6 +117,7 @@ class Federation:
         class_names: Sequence[str] | None = None,
         builders: Mapping[str, Builder] | None = None,
         device: str = "cpu",
+        precision: Precision = "float32",
         executor: str = "auto",
         workers: int | None = None,
         out: Path | str | None = None,
@@ -118,6 +126,7 @@ class Federation:
         settings: Mapping[str, Any] | None = None,
         label: str | None = None,
         trackers: Sequence[Tracker] = (),
+        timings: bool = False,
     ) -> None:
         if not clients:
             raise RequestError("expected at least one client, came none")
@@ -141,7 +150,9 @@ class Federation:
             client.training, client.public = self.training, public
         named = _name_architectures(self.clients, dict(builders or {}))
         check_companion(method, [*named, *(builders or {})])
-        self.architectures = architectures_of(method, named, seed, named_device(device), others=builders)
+        self.architectures = architectures_of(
+            method, named, seed, named_device(device), others=builders, precision=precision
+        )
         check_fit(method, self.clients, self.architectures, public)
         self.server = Server(
             {client.id: Member(client.architecture, client.n) for client in self.clients},
@@ -157,12 +168,15 @@ class Federation:
         )
         auc = "auc" in self.evaluation.metrics
         self._memory = Memory(auc)
-        crew = Crew(method, self.architectures, self.clients, auc)
+        self.folder = None if out is None else RunFolder(out)
+        beside = None if self.folder is None else self.folder.path
+        self.store = Store(self.architectures, [client.architecture for client in self.clients], beside)
+        crew = Crew(method, self.architectures, self.clients, self.store, auc)
         say = functools.partial(self._tell, "message")
         self.executor: Executor = chosen(executor, workers, crew, self.training, say)
-        self.folder = None if out is None else RunFolder(out)
         self.checkpoint_every = checkpoint_every
         self.trackers = list(trackers)
+        self.timings = timings
         self.facts: dict[str, Any] = {
             "method": method.name or type(method).__name__,
             "knobs": dataclasses.asdict(method) if dataclasses.is_dataclass(method) else {},
@@ -172,6 +186,7 @@ class Federation:
             "rounds": self.training.rounds,
             "seed": seed,
             "workers": self.executor.workers,
+            "precision": precision,
             "evaluation": {
                 "stage": self.stages[0],
                 "mean": self.evaluation.mean,
@@ -184,9 +199,12 @@ class Federation:
         }
         if limits := self.availability.in_effect():
             self.facts["availability"] = limits
+        size = stack_size(executor, device, workers)
+        self._stacked = {"executor": "cohort", "workers": size} if size > 1 else {}
         self.settings = settings if settings is not None else self._settings()
         self.history: list[dict[str, Any]] = []
         self._waiting: Sequence[LateUpload] = ()
+        self._before: dict[int, tuple[Row | None, State]] = {}  # weights and state of those whom this round has changed
 
     # running ------------------------------------------------------------------------------------------------
 
@@ -262,22 +280,27 @@ class Federation:
 
     def _round_or_undo(self, number: int, closing: Sequence[Exchange] = ()) -> None:
         """A whole round or nothing: what is interrupted or fails leaves the federation as it was before."""
-        before = self._snapshot(number - 1)
+        self._before = {}
+        state, waiting = shallow(self.server.state), self._waiting
         began = time.perf_counter()
         try:
-            record = self._round(number, closing)
+            with watching(self.timings) as watch:
+                record = self._round(number, closing)
             record["seconds"] = time.perf_counter() - began
+            if watch is not None:
+                record["timings"] = watch.shares(record["seconds"], self.executor.workers)
             if self.folder is not None:
                 self.folder.append(record)
             self.history.append(record)
         except KeyboardInterrupt:
-            self._take_back(before)
+            self._take_back(self._earlier(number - 1, state, waiting))
             if number > 1:
                 self._checkpoint(number - 1)
             raise Interrupted(f"interrupted in round {number}; {number - 1} whole rounds are kept") from None
         except Exception:
-            self._take_back(before)
+            self._take_back(self._earlier(number - 1, state, waiting))
             raise
+        self._before = {}  # or rows that nobody needs would stay
         pace = sum(r["seconds"] for r in self.history) / len(self.history)
         self._tell("round", record, pace * max(0, self.training.rounds - number))
 
@@ -291,7 +314,7 @@ class Federation:
         post = Post(number, () if closing else self._waiting, self.availability.late_by, method.accepts_late)
         due = bool(closing) or number % self.evaluation.every == 0 or number == self.training.rounds
         tally = _Tally()
-        with _at("planning", number):
+        with _at("planning", number), section("aggregate"):
             method.plan(server, selected)
         for place, exchange in enumerate(closing or method.exchanges(number)):
             server.exchange = exchange.name
@@ -299,8 +322,10 @@ class Federation:
             asked.update(ids)
             reached = [client_id for client_id in roll.reached(ids) if client_id not in tally.lost]
             sent = self._pass(exchange, place, bool(closing), reached, roll, tally, due)
-            with _at("aggregation", number):
+            with _at("aggregation", number), section("aggregate"):
                 method.aggregate(server, post.deliver(exchange.name, sent, roll.late))
+                server.state = in_plain_order(server.state)
+            del sent  # all that was sent, which nobody needs while the clients are scored
         server.exchange = "train"
         self._waiting = post.waiting
         record = {"round": number, "seconds": 0.0, "closing": bool(closing), "clients": selected}
@@ -311,14 +336,15 @@ class Federation:
         }
         record |= {**tally.record(), "server": dict(server.log)}
         server.log.clear()
-        return {**record, "evaluated": due, **(self._evaluate(tally.scores) if due else NOT_EVALUATED)}
+        with section("score"):
+            return {**record, "evaluated": due, **(self._evaluate(tally.scores) if due else NOT_EVALUATED)}
 
     def _pass(
         self, exchange: Exchange, place: int, closing: bool, ids: Sequence[int], roll: Roll, tally: _Tally, due: bool
     ) -> dict[int, Message]:
         """One passage down and up among the clients `ids`; what was sent by those that count and are heard."""
         scores = due and exchange.trains and "after_local" in self.stages
-        with _at("broadcast", self.server.round):
+        with _at("broadcast", self.server.round), section("messages"):
             jobs = [
                 Job(
                     self.clients[client_id],
@@ -338,6 +364,7 @@ class Federation:
             tally.add(job, outcome, self.method, outcome.client_id not in roll.unheard)
             if outcome.counts:
                 client = self.clients[outcome.client_id]
+                self._before.setdefault(client.id, (row_of(client), client.state))
                 client.weights, client.state = outcome.weights, outcome.state
                 client.version += 1
         return {o.client_id: o.message for o in outcomes if o.counts and o.client_id not in roll.unheard}
@@ -428,27 +455,38 @@ class Federation:
 
     def _snapshot(self, number: int) -> Snapshot:
         """The present state; its tensors are never written into, so that references are enough."""
-        weights = {client.id: client.weights for client in self.clients}
-        states = {client.id: shallow(client.state) for client in self.clients}
+        weights = {client.id: row_of(client) for client in self.clients}
+        states = {client.id: client.state for client in self.clients}
         return Snapshot(number, shallow(self.server.state), weights, states, self._waiting)
 
+    def _earlier(self, number: int, state: State, waiting: Sequence[LateUpload]) -> Snapshot:
+        """What has to be put back to be where the last round ended: of clients, those who have changed since."""
+        weights = {client_id: row for client_id, (row, _) in self._before.items()}
+        states = {client_id: own for client_id, (_, own) in self._before.items()}
+        return Snapshot(number, state, weights, states, waiting)
+
     def _take_back(self, snapshot: Snapshot) -> None:
+        """As it was then; of clients, those that the snapshot names."""
         self.server.state, self.server.round, self.server.exchange = shallow(snapshot.server), snapshot.round, "train"
         self.server.admit(self.attendance.present(max(1, snapshot.round)))
         self.server.log.clear()
         self._waiting = snapshot.late
         del self.history[snapshot.round :]
-        for client in self.clients:
-            client.weights, client.state = snapshot.weights[client.id], shallow(snapshot.states[client.id])
+        for number, weights in snapshot.weights.items():
+            client = self.clients[number]
+            client.weights, client.state = weights, shallow(snapshot.states[number])
             client.version += 1
 
     def _checkpoint(self, number: int) -> None:
         if self.folder is not None:
             checkpoint.write(self.folder.checkpoints, self._snapshot(number))
 
+    def _latest(self, folder: RunFolder) -> Snapshot | None:
+        return checkpoint.latest(folder.checkpoints, len(self.clients), self.store)
+
     def _restore(self) -> int:
         """Go back to the run folder's last checkpoint; the number of its round, 0 where there is none."""
-        snapshot = None if self.folder is None else checkpoint.latest(self.folder.checkpoints, len(self.clients))
+        snapshot = None if self.folder is None else self._latest(self.folder)
         if self.folder is None or snapshot is None:
             if self.folder is not None:
                 self.folder.rounds(0)
@@ -468,8 +506,8 @@ class Federation:
             for client in self._present():
                 keeper = self._keeper(client.id)
                 weights = exported(self.method.personal(keeper.model))
-                scores_alone = type(self.method).predict is Method.predict  # else what it keeps may have a say
-                write(client.id, weights, {} if scores_alone else keeper.state, self._about(client))
+                alone = scores_are_outputs(self.method)  # else what it keeps may have a say
+                write(client.id, weights, {} if alone else keeper.state, self._about(client))
 
     def _about(self, client: Client) -> dict[str, Any]:
         """What somebody who has neither the data nor the recipe must know to use the client's model."""
@@ -498,7 +536,7 @@ class Federation:
     def _read(self, result: Mapping[str, Any]) -> Run:
         """A finished run, from its folder, which stays as it is; its models need the last checkpoint."""
         assert self.folder is not None
-        snapshot = checkpoint.latest(self.folder.checkpoints, len(self.clients))
+        snapshot = self._latest(self.folder)
         last = (result.get("stopped_after") or self.training.rounds) + bool(self.method.closing())
         self.history = self.folder.rounds(last)
         if snapshot is not None and snapshot.round == last:
@@ -525,7 +563,7 @@ class Federation:
             "training": self.training.in_effect(),
             "evaluation": self.evaluation.in_effect(),
             **({"availability": self.facts["availability"]} if "availability" in self.facts else {}),
-            "run": {"seed": self.seed},
+            "run": {"seed": self.seed, **self._stacked},
             "federation": {
                 "dataset": self.facts["dataset"],
                 "architectures": [client.architecture for client in self.clients],

@@ -26,6 +26,7 @@ import tomli_w
 from torch import Tensor
 
 from polyfed.core.message import Message, to_bytes
+from polyfed.engine.cohort import stack_size
 from polyfed.errors import RequestError
 
 _OURS = ("result.json", "checkpoint", "rounds.jsonl", "models", "tensorboard", "recipe.toml")  # in order of removal
@@ -96,7 +97,8 @@ class RunFolder:
             stored = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, tomllib.TOMLDecodeError) as error:
             raise RequestError(f"expected the run's recipe in {path}, came nothing readable: {error}") from None
-        if difference := _first_difference(stored, tomllib.loads(tomli_w.dumps(settings))):
+        asked = tomllib.loads(tomli_w.dumps(settings))
+        if difference := _first_difference(stored, asked) or _other_stacks(stored.get("run", {}), asked.get("run", {})):
             raise RequestError(f"{self.path} holds another recipe's run: {difference}; choose another --out or --force")
 
     @contextlib.contextmanager
@@ -205,6 +207,15 @@ def _held(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def _other_stacks(stored: Mapping[str, Any], asked: Mapping[str, Any]) -> str | None:
+    """How two ``[run]`` sections differ in which clients train as one, on which the last bits of a result depend."""
+    old, new = (
+        stack_size(run.get("executor", "auto"), run.get("device", "cpu"), run.get("workers")) for run in (stored, asked)
+    )
+    said = [f"clients trained in stacks of {size}" if size > 1 else "clients trained one by one" for size in (old, new)]
+    return None if old == new else f"{said[0]}, now {said[1].removeprefix('clients trained ')} (run.executor)"
 
 
 def _first_difference(stored: Mapping[str, Any], asked: Mapping[str, Any], place: str = "") -> str | None:

@@ -83,8 +83,15 @@ def result_of(
         "samples": samples,
         "seconds": seconds,
         "samples_per_second": samples / seconds if seconds else None,
+        **_timings(records),
         "versions": versions(),
     }
+
+
+def _timings(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Where the time went, over the rounds that tell."""
+    told = [record["timings"] for record in records if "timings" in record]
+    return {"timings": {name: sum(one[name] for one in told) for name in told[0]}} if told else {}
 
 
 def _clients_table(

@@ -7,6 +7,7 @@ put in their order, and no draw depends on who carries out what: the result is t
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import sys
@@ -20,11 +21,14 @@ from polyfed.core.client import Client
 from polyfed.core.message import read_only
 from polyfed.core.method import Trained
 from polyfed.core.settings import Training
+from polyfed.core.timings import timed
+from polyfed.engine.cohort import Cohort, stack_size
 from polyfed.engine.executors import Executor, Job, Outcome, Scores, Scoring, Serial
 from polyfed.engine.workers import Crew, Died, Unable, Worker, warm_up
 from polyfed.errors import PolyfedError, RequestError, RunError
 
 _STEP, _SAMPLE = 3e-4, 4e-10  # seconds per training step; per sample and parameter. Rough: for convolutions too little
+_LOOKED_AT = 64  # of those that wait
 _WORTH = 0.3  # estimated seconds of a run from which workers, which take some 0.1 s to come and go, are worth having
 
 Say = Callable[[str], None]
@@ -34,30 +38,38 @@ def chosen(name: str, workers: int | None, crew: Crew, training: Training, say: 
     """The executor of a run.
 
     Args:
-        name: "serial", "pool", or "auto": the pool where it is possible, two or more clients train in a round, and
-            `workers` asks for it, or the work is so much that it pays.
-        workers: so many processes at the same time; None: the cores that this process may use.
-        crew: what is worked on. training: how much. say: told when a worker had to be replaced.
+        name: "serial", "pool", "cohort", or "auto": on device "cpu" the pool where it is possible, two or more clients
+            train in a round, and `workers` asks for it, or the work is so much that it pays; on others the cohort.
+        workers: so many at the same time, processes or clients of a stack; None: the cores that this process may use,
+            or `cohort.SIZE`.
+        crew: what is worked on. training: how much. say: told when a worker had to be replaced, or of clients that
+            cannot be stacked.
 
     Raises:
         RequestError: no such executor, or it is not possible here.
     """
-    serial = Serial(crew.method, crew.architectures, crew.auc)
-    if name not in ("auto", "serial", "pool"):
-        raise RequestError(f"expected the executor 'auto', 'serial' or 'pool', came '{name}'")
+    serial = Serial(crew.method, crew.architectures, crew.store, crew.auc)
+    if name not in ("auto", "serial", "pool", "cohort"):
+        raise RequestError(f"expected the executor 'auto', 'serial', 'pool' or 'cohort', came '{name}'")
     if workers is not None and workers < 1:
         raise RequestError(f"expected at least 1 worker, came {workers}")
     if name == "serial" and (workers or 1) > 1:
         raise RequestError(f"expected 1 worker, as the executor 'serial' has one, came {workers}")
+    if name == "cohort" and workers == 1:
+        raise RequestError("expected 2 or more workers, as the executor 'cohort' trains so many clients as one, came 1")
+    drawn = training.drawn(len(crew.clients))
+    device = crew.architectures.device.type
+    if (size := stack_size(name, device, workers)) > 1:
+        return Cohort(crew, size, say)
     asked = name == "pool" or (name == "auto" and (workers or 1) > 1)
-    if asked and (reason := obstacle(crew.architectures.device.type)):
+    if asked and (reason := obstacle(device)):
         raise RequestError(f"expected the executor 'serial' with 1 worker, as {reason}")
     count = min(workers or cores(), len(crew.clients))
     estimates = _Estimates(crew, training)
-    several = count > 1 and training.drawn(len(crew.clients)) > 1
+    several = count > 1 and drawn > 1
     if name == "serial" or (name == "auto" and not several):
         return serial
-    if not asked and (obstacle(crew.architectures.device.type) or estimates.run() < _WORTH):
+    if not asked and (obstacle(device) or estimates.run() < _WORTH):
         return serial
     return Pool(crew, count, estimates, say)
 
@@ -128,9 +140,11 @@ class Pool:
         self._crew, self._estimates, self._say = crew, estimates, say
         self._staff: list[Worker] = []
         self._evaluation = 0
-        self._instead = Serial(crew.method, crew.architectures, crew.auc)  # where no worker can be had
+        self._scored: dict[int, Worker] = {}  # who scored a client last
+        self._instead = Serial(crew.method, crew.architectures, crew.store, crew.auc)  # where no worker can be had
         self._unable = False
 
+    @timed("idle")
     def run(self, jobs: Sequence[Job], done: Callable[[int], None]) -> list[Outcome]:
         """See `Executor`."""
         if not jobs:
@@ -143,6 +157,7 @@ class Pool:
         lost = [Outcome(job.client.id, read_only({}), None, {}, Trained(), dropped=True) for job in jobs]
         return [one or instead for one, instead in zip(found, lost, strict=True)]
 
+    @timed("idle")
     def score(self, asked: Sequence[Scoring]) -> list[Scores]:
         """See `Executor`."""
         if not asked:
@@ -219,7 +234,7 @@ class Pool:
         failed: dict[int, PolyfedError] = {}
         while waiting or busy:
             for worker in [worker for worker in self._staff if worker not in busy][: len(waiting)]:
-                busy[worker] = waiting.popleft()
+                busy[worker] = self._next(worker, asked, waiting)
                 worker.ask(asked[busy[worker]], self._evaluation)
             lines = {worker.line: worker for worker in busy}
             for line in wait(list(lines)):
@@ -240,6 +255,19 @@ class Pool:
         if failed:
             raise failed[min(failed)]
         return died
+
+    def _next(self, worker: Worker, asked: Sequence[Any], waiting: deque[int]) -> int:
+        """Take out what the worker shall do next: the first, or of the first few one whose client it scored last.
+
+        As it may remember what the client's network makes of the samples.
+        """
+        place = waiting[0]
+        if isinstance(asked[place], Scoring):
+            known = (p for p in itertools.islice(waiting, _LOOKED_AT) if self._scored.get(asked[p].client.id) is worker)
+            place = next(known, place)
+            self._scored[asked[place].client.id] = worker
+        waiting.remove(place)
+        return place
 
 
 def _whose(asked: Job | Scoring) -> str:

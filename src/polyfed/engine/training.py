@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,20 +14,23 @@ from torch import Tensor, nn
 from polyfed.core.client import Client, Prepare
 from polyfed.core.message import Group, group, tensor
 from polyfed.core.method import Batch, Context, Method, Phase, Trained
-from polyfed.core.networks import split, trainable
+from polyfed.core.networks import split, steady
 from polyfed.core.settings import Training
+from polyfed.core.timings import timed
 from polyfed.data.samples import Samples
 from polyfed.data.transforms import augmentation
 from polyfed.errors import RunError
 from polyfed.functional.modes import has_batchnorm
 
 
+@timed("train")
 def train(
     client: Client,
     method: Method,
     context: Context,
     most: int | None = None,
     phases: Sequence[Phase] | None = None,
+    step: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> Trained:
     """Train `client.model` in place, as `client.training` and the phases say.
 
@@ -33,6 +38,7 @@ def train(
         client: at work. method: whose gradients. context: what `receive` returned.
         most: so many batches of each phase at most, for a trial; None: all.
         phases: those of the exchange; None: the method's own.
+        step: gives a block for the passes of each step (`Architectures.training`).
 
     Returns:
         Steps, samples, mean loss and the method's sums. The loss may be NaN: the caller judges.
@@ -42,34 +48,37 @@ def train(
     order = client.generator("batches")
     noise = client.generator("augment")
     steps = samples = 0
-    total = torch.zeros((), dtype=torch.float64)
+    losses: list[tuple[Tensor, int]] = []  # of the steps, and how many samples each had
     sums: dict[str, Tensor] = {}
     for phase in method.phases(client.training) if phases is None else phases:
         client.phase = phase.name
         rows = None if phase.rows is None else tensor(context, phase.rows)
         mask = None if phase.mask is None else group(context, phase.mask)
-        with _only(model, phase):
-            names, parameters = trainable(model)
+        with only(model, phase), steady(model) as (names, parameters):
             if not parameters:
                 continue
-            optimizer = _optimizer(parameters, client.training, client.training.lr_at(client.round, phase.lr))
+            optimizer = optimizer_of(parameters, client.training, client.training.lr_at(client.round, phase.lr))
             for batch in itertools.islice(_batches(client, phase, rows, order, noise), most):
                 with_inputs = {**context, **method.inputs(client, steps, draws)}
-                grads, loss, extra = method.gradients(model, batch, with_inputs)
+                with step():
+                    grads, loss, extra = method.gradients(model, batch, with_inputs)
                 for name, parameter in zip(names, parameters, strict=True):
-                    parameter.grad = grads.get(name)
+                    parameter.grad = laid_like(parameter, grads.get(name))
+                allow_gaps(optimizer)
                 before = {} if mask is None else _copies(names, parameters, mask)
                 optimizer.step()
+                optimizer.zero_grad()  # at once: the next step's gradients then lie where these did, in the caches
+                del grads
                 if mask is not None:
                     _restore(dict(zip(names, parameters, strict=True)), before, mask)
                 steps += 1
                 samples += len(batch.y)
-                total += loss.detach().double().cpu() * len(batch.y)
+                losses.append((loss.detach(), len(batch.y)))
                 for name, value in extra.items():
                     sums[name] = sums[name] + value if name in sums else value
-            optimizer.zero_grad(set_to_none=True)
     client.phase = ""
-    return Trained(steps, samples, float(total) / max(samples, 1), sums)
+    total = sum(float(loss) * count for loss, count in losses)  # now, as asking a GPU for a number stops it
+    return Trained(steps, samples, total / max(samples, 1), sums)
 
 
 def data_of(client: Client, phase: Phase) -> tuple[Samples, Prepare]:
@@ -84,33 +93,53 @@ def data_of(client: Client, phase: Phase) -> tuple[Samples, Prepare]:
 def _batches(
     client: Client, phase: Phase, rows: Tensor | None, order: torch.Generator, noise: torch.Generator
 ) -> Iterator[Batch]:
-    """Shuffled minibatches of a phase, the last one ragged; a single row is left out where BatchNorm could not take it.
-
-    rows: (M,) which rows of the phase's data; None: all.
-    """
+    """The minibatches of a phase, see `shuffled`."""
     samples, prepare = data_of(client, phase)
-    rows = torch.arange(len(samples)) if rows is None else rows.cpu()
     device = next(iter(client.model.parameters())).device
     augment = augmentation(client.training.augment)
+    for chosen in shuffled(client, phase, len(samples), rows, order):
+        x = samples.x[chosen]
+        x = prepare((x if augment is None else augment(x, noise)).to(device))
+        yield Batch(x, samples.y[chosen].to(device), torch.ones(len(chosen), device=device), chosen.to(device))
+
+
+def shuffled(client: Client, phase: Phase, held: int, rows: Tensor | None, order: torch.Generator) -> Iterator[Tensor]:
+    """Which of the `held` samples of a phase's data make up each of its minibatches, (B,) each, the last one ragged.
+
+    rows: (M,) those that the phase is about; None: all. A single one is left out where BatchNorm could not take it.
+    """
+    rows = torch.arange(held) if rows is None else rows.cpu()
     size, smallest = client.training.batch_size, 2 if has_batchnorm(client.model) else 1
     for _ in range(phase.epochs):
         for places in torch.randperm(len(rows), generator=order).split(size):
             if len(places) >= smallest:
-                chosen = rows[places]
-                x = samples.x[chosen]
-                x = prepare((x if augment is None else augment(x, noise)).to(device))
-                yield Batch(x, samples.y[chosen].to(device), torch.ones(len(chosen), device=device), chosen.to(device))
+                yield rows[places]
 
 
-def _optimizer(parameters: Sequence[nn.Parameter], training: Training, rate: float) -> torch.optim.Optimizer:
+def optimizer_of(parameters: Sequence[Tensor], training: Training, rate: float) -> torch.optim.Optimizer:
+    """A fresh optimiser, as the settings name it."""
     if training.optimizer == "sgd":
         return torch.optim.SGD(parameters, rate, training.momentum, weight_decay=training.weight_decay, fused=True)
     kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
     return kind(parameters, rate, weight_decay=training.weight_decay, fused=True)
 
 
+def allow_gaps(optimizer: torch.optim.Optimizer) -> None:
+    """Before a step: let some parameters have no gradient yet, which the fused SGD with momentum cannot take."""
+    for group_ in optimizer.param_groups:
+        if group_.get("momentum") and any(parameter.grad is None for parameter in group_["params"]):
+            group_["fused"] = False  # from now on; the numbers are the same
+
+
+def laid_like(parameter: Tensor, grad: Tensor | None) -> Tensor | None:
+    """The gradient with the parameter's strides, which PyTorch's fused optimisers take for granted without a word."""
+    if grad is None or grad.stride() == parameter.stride():
+        return grad
+    return torch.empty_like(parameter).copy_(grad)
+
+
 @contextlib.contextmanager
-def _only(model: nn.Module, phase: Phase) -> Iterator[None]:
+def only(model: nn.Module, phase: Phase) -> Iterator[None]:
     """Within the block only the phase's parameters take a gradient; layers of which none does run in eval mode."""
     if phase.trains is None:
         yield

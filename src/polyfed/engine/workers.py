@@ -1,7 +1,8 @@
 """A worker: a process forked from the run's own, which carries out one job after the other.
 
-It has data, networks and the method by being forked; whatever changes in a run travels with each job, in shared memory,
-and so does what comes of it. So a worker keeps nothing, and another one can take its place at any time.
+It has data, networks and the method by being forked, and shares the store of the clients' weights, of which it is told
+where to read and where to write. Whatever else changes in a run travels with each job, in shared memory, and so does
+what comes of it. So a worker keeps nothing, and another one can take its place at any time.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 
 import torch
 
+from polyfed.core import timings
 from polyfed.core.architectures import Architectures
 from polyfed.core.client import Client
 from polyfed.core.message import read_only
@@ -31,6 +33,7 @@ from polyfed.core.method import Method, Trained
 from polyfed.engine.evaluation import Memory, Score
 from polyfed.engine.executors import Job, Outcome, Scoring, carry_out, placed, score_parts
 from polyfed.engine.mailbox import Mailbox
+from polyfed.engine.store import Row, Store, row_of
 from polyfed.errors import PolyfedError, RunError
 
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
@@ -49,11 +52,15 @@ class Died(Exception):
 
 @dataclass(frozen=True)
 class Crew:
-    """What workers have by being forked. clients: by number. auc: scores come with the area under the ROC curve."""
+    """What workers have by being forked.
+
+    clients: by number. store: of their weights. auc: scores come with the area under the ROC curve.
+    """
 
     method: Method
     architectures: Architectures
     clients: Sequence[Client]
+    store: Store
     auc: bool
 
 
@@ -69,7 +76,10 @@ class Worker:
 
     def __init__(self, crew: Crew, others: Sequence[Worker] = ()) -> None:
         self._inbox, self._outbox = Mailbox(), Mailbox()
+        self._store = crew.store
+        self._store.open()
         self._asked: Job | Scoring | None = None
+        self._fresh: Row | None = None  # for the weights that come of a job
         self.line, theirs = Pipe()
         run = os.getpid()
         for stream in (sys.stdout, sys.stderr):
@@ -98,6 +108,7 @@ class Worker:
         except (EOFError, OSError):
             raise Unable(f"it {self._how()}") from None
 
+    @timings.timed("messages")
     def ask(self, asked: Job | Scoring, evaluation: int = 0) -> None:
         """Give it something to do; one thing at a time. evaluation: number of that which a scoring belongs to.
 
@@ -105,12 +116,15 @@ class Worker:
             RunError: a message or a state holds something that is no tensor.
         """
         facts = _job_facts(asked) if isinstance(asked, Job) else {**_scoring_facts(asked), "evaluation": evaluation}
-        tensors = {"message": asked.message, "weights": asked.client.weights, "state": asked.client.state}
-        request = {**facts, "client": asked.client.id, "tensors": self._inbox.put(tensors)}
+        tensors = {"message": asked.message, "state": asked.client.state}
+        self._fresh = self._store.fresh(asked.client.architecture, asked.variant) if isinstance(asked, Job) else None
+        rows = {"own": _place(row_of(asked.client)), "fresh": _place(self._fresh)}
+        request = {**facts, "client": asked.client.id, "tensors": self._inbox.put(tensors), **rows}
         self._asked = asked
         with contextlib.suppress(OSError):  # it is no more, as `answer` will say
             self.line.send_bytes(json.dumps(request).encode())
 
+    @timings.timed("messages")
     def answer(self) -> tuple[Any, float]:
         """What came of it, an `Outcome` or `Scores`, in tensors of its own; and how many seconds it took.
 
@@ -123,10 +137,12 @@ class Worker:
             raise Died(self._how()) from None
         if "error" in reply:
             raise _error(*reply["error"])
+        timings.include(reply.get("timings"))
         tensors = self._outbox.take(reply["tensors"])
-        asked = self._asked
+        asked, fresh = self._asked, self._fresh
+        self._asked = self._fresh = None
         if isinstance(asked, Job):
-            return _outcome(asked, reply, tensors), reply["seconds"]
+            return _outcome(asked, reply, tensors, fresh), reply["seconds"]
         return {part: _score(figures) for part, figures in tensors.items()}, reply["seconds"]
 
     def alive(self) -> bool:
@@ -177,23 +193,28 @@ def _no_interruption() -> Iterator[None]:
 # what travels -----------------------------------------------------------------------------------------------------
 
 
+def _place(row: Row | None) -> list[Any] | None:
+    """Where a client's row lies."""
+    return None if row is None else [row.variant, row.begin]
+
+
 def _job_facts(job: Job) -> dict[str, Any]:
     names = ("variant", "round", "closing", "place", "scores", "auc")
     return {"what": "job", **{name: getattr(job, name) for name in names}}
 
 
 def _scoring_facts(asked: Scoring) -> dict[str, Any]:
-    facts = {"parts": list(asked.parts), "shared": list(asked.shared)}
-    return {"what": "scoring", "variant": asked.variant, "round": asked.round, **facts}
+    facts = {"variant": asked.variant, "round": asked.round, "version": asked.client.version}
+    return {"what": "scoring", "parts": list(asked.parts), "shared": list(asked.shared), **facts}
 
 
-def _outcome(job: Job, reply: Mapping[str, Any], tensors: Mapping[str, Any]) -> Outcome:
+def _outcome(job: Job, reply: Mapping[str, Any], tensors: Mapping[str, Any], fresh: Row | None) -> Outcome:
     """What came of a job; what did not change is the client's own again."""
     own = job.client
     return Outcome(
         own.id,
         read_only(tensors["message"]),
-        own.weights if tensors["weights"] is None else tensors["weights"],
+        fresh if reply["new"] else own.weights,
         own.state if tensors["state"] is None else _filled(tensors["state"], own.state),
         Trained(*reply["trained"]),
         reply["bytes_up"],
@@ -311,8 +332,11 @@ class _Shift:
             asked = json.loads(line.recv_bytes())
             began = time.perf_counter()
             try:
-                reply = self._job(asked) if asked["what"] == "job" else self._scoring(asked)
+                with timings.watching(timings.watched(), "messages") as watch:
+                    reply = self._job(asked) if asked["what"] == "job" else self._scoring(asked)
                 reply["seconds"] = time.perf_counter() - began
+                if watch is not None:
+                    reply["timings"] = watch.seconds
             except Exception as error:
                 kind = type(error) if isinstance(error, PolyfedError) else RunError
                 text = str(error) if isinstance(error, PolyfedError) else f"{type(error).__name__}: {error}"
@@ -321,8 +345,16 @@ class _Shift:
 
     def _client(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Client:
         client: Client = copy.copy(self._crew.clients[asked["client"]])
-        client.weights, client.state = tensors["weights"], tensors["state"]
+        client.weights, client.state = self._row(asked, "own"), tensors["state"]
+        client.version = asked.get("version", -1)  # by which representations are remembered, for scores
         return client
+
+    def _row(self, asked: Mapping[str, Any], name: str) -> Row | None:
+        """The row that is called so in what was asked."""
+        if asked[name] is None:
+            return None
+        variant, begin = asked[name]
+        return self._crew.store.at(self._crew.clients[asked["client"]].architecture, variant, begin)
 
     def _job(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         tensors, method = self._inbox.look(asked["tensors"]), self._crew.method
@@ -330,10 +362,11 @@ class _Shift:
         exchanges = method.closing() if asked["closing"] else method.exchanges(asked["round"])
         exchange = exchanges[asked["place"]]
         job = Job(client, tensors["message"], asked["variant"], exchange, asked["round"], asked["scores"], asked["auc"])
-        done = carry_out(job, method, self._crew.architectures)
+        fresh = self._row(asked, "fresh")
+        assert fresh is not None
+        done = carry_out(job, method, self._crew.architectures, lambda: fresh)
         sent = {
             "message": done.message,
-            "weights": done.weights if done.counts and done.weights is not client.weights else None,
             "state": _changed(done.state, client.state) if done.counts else None,
             "score": None if done.score is None else _figures(done.score),
         }
@@ -346,6 +379,7 @@ class _Shift:
             "bytes_up": done.bytes_up,
             "sums": done.sums,
             "refused": done.refused,
+            "new": done.weights is fresh,
             "tensors": tensors,
         }
 

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+_AT_ONCE = 2**18  # entries summed at a time, whose sums a processor's cache holds
+
 
 def normalise(weights: Sequence[float]) -> list[float]:
     """The weights divided by their sum.
@@ -177,7 +179,14 @@ def _mean(tensors: Sequence[Tensor], shares: Sequence[float], like: Tensor) -> T
         for tensor, _ in counted[1:]:
             largest = torch.maximum(largest, tensor)
         return largest.to(like.dtype)
-    total = torch.zeros_like(like, dtype=torch.float64, requires_grad=False)
-    for tensor, share in counted:
-        total.add_(tensor, alpha=share)
-    return total.to(like.dtype)
+    mean = torch.empty_like(like, requires_grad=False)
+    order = sorted(range(mean.ndim), key=mean.stride, reverse=True)  # of its dimensions in memory
+    parts = [(tensor.permute(order).reshape(-1), share) for tensor, share in counted]
+    flat, size = mean.permute(order).view(-1), _AT_ONCE if mean.device.type == "cpu" else max(mean.numel(), 1)
+    for begin in range(0, mean.numel(), size):
+        there = flat[begin : begin + size]
+        total = torch.zeros_like(there, dtype=torch.float64)
+        for tensor, share in parts:
+            total.add_(tensor[begin : begin + size], alpha=share)
+        there.copy_(total)
+    return mean

@@ -19,10 +19,14 @@ def centre(a_LD: Tensor) -> Tensor:
     tensor([[-1.,  0.],
             [ 1.,  0.]])
     """
-    if a_LD.dim() != 2 or a_LD.shape[0] == 0 or a_LD.shape[1] == 0:
-        raise ValueError(f"expected a representation of shape (L, D) with rows and columns, got {tuple(a_LD.shape)}")
+    _matrix(a_LD)
     wide = a_LD.to(torch.promote_types(a_LD.dtype, torch.float32))
     return wide - wide.mean(dim=0)
+
+
+def _matrix(a_LD: Tensor) -> None:
+    if a_LD.dim() != 2 or a_LD.shape[0] == 0 or a_LD.shape[1] == 0:
+        raise ValueError(f"expected a representation of shape (L, D) with rows and columns, got {tuple(a_LD.shape)}")
 
 
 def prepared(a_LD: Tensor, partner: torch.dtype = torch.float32) -> Tensor:
@@ -32,14 +36,21 @@ def prepared(a_LD: Tensor, partner: torch.dtype = torch.float32) -> Tensor:
         ValueError: not a matrix, or no rows.
     """
     wide = a_LD.to(torch.promote_types(torch.promote_types(a_LD.dtype, partner), torch.float32))
-    centred = centre(wide / nonzero(largest(a_LD)))
-    dead = centred.detach().abs().amax() <= 32 * torch.finfo(wide.dtype).eps
-    return torch.where(dead, torch.zeros_like(centred), centred)
+    _matrix(wide)
+    centred = wide / nonzero(largest(a_LD))
+    centred -= centred.mean(dim=0)  # in place here and below: what takes time is memory
+    centred *= _peak(centred) > 32 * torch.finfo(wide.dtype).eps
+    return centred
 
 
 def largest(a_LD: Tensor) -> Tensor:
     """max|A| (0-d), float32 at least, a constant for the gradient (no similarity here sees the scale)."""
-    return a_LD.detach().to(torch.promote_types(a_LD.dtype, torch.float32)).abs().amax()
+    return _peak(a_LD).to(torch.promote_types(a_LD.dtype, torch.float32))
+
+
+def _peak(a_LD: Tensor) -> Tensor:
+    a_LD = a_LD.detach()
+    return torch.maximum(a_LD.amax(), -a_LD.amin())
 
 
 def nonzero(t: Tensor) -> Tensor:

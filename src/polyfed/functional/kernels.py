@@ -19,7 +19,8 @@ Shapes: L rows (the same inputs for all), D and E feature widths, r columns of a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -29,13 +30,15 @@ from polyfed.functional.averaging import normalise
 from polyfed.functional.centring import centre, largest, nonzero, prepared, same_rows
 
 BLOCK = 512  # rows; a d x d or L x L product whose smaller side is above this is worked through in such blocks
+_SPARE = 16  # columns that a factor being gathered has beyond its rank
 
 
 class Factor(NamedTuple):
     """F with F F^T ~ s H K_bar H for some s > 0.
 
     matrix: F, (L, rank), largest absolute entry 1 (so float16 cannot overflow); all 0 if K_bar is.
-    tail: tau = ||F F^T / s - H K_bar H||_F / ||H K_bar H||_F; no CKA is off by more than sqrt(2 - 2 sqrt(1 - tau^2)).
+    tail: at least tau = ||F F^T / s - H K_bar H||_F / ||H K_bar H||_F, and 0 where F is exact; no CKA is off by more
+        than sqrt(2 - 2 sqrt(1 - tail^2)).
     rank: number of columns.
     """
 
@@ -76,13 +79,8 @@ def cka(a_LD: Tensor, b_LE: Tensor) -> Tensor:
     True
     """
     same_rows(a_LD, b_LE)
-    # torch.func.grad under autocast runs the backward pass there too; the blocked products keep it in full precision
-    plain = not torch.is_autocast_enabled(a_LD.device.type)
-    with torch.autocast(a_LD.device.type, enabled=False):
-        a_LD, b_LE = prepared(a_LD, b_LE.dtype), prepared(b_LE, a_LD.dtype)
-        aa, bb, ab = _gram(a_LD, plain), _gram(b_LE, plain), _cross(a_LD, b_LE, plain)
-        # a norm is 0 only for equal rows, and then so is ab: dividing by 1 leaves value and gradient 0
-        return ab / (nonzero(aa).sqrt() * nonzero(bb).sqrt())
+    value: Tensor = _Cka.apply(a_LD, b_LE)[0]  # type: ignore[no-untyped-call]
+    return value
 
 
 def cka_to_factor(a_LD: Tensor, factor_Lr: Tensor) -> Tensor:
@@ -104,7 +102,7 @@ def alignment(a_LD: Tensor, factor_Lr: Tensor) -> Tensor:
 
 
 def alignment_gradient(a_LD: Tensor, factor_Lr: Tensor) -> Tensor:
-    """The gradient of ``alignment`` in A by its closed form, at the cost of two products.
+    """The gradient of ``alignment`` in A by its closed form, which autograd takes, too.
 
     With a = ||F^T Ac||_F^2, b = ||Ac^T Ac||_F, c = ||F^T F||_F:
     d d_CKA / dA = -(2 / (b c)) [ F (F^T Ac) - (a / b^2) Ac (Ac^T Ac) ].
@@ -120,11 +118,7 @@ def alignment_gradient(a_LD: Tensor, factor_Lr: Tensor) -> Tensor:
     """
     same_rows(a_LD, factor_Lr)
     with torch.no_grad(), torch.autocast(a_LD.device.type, enabled=False):
-        scale = nonzero(largest(a_LD))
-        a_LD, f_Lr = prepared(a_LD, factor_Lr.dtype), prepared(factor_Lr, a_LD.dtype)
-        cross, b, c = _cross(a_LD, f_Lr), nonzero(_gram(a_LD)).sqrt(), nonzero(_gram(f_Lr)).sqrt()
-        bracket_LD = _times_kernel(f_Lr, a_LD) - cross / b**2 * _times_kernel(a_LD, a_LD)
-        return -2 / (b * c) * bracket_LD / scale
+        return -_slope(_parts(a_LD, factor_Lr), largest(a_LD))
 
 
 def cka_matrix(representations: Sequence[Tensor]) -> Tensor:
@@ -142,9 +136,9 @@ def cka_matrix(representations: Sequence[Tensor]) -> Tensor:
         same_rows(representations[0], a_LD)
     with torch.no_grad(), torch.autocast(representations[0].device.type, enabled=False):
         ready = [prepared(a_LD) for a_LD in representations]
-        norms = [nonzero(_gram(a_LD)).sqrt() for a_LD in ready]
+        norms = [nonzero(_gram(a_LD)[0]).sqrt() for a_LD in ready]
         rows = [
-            torch.stack([_cross(a, b) / (x * y) if j <= i else torch.zeros_like(x)])
+            torch.stack([_cross(a, b)[0] / (x * y) if j <= i else torch.zeros_like(x)])
             for i, (a, x) in enumerate(zip(ready, norms, strict=True))
             for j, (b, y) in enumerate(zip(ready, norms, strict=True))
         ]
@@ -168,155 +162,281 @@ def mean_pairwise_cka(representations: Sequence[Tensor]) -> Tensor:
 # ---- the mean kernel -----------------------------------------------------------------------------------------------
 
 
-@torch.no_grad()
+class FactorStream:
+    """F with F F^T ~ sum_j w_j H K_j H up to scale, from one representation after the other.
+
+    With G_j = sqrt(w_j) Ac_j: F = [G_1, ..., G_N], exact, while the sum of the widths is at most ``exact_rank``. Beyond
+    that columns are gathered, and what is too wide gives way to its leading part, half as wide: U S of G = U S V^T, by
+    the eigenvectors V of the small G^T G. In the end ``rank`` columns are left. Memory is at most L x 2 (rank + 16), or
+    the kept A_j while it is exact, and a few copies of one A_j, however many there are.
+
+    Args:
+        rank: r, columns of F at most (fewer if K_bar has no more), where it is not exact.
+        exact_rank: largest sum of widths for which F is exact.
+        norm: "none" (the paper), or "fro": w_j / ||Ac_j^T Ac_j||_F instead of w_j, so that a wide network's large
+            kernel does not drown the others. Representations with equal rows then count 0.
+
+    Raises:
+        ValueError: a knob is out of range.
+
+    Source: K_bar of FedHeNN, eq. 6.
+    """
+
+    def __init__(self, rank: int = 128, exact_rank: int = 256, norm: str = "none") -> None:
+        if norm not in ("none", "fro"):
+            raise ValueError(f"expected norm 'none' or 'fro', got '{norm}'")
+        if rank < 1:
+            raise ValueError(f"expected rank of at least 1, got {rank}")
+        self._rank, self._exact_rank, self._fro = rank, exact_rank, norm == "fro"
+        self._weights: list[float] = []
+        self._width = 0  # sum of the widths
+        self._first: Tensor | None = None  # column of the first
+        self._peak = torch.zeros((), dtype=torch.float64)  # max|A_j| of all, the common unit
+        self._parts: list[_Part] = []  # all of them, while they are exact
+        self._columns: Tensor | None = None  # G, once they were not
+        self._left_out = 0.0  # sum of the norms of what gave way
+
+    @property
+    def total(self) -> float:
+        """Sum of the weights so far: without one above 0 there is no mean kernel."""
+        return sum(self._weights)
+
+    @torch.no_grad()
+    def add(self, a_LD: Tensor, weight: float = 1.0) -> None:
+        """Take in A_j with its weight w_j, relative to those of the others.
+
+        Raises:
+            ValueError: other rows than the first has, inf or nan.
+        """
+        self._first = a_LD[:, :1].clone() if self._first is None else self._first
+        same_rows(self._first, a_LD)
+        peak = largest(a_LD).double().cpu()
+        if not bool(peak.isfinite()):
+            place = len(self._weights)
+            raise ValueError(f"expected finite representations, got inf or nan in those at positions [{place}]")
+        with torch.autocast(a_LD.device.type, enabled=False):
+            ready_LD = prepared(a_LD)
+            size = _gram(ready_LD)[0].sqrt() if self._fro else largest(ready_LD)
+            mean_D = a_LD.to(ready_LD.dtype).mean(dim=0)
+            self._weights.append(float(weight))
+            self._width += a_LD.shape[1]
+            self._parts.append(_Part(a_LD, mean_D, size.double().cpu(), peak, float(weight)))
+            self._raise_peak(peak)
+            if self._width > self._exact_rank:
+                for part in self._parts:
+                    self._gather(self._scaled(part, part.weight))
+                self._parts = []
+
+    @torch.no_grad()
+    def result(self) -> Factor:
+        """The factor of what came so far.
+
+        Its tail is an upper bound, and close to tau where tau is not tiny. What gave way is positive semidefinite, so
+        that with e, the sum of its norms, tau <= e / sqrt(||F F^T||_F^2 + e^2).
+
+        Raises:
+            ValueError: nothing came, or the weights are unusable.
+        """
+        shares = normalise(self._weights)
+        with torch.autocast(self._like.device.type, enabled=False):
+            if self._columns is None:
+                scaled = [self._scaled(part, share) for part, share in zip(self._parts, shares, strict=True)]
+                f_Lr, tail = torch.cat(scaled, dim=1), 0.0
+            else:
+                f_Lr, norm, rest = _leading(self._columns, self._rank)
+                rest += self._left_out
+                tail = rest / math.hypot(norm, rest) if rest else 0.0
+            return Factor(f_Lr / nonzero(largest(f_Lr)), tail, f_Lr.shape[1])
+
+    @property
+    def _like(self) -> Tensor:
+        assert self._first is not None
+        return self._first
+
+    def _scaled(self, part: _Part, share: float) -> Tensor:
+        """G_j = sqrt(w_j) Ac_j, over the common unit or that of its kernel."""
+        dtype = torch.promote_types(self._like.dtype, torch.float32)
+        unit = nonzero(part.size) * nonzero(part.peak) ** 2 if self._fro else nonzero(self._peak) ** 2
+        square = torch.where(part.size > 0, share / unit, torch.zeros_like(unit))  # 0: equal rows
+        return (part.a_LD.to(dtype) - part.mean_D.to(dtype)).mul_(square.sqrt().to(dtype))
+
+    def _raise_peak(self, peak: Tensor) -> None:
+        before, self._peak = self._peak, torch.maximum(self._peak, peak)
+        if self._columns is not None and not self._fro and self._peak > before:
+            shrunk = float(nonzero(before) / self._peak)
+            self._columns, self._left_out = self._columns * shrunk, self._left_out * shrunk**2
+
+    def _gather(self, g_LD: Tensor) -> None:
+        half = self._rank + _SPARE
+        for piece in g_LD.split(half, dim=1):
+            held = g_LD[:, :0] if self._columns is None else self._columns
+            if held.shape[1] + piece.shape[1] > 2 * half:
+                held, _, rest = _leading(held, half)
+                self._left_out += rest
+            self._columns = torch.cat([held, piece], dim=1)
+
+
+class _Part(NamedTuple):
+    """A_j, its column means, the size and the peak by which it is scaled (0-d float64; size 0: equal rows), w_j."""
+
+    a_LD: Tensor
+    mean_D: Tensor
+    size: Tensor
+    peak: Tensor
+    weight: float
+
+
 def kernel_factor(
-    representations: Callable[[], Iterable[Tensor]] | Sequence[Tensor],
+    representations: Iterable[Tensor],
     weights: Sequence[float],
     rank: int = 128,
     exact_rank: int = 256,
     norm: str = "none",
-    generator: torch.Generator | None = None,
-    oversampling: int = 16,
 ) -> Factor:
-    """F with F F^T ~ sum_j w_j H K_j H up to scale, without any L x L array.
-
-    With G_j = sqrt(w_j) Ac_j and D the sum of the widths: F = [G_1, ..., G_N], exact, if D <= ``exact_rank``; else
-    randomised subspace iteration, Q = orth(K_bar Omega), twice Q = orth(K_bar Q), then the ``rank`` leading eigenpairs
-    of Q^T K_bar Q. Products with K_bar are sums of G_j (G_j^T Q).
+    """F with F F^T ~ sum_j w_j H K_j H up to scale, without any L x L array: `FactorStream` of all of them.
 
     Args:
-        representations: A_1..A_N with the same L rows. A function is called anew for each pass (1 if exact, else
-            5 + ceil(L / 512)) and may hand out one A_j at a time: memory is then L (rank + oversampling + 512) and
-            a few copies of the largest A_j.
+        representations: A_1..A_N with the same L rows; gone through once, so that one at a time need exist.
         weights: w_j, one each, normalised here to sum 1 (the paper: all equal).
-        rank: r, columns of F at most (fewer if K_bar has no more).
-        exact_rank: largest D for which F is exact.
-        norm: "none" (the paper), or "fro": w_j / ||Ac_j^T Ac_j||_F instead of w_j, so that a wide network's large
-            kernel does not drown the others. Representations with equal rows then count 0.
-        generator: draws Omega; without one a generator with a fixed seed, never the global one.
-        oversampling: columns of Omega beyond ``rank``.
-
-    Returns:
-        ``Factor``. Its tail is measured, not estimated: ||K_bar - F F^T||_F / ||K_bar||_F by row blocks of 512. That
-        equals sqrt(1 - sum of the kept lambda^2 / ||K_bar||^2) without its cancellation (which in float32
-        hides every tau below 3e-4), and needs L^2 D / 2 products where the pair sums need L D^2 / 2.
+        rank, exact_rank, norm: as in `FactorStream`.
 
     Raises:
         ValueError: no representations; weights unusable or not one each; rows differ; a knob is out of range.
-
-    Source: K_bar of FedHeNN, eq. 6; Halko, Martinsson and Tropp, SIAM Review 2011, algorithm 4.4.
     """
-    if norm not in ("none", "fro"):
-        raise ValueError(f"expected norm 'none' or 'fro', got '{norm}'")
-    if rank < 1 or oversampling < 0:
-        raise ValueError(f"expected rank of at least 1 and oversampling of at least 0, got {rank} and {oversampling}")
-    shares = normalise(weights)
-
-    def each() -> Iterator[Tensor]:
-        return iter(representations() if callable(representations) else representations)
-
-    # first pass: widths, column means, and the multiplier m_j of G_j = m_j (A_j - means)
-    first: Tensor | None = None
-    kept: list[Tensor] = []  # until they turn out too wide together
-    peaks, norms, means, widths = [], [], [], []
-    for a_LD in each():
-        first = a_LD[:, :1].clone() if first is None else first
-        same_rows(first, a_LD)
-        prepared_LD = prepared(a_LD)
-        peaks.append(largest(a_LD).double())
-        norms.append((_gram(prepared_LD).sqrt() if norm == "fro" else prepared_LD.abs().amax()).double())
-        means.append(a_LD.to(prepared_LD.dtype).mean(dim=0))
-        widths.append(a_LD.shape[1])
-        kept = [*kept, a_LD] if sum(widths) <= exact_rank else []
-    if first is None or len(widths) != len(shares):
-        raise ValueError(f"expected one weight per representation, got {len(shares)} weights for {len(widths)}")
-    common = nonzero(torch.stack(peaks).amax())
-    if not bool(common.isfinite()):
-        bad = [j for j, peak in enumerate(peaks) if not bool(peak.isfinite())]
-        raise ValueError(f"expected finite representations, got inf or nan in those at positions {bad}")
-    dtype = torch.promote_types(first.dtype, torch.float32)
-    multipliers = []
-    for share, peak, size in zip(shares, peaks, norms, strict=True):
-        square = share / (nonzero(size) * nonzero(peak) ** 2 if norm == "fro" else common**2)
-        multipliers.append(torch.where(size > 0, square, torch.zeros_like(square)).sqrt().to(dtype))  # 0: equal rows
-
-    def scaled(source: Iterable[Tensor]) -> Iterator[Tensor]:
-        for a_LD, mean_D, m in zip(source, means, multipliers, strict=True):
-            yield (a_LD.to(dtype) - mean_D.to(dtype)).mul_(m)
-
-    def parts() -> Iterator[Tensor]:
-        return scaled(each())
-
-    with torch.autocast(first.device.type, enabled=False):
-        if kept:
-            f_Lr, tail = torch.cat(list(scaled(kept)), dim=1), 0.0
-        else:
-            f_Lr = _leading(parts, first.to(dtype), min(rank, sum(widths)), oversampling, generator)
-            tail = _tail(parts, f_Lr)
-        return Factor(f_Lr / nonzero(largest(f_Lr)), tail, f_Lr.shape[1])
+    shares, stream, count = normalise(weights), FactorStream(rank, exact_rank, norm), 0
+    for count, a_LD in enumerate(representations, 1):
+        if count <= len(shares):
+            stream.add(a_LD, weights[count - 1])
+    if count != len(shares):
+        raise ValueError(f"expected one weight per representation, got {len(shares)} weights for {count}")
+    return stream.result()
 
 
-def _leading(
-    parts: Callable[[], Iterable[Tensor]], like: Tensor, rank: int, oversampling: int, generator: torch.Generator | None
-) -> Tensor:
-    """U_r diag(lambda_1..r)^(1/2) of K = sum_j G_j G_j^T by randomised subspace iteration."""
-    generator = generator if generator is not None else torch.Generator().manual_seed(0)
-    rows, columns = like.shape[0], min(rank + oversampling, like.shape[0])
-    q_Lp = torch.randn(rows, columns, generator=generator, device=generator.device, dtype=like.dtype).to(like.device)
-    for _ in range(3):
-        image_Lp = torch.zeros_like(q_Lp)
-        for g_LD in parts():
-            image_Lp += g_LD @ (g_LD.mT @ q_Lp)
-        q_Lp = torch.linalg.qr(image_Lp).Q
-    small_pp = q_Lp.new_zeros(columns, columns)
-    for g_LD in parts():
-        projected_pD = q_Lp.mT @ g_LD
-        small_pp += projected_pD @ projected_pD.mT
-    values_p, vectors_pp = torch.linalg.eigh(small_pp.double().cpu())  # ascending; float64 is missing on some devices
-    keep = values_p > values_p[-1] * 4 * torch.finfo(like.dtype).eps  # the rest is rounding
-    values_r, vectors_pr = values_p[keep][-rank:].flip(0), vectors_pp[:, keep][:, -rank:].flip(1)
-    if values_r.numel() == 0:
-        return q_Lp.new_zeros(rows, 1)
-    return centre(q_Lp @ (vectors_pr * values_r.sqrt()).to(q_Lp))
+def _leading(g_LW: Tensor, most: int) -> tuple[Tensor, float, float]:
+    """At most so many leading columns of U S, where G = U S V^T; the norms of their kernel and of what is left out."""
+    gram_WW = (g_LW.mT @ g_LW).cpu().double()  # some devices have no float64
+    values_W, vectors_WW = torch.linalg.eigh(gram_WW)  # ascending
+    values_W = values_W.clamp(min=0)
+    keep_W = values_W > values_W[-1] * 4 * torch.finfo(g_LW.dtype).eps  # the rest is rounding
+    keep_W[:-most] = False
+    norm, rest = float(values_W[keep_W].norm()), float(values_W[~keep_W].norm())
+    if not bool(keep_W.any()):
+        return g_LW.new_zeros(g_LW.shape[0], 1), norm, rest
+    return centre(g_LW @ vectors_WW[:, keep_W].flip(1).to(g_LW)), norm, rest
 
 
-def _tail(parts: Callable[[], Iterable[Tensor]], f_Lr: Tensor) -> float:
-    """||K - F F^T||_F / ||K||_F, K = sum_j G_j G_j^T, one block of rows at a time, its upper triangle only."""
-    rest, whole = 0.0, 0.0
-    for start in range(0, f_Lr.shape[0], BLOCK):
-        rows = slice(start, start + BLOCK)
-        k_BL = f_Lr.new_zeros(f_Lr[rows].shape[0], f_Lr.shape[0] - start)
-        for g_LD in parts():
-            k_BL += g_LD[rows] @ g_LD[start:].mT
-        whole += _symmetric_square(k_BL)
-        rest += _symmetric_square(k_BL - f_Lr[rows] @ f_Lr[start:].mT)
-    return float((rest / whole) ** 0.5) if whole > 0 else 0.0
+# ---- value and gradient --------------------------------------------------------------------------------------------
 
 
-def _symmetric_square(k_BL: Tensor) -> float:
-    """Squared norm of what a block of rows, cut off left of the diagonal, stands for in a symmetric matrix."""
-    right = k_BL[:, k_BL.shape[0] :]
-    return float(k_BL.square().sum() + right.square().sum())
+class _Parts(NamedTuple):
+    """What CKA and its gradients are made of.
+
+    a_LD, b_LE: prepared. norm_a, norm_b: ||A^T A||_F, ||B^T B||_F, never 0; ab: ||A^T B||_F^2.
+    gram_a, gram_b, cross_DE: the products behind them, as `_gram` and `_cross` have formed them.
+    """
+
+    a_LD: Tensor
+    b_LE: Tensor
+    norm_a: Tensor
+    norm_b: Tensor
+    ab: Tensor
+    gram_a: Tensor
+    gram_b: Tensor
+    cross_DE: Tensor
+
+    def swapped(self) -> _Parts:
+        """With A and B in each other's place."""
+        return _Parts(
+            self.b_LE, self.a_LD, self.norm_b, self.norm_a, self.ab, self.gram_b, self.gram_a, self.cross_DE.mT
+        )
+
+
+def _parts(a_LD: Tensor, b_LE: Tensor) -> _Parts:
+    a_LD, b_LE = prepared(a_LD, b_LE.dtype), prepared(b_LE, a_LD.dtype)
+    (aa, gram_a), (bb, gram_b), (ab, cross_DE) = _gram(a_LD), _gram(b_LE), _cross(a_LD, b_LE)
+    # a norm is 0 only for equal rows, and then so is ab: dividing by 1 leaves value and gradient 0
+    return _Parts(a_LD, b_LE, nonzero(aa).sqrt(), nonzero(bb).sqrt(), ab, gram_a, gram_b, cross_DE)
+
+
+def _slope(parts: _Parts, peak: Tensor) -> Tensor:
+    """The gradient of CKA in A, by the closed form of `alignment_gradient`; peak: what A was divided by."""
+    a_LD, b_LE = parts.a_LD, parts.b_LE
+    pull = 2 / (parts.norm_a * parts.norm_b) / nonzero(peak)
+    keep = pull * parts.ab / parts.norm_a.square()
+    formed = parts.cross_DE.numel() > 0
+    towards_LD = b_LE @ (pull * parts.cross_DE.mT) if formed else pull * _times_kernel(b_LE, a_LD)
+    if parts.gram_a.numel():
+        gram = keep * parts.gram_a
+        slope_LD = towards_LD - (a_LD @ gram if a_LD.shape[1] <= a_LD.shape[0] else gram @ a_LD)
+    else:
+        slope_LD = towards_LD - keep * _times_kernel(a_LD, a_LD)
+    return slope_LD - slope_LD.mean(dim=0)  # 0 but for rounding, which would add up in a bias
+
+
+class _Cka(torch.autograd.Function):
+    """CKA, followed by its parts, which are no outputs to anybody else; gradients in closed form from these.
+
+    Where a derivative of the gradient may be asked for (``create_graph``, ``torch.func.grad``), the parts are made
+    anew by operations that have one.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a_LD: Tensor, b_LE: Tensor) -> tuple[Tensor, ...]:
+        with torch.autocast(a_LD.device.type, enabled=False):
+            parts = _parts(a_LD, b_LE)
+            return parts.ab / (parts.norm_a * parts.norm_b), *parts
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs, *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        if grad is None:
+            return None, None
+        a_LD, b_LE, *made = ctx.saved_tensors
+        with torch.autocast(a_LD.device.type, enabled=False):
+            parts = _parts(a_LD, b_LE) if torch.is_grad_enabled() else _Parts(*made)
+            in_a, in_b = ctx.needs_input_grad
+            return (
+                (grad * _slope(parts, largest(a_LD))).to(a_LD.dtype) if in_a else None,
+                (grad * _slope(parts.swapped(), largest(b_LE))).to(b_LE.dtype) if in_b else None,
+            )
 
 
 # ---- products in blocks --------------------------------------------------------------------------------------------
 
 
-def _gram(a_LD: Tensor, plain: bool = True) -> Tensor:
-    """||A^T A||_F^2 = ||A A^T||_F^2, through the smaller of the two; ``plain``: by autograd where that is small."""
+def _gram(a_LD: Tensor) -> tuple[Tensor, Tensor]:
+    """||A^T A||_F^2 = ||A A^T||_F^2, and the smaller of the two products; that is empty where above ``BLOCK``."""
     tall = a_LD if a_LD.shape[1] <= a_LD.shape[0] else a_LD.mT
-    if plain and tall.shape[1] <= BLOCK:
-        return (tall.mT @ tall).square().sum()
-    value: Tensor = _BlockedGram.apply(tall)  # type: ignore[no-untyped-call]
-    return value
+    if tall.shape[1] <= BLOCK:
+        gram = tall.mT @ tall
+        return gram.square().sum(), gram
+    squares = []
+    for start in range(0, tall.shape[1], BLOCK):
+        upper = (
+            tall[:, start : start + BLOCK].mT @ tall[:, start:]
+        )  # symmetric: what is right of the block counts twice
+        squares.append(upper.square().sum() + upper[:, upper.shape[0] :].square().sum())
+    return torch.stack(squares).sum(), a_LD.new_empty(0)
 
 
-def _cross(a_LD: Tensor, b_LE: Tensor, plain: bool = True) -> Tensor:
-    """||A^T B||_F^2 = <A A^T, B B^T>; ``plain``: by autograd where the products are small."""
-    if plain and min(a_LD.shape[1], b_LE.shape[1]) <= BLOCK:
-        return (a_LD.mT @ b_LE).square().sum()
-    value: Tensor = _BlockedCross.apply(a_LD, b_LE)  # type: ignore[no-untyped-call]
-    return value
+def _cross(a_LD: Tensor, b_LE: Tensor) -> tuple[Tensor, Tensor]:
+    """||A^T B||_F^2 = <A A^T, B B^T>, and A^T B; that is empty where both of its sides are above ``BLOCK``."""
+    if min(a_LD.shape[1], b_LE.shape[1]) <= BLOCK:
+        cross_DE = a_LD.mT @ b_LE
+        return cross_DE.square().sum(), cross_DE
+    if _by_rows(a_LD, b_LE):
+        pairs = zip(torch.split(a_LD, BLOCK), torch.split(b_LE, BLOCK), strict=True)
+        squares = [((a @ a_LD.mT) * (b @ b_LE.mT)).sum() for a, b in pairs]
+    else:
+        squares = [(a.mT @ b_LE).square().sum() for a in torch.split(a_LD, BLOCK, dim=1)]
+    return torch.stack(squares).sum(), a_LD.new_empty(0, 0)
 
 
 def _by_rows(a_LD: Tensor, b_LE: Tensor) -> bool:
@@ -330,56 +450,3 @@ def _times_kernel(b_LE: Tensor, a_LD: Tensor) -> Tensor:
     if _by_rows(a_LD, b_LE):
         return torch.cat([(rows @ b_LE.mT) @ a_LD for rows in torch.split(b_LE, BLOCK)])
     return torch.cat([b_LE @ (b_LE.mT @ columns) for columns in torch.split(a_LD, BLOCK, dim=1)], dim=1)
-
-
-class _BlockedGram(torch.autograd.Function):
-    """||A^T A||_F^2 and its gradient 4 A (A^T A), in blocks both ways."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(a_LD: Tensor) -> Tensor:
-        blocks = []
-        for start in range(0, a_LD.shape[1], BLOCK):
-            upper = (
-                a_LD[:, start : start + BLOCK].mT @ a_LD[:, start:]
-            )  # A^T A is symmetric: count the right part twice
-            blocks.append(upper.square().sum() + upper[:, upper.shape[0] :].square().sum())
-        return torch.stack(blocks).sum()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (a_LD,) = ctx.saved_tensors
-        with torch.autocast(a_LD.device.type, enabled=False):
-            return 4 * grad * _times_kernel(a_LD, a_LD)
-
-
-class _BlockedCross(torch.autograd.Function):
-    """||A^T B||_F^2 and its gradients 2 B (B^T A) and 2 A (A^T B), in blocks both ways."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(a_LD: Tensor, b_LE: Tensor) -> Tensor:
-        if _by_rows(a_LD, b_LE):
-            pairs = zip(torch.split(a_LD, BLOCK), torch.split(b_LE, BLOCK), strict=True)
-            return torch.stack([((a @ a_LD.mT) * (b @ b_LE.mT)).sum() for a, b in pairs]).sum()
-        return torch.stack([(a.mT @ b_LE).square().sum() for a in torch.split(a_LD, BLOCK, dim=1)]).sum()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        a_LD, b_LE = ctx.saved_tensors
-        need_a, need_b = ctx.needs_input_grad
-        with torch.autocast(a_LD.device.type, enabled=False):
-            return (
-                2 * grad * _times_kernel(b_LE, a_LD) if need_a else None,
-                2 * grad * _times_kernel(a_LD, b_LE) if need_b else None,
-            )

@@ -22,6 +22,11 @@ def row_mean(values_N: Tensor, w_N: Tensor) -> Tensor:
     return (w_N * values_N).sum() / torch.where(total > 0, total, torch.ones_like(total))
 
 
+def _wide(scores: Tensor) -> Tensor:
+    """Scores of a network that computes in bfloat16 as float32; others as they are. Sums of rounded terms drift."""
+    return scores.float() if scores.dtype == torch.bfloat16 else scores
+
+
 def cross_entropy(logits_NC: Tensor, y_N: Tensor, w_N: Tensor) -> Tensor:
     """sum_n w_n CE(logits_n, y_n) / sum_n w_n: with weights 1 the mean over the batch, with 0 and 1 that over the ones.
 
@@ -40,7 +45,7 @@ def cross_entropy(logits_NC: Tensor, y_N: Tensor, w_N: Tensor) -> Tensor:
     if logits_NC.dim() != 2 or y_N.shape != logits_NC.shape[:1] or w_N.shape != y_N.shape:
         shapes = f"{tuple(logits_NC.shape)}, {tuple(y_N.shape)} and {tuple(w_N.shape)}"
         raise ValueError(f"expected logits (N, C), y (N,) and w (N,), got {shapes}")
-    ce_N = F.cross_entropy(logits_NC, y_N.long(), reduction="none")
+    ce_N = F.cross_entropy(_wide(logits_NC), y_N.long(), reduction="none")
     return row_mean(ce_N, w_N)
 
 
@@ -63,7 +68,7 @@ def divergence(logits_NC: Tensor, teacher_NC: Tensor, w_N: Tensor) -> Tensor:
     if logits_NC.dim() != 2 or teacher_NC.shape != logits_NC.shape or w_N.shape != logits_NC.shape[:1]:
         shapes = f"{tuple(logits_NC.shape)}, {tuple(teacher_NC.shape)} and {tuple(w_N.shape)}"
         raise ValueError(f"expected logits and teacher (N, C) and w (N,), got {shapes}")
-    log_p, log_q = (torch.log_softmax(one, dim=1) for one in (teacher_NC.detach(), logits_NC))
+    log_p, log_q = (torch.log_softmax(_wide(one), dim=1) for one in (teacher_NC.detach(), logits_NC))
     kl_N = (log_p.exp() * (log_p - log_q)).sum(dim=1)
     return row_mean(kl_N, w_N)
 

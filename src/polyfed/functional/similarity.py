@@ -35,14 +35,16 @@ def distance(similarity: Similarity, a_LD: Tensor, target_LE: Tensor, *, factor:
     Raises:
         ValueError: an unknown similarity; "procrustes" with a factor, or with another width than A's; rows differ.
     """
-    if similarity == "linear":
-        return alignment(a_LD, target_LE)
-    if similarity == "rbf":
-        return rbf_alignment(a_LD, target_LE, width, factor)
-    _procrustes_only(similarity)
-    if factor:
-        raise ValueError("expected a representation as the target of 'procrustes', which compares no kernels")
-    return procrustes(a_LD, target_LE)
+    with torch.autocast(a_LD.device.type, enabled=False):  # a network may compute in bfloat16, kernels may not
+        a_LD = a_LD.float() if a_LD.dtype == torch.bfloat16 else a_LD
+        if similarity == "linear":
+            return alignment(a_LD, target_LE)
+        if similarity == "rbf":
+            return rbf_alignment(a_LD, target_LE, width, factor)
+        _procrustes_only(similarity)
+        if factor:
+            raise ValueError("expected a representation as the target of 'procrustes', which compares no kernels")
+        return procrustes(a_LD, target_LE)
 
 
 def features(

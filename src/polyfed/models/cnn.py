@@ -46,7 +46,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from polyfed.errors import RequestError
-from polyfed.models.split import SplitModel, Staged, check_request
+from polyfed.models.split import SplitModel, Staged, channels_last, check_request
 
 ImageShape = tuple[int, int, int]  # channels, height, width
 
@@ -97,7 +97,8 @@ def _cnn(
         body[f"fc{i}"] = nn.Linear(features, units)
         body[f"fc{i}_relu"] = nn.ReLU()
         features = units
-    return Staged(nn.Sequential(blocks[0]), nn.Sequential(body), nn.Linear(features, classes), architecture=name)
+    model = Staged(nn.Sequential(blocks[0]), nn.Sequential(body), nn.Linear(features, classes), architecture=name)
+    return channels_last(model)  # 0.75 to 0.95 of the time of channels first (benchmarks/layout.py)
 
 
 def fedgh_cnn1(in_shape: ImageShape, classes: int) -> SplitModel:

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.errors import RequestError
-from polyfed.models.split import SplitModel, Staged, check_request
+from polyfed.models.split import SplitModel, Staged, channels_last, check_request
 
 ImageShape = tuple[int, int, int]  # channels, height, width
 Builder = Callable[[ImageShape, int], SplitModel]
@@ -143,7 +143,8 @@ def _resnet(
         c_in = c_out
     body["pool"] = nn.AdaptiveAvgPool2d(1)
     body["flatten"] = nn.Flatten()
-    return _initialised(Staged(nn.Sequential(stem), nn.Sequential(body), nn.Linear(c_in, classes), architecture=name))
+    model = Staged(nn.Sequential(stem), nn.Sequential(body), nn.Linear(c_in, classes), architecture=name)
+    return channels_last(_initialised(model)) if cifar else _initialised(model)  # what is faster (benchmarks/layout.py)
 
 
 def _builder(name: str, depth: int, cifar: bool = False, widths: tuple[int, ...] = WIDTHS) -> Builder:

@@ -191,6 +191,15 @@ def projection_and_head(head: nn.Module, feature_dim: int) -> tuple[nn.Linear, n
     return projection, nn.Linear(feature_dim, head.out_features, head.bias is not None, device=device, dtype=dtype)
 
 
+def channels_last(model: SplitModel) -> SplitModel:
+    """The model with its convolutions' weights stored channels last, which makes what they compute lie so, too.
+
+    Faster for some networks and slower for others. Names, shapes and values stay; results change by rounding.
+    """
+    laid_out: SplitModel = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return laid_out
+
+
 def in_features(head: nn.Module) -> int:
     """``head.in_features``.
 

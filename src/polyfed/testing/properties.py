@@ -685,7 +685,7 @@ def reductions(kit: Kit) -> None:
         if one.stage == "received":
             pairs = [(received(a, client.id), received(b, client.id)) for client in a.clients]
         else:
-            pairs = [(x.weights or {}, y.weights or {}) for x, y in zip(a.clients, b.clients, strict=True)]
+            pairs = [(dict(x.weights or {}), dict(y.weights or {})) for x, y in zip(a.clients, b.clients, strict=True)]
         for number, (mine, other) in enumerate(pairs):
             if one.part:
                 mine = {name[len(one.part) :]: t for name, t in mine.items() if name.startswith(one.part)}

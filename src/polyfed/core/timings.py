@@ -1,0 +1,147 @@
+"""Where a round's time went: a stopwatch with sections, of which the innermost open one counts.
+
+    train        local steps                  align      the alignment of representations in them (FedHeNN's term)
+    prototypes   representation passes and    aggregate  the server's part: planning, aggregation
+                 class means                  score      evaluation
+    messages     loading, receiving, upload, copying; mailboxes and broadcasting
+    other        what else the round does     idle       workers that wait
+
+Off, which it is outside of `watching`, a section costs a fraction of a microsecond. Work that a GPU has only been asked
+to do counts where it is waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Literal, ParamSpec, TypeVar
+
+from torch import Tensor
+
+Section = Literal["train", "align", "prototypes", "aggregate", "score", "messages", "other", "idle"]
+SECTIONS: tuple[Section, ...] = ("train", "align", "prototypes", "aggregate", "score", "messages", "other", "idle")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Stopwatch:
+    """Seconds by section, from now on.
+
+    Args:
+        base: what counts while no section is open.
+    """
+
+    def __init__(self, base: Section = "other") -> None:
+        self._seconds: dict[Section, float] = dict.fromkeys(SECTIONS, 0.0)
+        self._open = [base]
+        self._since = time.perf_counter()
+
+    @property
+    def seconds(self) -> dict[Section, float]:
+        """So far."""
+        self._turn()
+        return dict(self._seconds)
+
+    def enter(self, section: Section) -> int:
+        """Open a section; what to `leave` to."""
+        self._turn()
+        self._open.append(section)
+        return len(self._open) - 1
+
+    def leave(self, depth: int) -> None:
+        """Close what was opened since, however much of it is still open."""
+        self._turn()
+        del self._open[depth:]
+
+    def include(self, seconds: Mapping[Section, float]) -> None:
+        """Count what a worker has measured, beside this process's own time."""
+        for section, more in seconds.items():
+            self._seconds[section] += more
+
+    def shares(self, seconds: float, workers: int) -> dict[Section, float]:
+        """What `workers` did in so many seconds of wall time: adds up to `workers` times these.
+
+        A process that deals work out, and waits meanwhile, is none of the workers: its waiting does not count.
+        """
+        found = {**self.seconds, "idle": 0.0}
+        rest = workers * seconds - sum(found.values())
+        found["idle" if workers > 1 else "other"] += rest
+        return {section: max(0.0, found[section]) for section in SECTIONS}  # below 0: clocks of several processes
+
+    def _turn(self) -> None:
+        now = time.perf_counter()
+        self._seconds[self._open[-1]] += now - self._since
+        self._since = now
+
+
+_watch: Stopwatch | None = None
+_NOTHING = contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def watching(on: bool = True, base: Section = "other") -> Iterator[Stopwatch | None]:
+    """Sections within the block count on a stopwatch of its own (see there); None where they are not to."""
+    global _watch
+    before, _watch = _watch, Stopwatch(base) if on else None
+    try:
+        yield _watch
+    finally:
+        _watch = before
+
+
+def watched() -> bool:
+    """Whether sections count."""
+    return _watch is not None
+
+
+def section(name: Section) -> AbstractContextManager[None]:
+    """What is done in the block counts for `name`, but for sections within it."""
+    return _NOTHING if _watch is None else _opened(_watch, name)
+
+
+@contextlib.contextmanager
+def _opened(watch: Stopwatch, name: Section) -> Iterator[None]:
+    depth = watch.enter(name)
+    try:
+        yield
+    finally:
+        watch.leave(depth)
+
+
+def timed(name: Section) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a function a section."""
+
+    def wrap(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+            if _watch is None:
+                return function(*args, **kwargs)
+            with section(name):
+                return function(*args, **kwargs)
+
+        return wrapped
+
+    return wrap
+
+
+def include(seconds: Mapping[Section, float] | None) -> None:
+    """Count what a worker has measured, if it has."""
+    if _watch is not None and seconds is not None:
+        _watch.include(seconds)
+
+
+def backward(name: Section, first: Tensor, then: Tensor) -> None:
+    """The backward pass from `first` until it comes to `then` counts for `name`.
+
+    What was computed last is what autograd goes through first: of two terms of a loss the one that was made after the
+    other, as a whole. To be closed by a section around the backward pass.
+    """
+    if (watch := _watch) is None or not (first.requires_grad and then.requires_grad):
+        return
+    opened: list[int] = []
+    first.register_hook(lambda _: opened.append(watch.enter(name)))
+    then.register_hook(lambda _: watch.leave(opened.pop()) if opened else None)

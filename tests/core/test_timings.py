@@ -1,0 +1,138 @@
+"""The stopwatch: nested sections, by a clock that only the tests turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from polyfed.core import timings
+from polyfed.core.timings import SECTIONS, Stopwatch, section, timed, watching
+
+Turn = Callable[[float], None]
+
+
+@pytest.fixture
+def turn(monkeypatch: pytest.MonkeyPatch) -> Turn:
+    """Lets so many seconds pass."""
+    now = [0.0]
+    monkeypatch.setattr(timings.time, "perf_counter", lambda: now[0])
+
+    def pass_(seconds: float) -> None:
+        now[0] += seconds
+
+    return pass_
+
+
+def spent(watch: Stopwatch | None) -> dict[str, float]:
+    assert watch is not None
+    return {name: seconds for name, seconds in watch.seconds.items() if seconds}
+
+
+def test_time_in_an_inner_section_does_not_count_in_the_outer(turn: Turn) -> None:
+    with watching() as watch:
+        turn(1)
+        with section("train"):
+            turn(2)
+            with section("align"):
+                turn(4)
+                with section("train"):
+                    turn(8)
+            turn(16)
+        turn(32)
+    assert spent(watch) == {"other": 33, "train": 26, "align": 4}
+
+
+def test_functions_may_be_sections_and_errors_close_them(turn: Turn) -> None:
+    @timed("score")
+    def fails() -> None:
+        turn(1)
+        assert watch is not None
+        watch.enter("align")  # never closed
+        turn(2)
+        raise ValueError
+
+    with watching(base="messages") as watch:
+        with pytest.raises(ValueError, match=r"^$"):
+            fails()
+        turn(4)
+    assert spent(watch) == {"score": 1, "align": 2, "messages": 4}
+    assert fails.__name__ == "fails"
+
+
+def test_off_nothing_is_counted(turn: Turn) -> None:
+    with watching() as outer:
+        turn(1)
+        with watching(False) as watch, section("train"):
+            assert watch is None
+            assert not timings.watched()
+            turn(2)
+            timings.include({"train": 5.0})
+        assert timings.watched()
+        timings.include({"train": 3.0})
+        timings.include(None)
+    assert not timings.watched()
+    assert spent(outer) == {"other": 3, "train": 3}
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_shares_add_up_to_all_workers_seconds(workers: int, turn: Turn) -> None:
+    with watching() as watch:
+        turn(1)
+        with section("idle"):  # the process that deals out waits
+            turn(10)
+        timings.include({"train": 9.0 * workers})
+    assert watch is not None
+    shares = watch.shares(11.0, workers)
+    assert tuple(shares) == SECTIONS
+    assert sum(shares.values()) == pytest.approx(11 * workers)
+    assert shares["idle"] == (0 if workers == 1 else 33 - 27 - 1)
+    assert shares["other"] == (2 if workers == 1 else 1)
+    assert min(watch.shares(0.5, workers).values()) == 0
+
+
+class Slow(torch.autograd.Function):
+    """The identity; its backward pass takes so long."""
+
+    @staticmethod
+    def forward(ctx, x, turn, forth, back):
+        ctx.turn, ctx.back = turn, back
+        turn(forth)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.turn(ctx.back)
+        return grad.clone(), None, None, None
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_backward_pass_of_a_term(shared: bool, turn: Turn) -> None:
+    """It is through with the later term, all of it, before it comes to the earlier one."""
+    w, v = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+
+    def loss() -> torch.Tensor:
+        task = Slow.apply(Slow.apply(w, turn, 1, 100).square(), turn, 1, 200).sum()
+        with section("align"):
+            term = Slow.apply(Slow.apply(w if shared else v, turn, 10, 1000).exp(), turn, 10, 2000).sum()
+        timings.backward("align", term, task)
+        return task + 0.5 * term
+
+    with watching() as watch:
+        with section("train"):
+            torch.autograd.grad(loss(), [w, v], allow_unused=True)
+        turn(5)
+    assert spent(watch) == {"train": 302, "align": 3020, "other": 5}
+    (on,) = torch.autograd.grad(loss(), [w])
+    assert torch.equal(on, 2 * w + (0.5 * w.exp() if shared else 0))
+
+
+def test_a_term_without_gradient_is_none(turn: Turn) -> None:
+    w = torch.ones(3, requires_grad=True)
+    with watching() as watch, section("train"):
+        task, term = w.sum(), torch.ones(())
+        timings.backward("align", term, task)
+        (task + term).backward()
+        turn(1)
+    assert spent(watch) == {"train": 1}

@@ -1,0 +1,121 @@
+"""Every command of benchmarks/README.md runs, with sizes cut down."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+COMMANDS = [
+    shlex.split(line, comments=True)
+    for block in re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)
+    for line in block.splitlines()
+]
+
+TINY = {  # what to tell them to be through in a second
+    "alignment.py": "--rows 40 --square-rows 20 --width 4 --rank 5 --repeats 1",
+    "cohort.py": "--models lenet --clients 1,2 --samples 4 --rounds 2",
+    "busy.py": f"'{ROOT}/recipes/quickstart.toml' --method local --max-train 5 --repeats 1 --set data.clients=2",
+}
+ELSEWHERE = (ROOT / "tests" / "test_docs.py").read_text(encoding="utf-8")  # others run there
+
+
+def run(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, which has PyTorch already."""
+    path = ROOT / "benchmarks" / words[0]
+    monkeypatch.setattr(sys, "argv", [str(path), *words[1:]])
+    threads = torch.get_num_threads()
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_the_command_is_tested_and_knows_its_options(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python, path, *words = command
+    name = path.removeprefix("benchmarks/")
+    assert python == "python"
+    assert name in TINY or name in ELSEWHERE
+    with pytest.raises(SystemExit) as end:
+        run([name, "--help"], monkeypatch)
+    assert end.value.code == 0
+    usage = capsys.readouterr().out
+    assert all(word in usage for word in words if word.startswith("--"))
+
+
+def test_the_alignment_is_compared_twice(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run(["alignment.py", *shlex.split(TINY["alignment.py"])], monkeypatch)
+    *lines, empty, head, first, second = capsys.readouterr().out.splitlines()
+    product, square = map(json.loads, lines)
+    assert (product["rows"], square["rows"]) == (40, 20)
+    for row in (product, square):
+        assert row["ratio"] == pytest.approx(row["ms"] / row["ms_of_other"], rel=0.1)
+    assert first.startswith(product["measure"])
+    assert second.startswith(square["measure"])
+    assert empty == ""
+    assert head.endswith("goal")
+
+
+def test_a_cohort_is_compared_with_clients_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(["cohort.py", *shlex.split(TINY["cohort.py"])], monkeypatch)
+    *lines, empty, head, _, last = capsys.readouterr().out.splitlines()
+    assert [json.loads(line)["clients"] for line in lines] == [1, 2]
+    row = json.loads(lines[1])
+    assert row["speedup"] == pytest.approx(row["serial"] / row["cohort"], rel=0.01)
+    assert empty == ""
+    assert head.endswith("speedup")
+    assert last.startswith("lenet")
+
+
+def test_busy_neighbours_are_gone_when_it_ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Counted(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            started.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Counted)
+    run(["busy.py", *shlex.split(TINY["busy.py"]), "--workers", "1", "--loops", "1"], monkeypatch)
+    (row,) = (json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{"))
+    assert (row["workers"], row["loops"]) == (1, 1)
+    assert row["slowdown"] == pytest.approx(row["beside"] / row["alone"], rel=0.2)
+    loops = [process for process in started if "while True: pass" in process.args]
+    assert len(loops) == 1
+    assert all(process.returncode is not None for process in started)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("alignment.py --rows 1", "at least 2 rows"),
+        ("busy.py --loops 0", "1 loop"),
+        ("cohort.py --clients 2,x", "numbers of clients"),
+        (f"busy.py {TINY['busy.py']} --workers two", "came 'two'"),
+        (f"busy.py {TINY['busy.py']} --workers 0", "came 0"),
+    ],
+)
+def test_a_wrong_word_is_one_line(
+    words: str, expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        run(shlex.split(words), monkeypatch)
+    assert end.value.code == 2
+    assert expected in capsys.readouterr().err.splitlines()[-1]

@@ -22,7 +22,7 @@ environment = @for python in $(if $(PYTHON),"$(PYTHON)",$(PYTHONS)); do \
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-all lint format install install-dev clean
+.PHONY: help demo test test-all browser lint format install install-dev clean
 
 help: ## what can be made
 	@echo "usage: make TARGET [PYTHON=python3.12]"
@@ -34,8 +34,13 @@ demo: install ## install, then let five different networks learn together on han
 test: lint ## install, then lint, types and all tests but the slow ones
 	$(PYTEST) -m "not slow" $(ARGS)
 
-test-all: lint ## the same with the slow tests
+test-all: lint ## the same with the slow tests, and the report page in a browser, installed if missing
+	.venv/bin/python scripts/browser.py
 	$(PYTEST) $(ARGS)
+
+browser: install-dev ## the report page in a real browser, installed if missing (Debian)
+	.venv/bin/python scripts/browser.py
+	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -ra tests/report/test_page_in_a_browser.py $(ARGS)
 
 lint: install-dev ## style (ruff) and types (mypy, strict)
 	.venv/bin/python -m ruff check .

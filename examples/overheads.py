@@ -1,7 +1,7 @@
 """What does a method send, and how many networks does it hold, beside the others? After table 3 of the FedIN paper.
 
-    python examples/overheads.py recipes/overheads.toml
-    python examples/overheads.py recipes/overheads-width.toml
+    python examples/overheads.py recipes/fedin/table3.toml
+    python examples/overheads.py recipes/fedin/table3-slices.toml
 
 Two rounds of a recipe are run with each of its methods, nothing is written, and the second round is measured:
 

@@ -32,7 +32,9 @@ MAY_IMPORT = {
     "engine": {"core", "data", "models", "functional", "errors", "registry", "version"},
 }
 MAY_NOT_IMPORT = {
-    "report": {"engine", "core", "data", "models", "methods"},
+    "report": {"engine", "core", "data", "models", "methods", "analysis"},
+    "analysis": {"engine", "methods", "models"},
+    "privacy": {"engine", "analysis"},
     "track": {"engine"},
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -171,8 +172,11 @@ def test_compare_runs_all_adds_local_and_skips_what_is_done(polyfed_: Terminal) 
     for name in names:
         assert f"\n{name}" in first.out
     assert {path.name for path in Path("all").iterdir() if path.is_file()} == {
-        "comparison.md", "comparison.csv", "comparison.json", "accuracy-by-round.png", "accuracy-by-round.svg",
+        "comparison.md", "comparison.csv", "comparison.json", "comparison.tex", "compare.json", "report.html",
+        "accuracy-by-round.png", "accuracy-by-round.svg",
     }  # fmt: skip
+    made = json.loads(Path("all/compare.json").read_text())
+    assert made["command"] == shlex.join(["polyfed", *words])
     rows = list(csv.DictReader(Path("all/comparison.csv").read_text().splitlines()))
     assert [row["name"] for row in rows] == names
     assert {row["seeds"] for row in rows} == {"0 1"}
@@ -274,13 +278,23 @@ def test_report_makes_the_table_again_from_folders(polyfed_: Terminal) -> None:
     table = compared.out.partition("wrote ")[0]
     said = polyfed_("report", "all", "--out", "elsewhere", "--x", "bytes")
     assert said.out.startswith(table)
-    assert {"comparison.md", "comparison.json", "accuracy-by-bytes.png", "accuracy-by-bytes.svg"} <= {
+    assert {"comparison.md", "comparison.json", "accuracy-by-bytes.png", "accuracy-by-bytes.svg", "report.html"} <= {
         path.name for path in Path("elsewhere").iterdir()
     }
     polyfed_("report", "all/fedgh/seed-0")
     assert Path("all/fedgh/seed-0/comparison.md").exists()
     assert polyfed_("run", "tiny.toml", "--out", "all/fedgh/seed-0", "--force", "-q").status == 0
     assert "unknown axis x='byte'; did you mean 'bytes'?" in polyfed_("report", "all", "--x", "byte", status=2).error
+    assert "To reach an accuracy of 1.00 %" in polyfed_("report", "all", "--target", "1 %").out
+    assert "came '60'; did you mean '60 %'?" in polyfed_("report", "all", "--target", "60", status=2).error
+    polyfed_("report", "all", "--results", "page.md")
+    assert "\n    polyfed compare tiny.toml --methods fedgh --seeds 0 --out all\n" in Path("page.md").read_text()
+    assert "with no other options" in polyfed_("report", "all", "--results", "p.md", "--metrics", status=2).error
+
+
+def test_compare_refuses_a_target_that_is_none_before_it_runs(polyfed_: Terminal) -> None:
+    assert "target: expected" in polyfed_("compare", "tiny.toml", "--target", "much", "--out", "all", status=2).error
+    assert not Path("all").exists()
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ SMALL = ["--set", 'models.architectures=["resnet10-half"]', "--set", "data.image
 
 
 def test_the_example_of_overheads_weighs_messages_and_memory(example: Callable[..., str]) -> None:
-    words = [str(ROOT / "recipes" / "overheads.toml"), *SMALL, "--set", "data.clients=2"]
+    words = [str(ROOT / "recipes" / "fedin" / "table3.toml"), *SMALL, "--set", "data.clients=2"]
     words += ["--set", "training.batch_size=4", "--methods", "fedavg,scaffold,moon,fedin", "--json"]
     rows = json.loads(example("overheads.py", *words))
     count, statistics, counters, pairs = half_resnet10_parameters(1), 2880, 12, 4 * (32 * 2 * 2 + 256)
@@ -158,7 +158,7 @@ def test_the_example_of_overheads_weighs_messages_and_memory(example: Callable[.
 def test_the_example_of_overheads_takes_the_mean_over_widths(
     example: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = str(ROOT / "recipes" / "overheads-width.toml")
+    path = str(ROOT / "recipes" / "fedin" / "table3-slices.toml")
     mean = sum(half_resnet10_parameters(2.0**-level) for level in range(5)) / 5
     (line,) = example("overheads.py", path, *SMALL, "--methods", "heterofl").splitlines()[1:]
     up, down = (f"{count:,.1f}".replace(",", " ") for count in (mean, 2 * mean))
@@ -180,11 +180,11 @@ def test_the_arithmetic_of_the_page_of_overheads() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["overheads", "overheads-width"])
+@pytest.mark.parametrize("recipe", ["table3", "table3-slices"])
 def test_parameters_sent_are_those_of_the_fedin_papers_table_3(recipe: str, example: Callable[..., str]) -> None:
     paper = {"fedavg": 12.28, "scaffold": 24.56, "moon": 12.28, "inclusivefl": 12.28, "incoavg": 12.28, "fedin": 12.35}
     paper |= {"heterofl": 16.29, "fedrolex": 16.29, "scalefl": 20.65}
-    for row in json.loads(example("overheads.py", str(ROOT / "recipes" / f"{recipe}.toml"), "--json")):
+    for row in json.loads(example("overheads.py", str(ROOT / "recipes" / "fedin" / f"{recipe}.toml"), "--json")):
         assert abs(row["up"] / 1e6 - paper[row["method"]]) < 0.01, "the paper cuts off after two digits"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ import pytest
 from polyfed.errors import RequestError
 from polyfed.methods import FedAvg, FedGH, Local
 from polyfed.recipe import Recipe
+from polyfed.report.published import entries
+from polyfed.sweep import parse
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = sorted((ROOT / "recipes").rglob("*.toml"))
@@ -238,3 +242,162 @@ def test_the_quickstart_says_that_fedghs_default_is_the_papers() -> None:
     recipe = Recipe.load(ROOT / "recipes" / "quickstart.toml", method="fedgh")
     assert recipe.build_method().header_epochs == 100
     assert FedGH().header_epochs == 1
+
+
+# profiles
+
+PROFILES = """
+[profiles.small]
+note = "scaled down: 4 rounds"
+
+[profiles.small.training]
+rounds = 4
+lr = 0.5
+
+[profiles.small.methods.fedgh-random-header]
+clip = 7.0
+
+[profiles.small.methods.fedprox]
+mu = 0.5
+
+[profiles.many.data]
+clients = 33
+
+[profiles.many.training]
+lr = 0.25
+
+[profiles.other.method]
+name = "fedavg"
+"""
+
+
+@pytest.fixture
+def profiled(path: Path) -> Path:
+    path.write_text(TEXT + PROFILES)
+    return path
+
+
+def test_a_profile_is_laid_over_the_recipe_and_set_over_both(profiled: Path) -> None:
+    plain, small = Recipe.load(profiled), Recipe.load(profiled, profile="small")
+    assert (plain.run.profile, plain.run.profile_note) == (None, None)
+    assert (small.run.profile, small.run.profile_note) == ("small", "scaled down: 4 rounds")
+    assert (small.training.rounds, small.training.lr) == (4, 0.5)
+    assert small.data == plain.data
+    assert small.build_method() == plain.build_method()
+    assert small.choose("fedgh-random-header").build_method() == FedGH(header_lr=0.0, clip=7.0)
+    assert plain.choose("fedgh-random-header").build_method() == FedGH(header_lr=0.0)
+    assert set(small.variants()) - set(plain.variants()) == {"fedprox"}
+    assert Recipe.load(profiled, ["training.rounds=5"], profile="small").training.rounds == 5
+    assert Recipe.from_dict(tomllib.loads(profiled.read_text()), profile="small").to_dict() == small.to_dict()
+
+
+def test_several_profiles_are_laid_in_order(profiled: Path) -> None:
+    two, swapped = (Recipe.load(profiled, profile=names) for names in ("small,many", "many, small"))
+    assert (two.data.clients, two.training.rounds, two.training.lr) == (33, 4, 0.25)
+    assert swapped.training.lr == 0.5
+    assert (swapped.run.profile, swapped.run.profile_note) == ("many,small", "scaled down: 4 rounds")
+    assert Recipe.load(profiled, profile="many").run.profile_note is None
+
+
+def test_a_profile_may_name_another_method_whose_knobs_are_its_own(profiled: Path) -> None:
+    assert Recipe.load(profiled, profile="other").build_method() == FedAvg(aggregation="same-shape")
+    asked = Recipe.load(profiled, ["method.clip=3.0"], method="fedgh", profile="other")
+    assert asked.build_method() == FedGH(header_epochs=100, clip=3.0)
+
+
+def test_a_run_keeps_its_profile_and_its_folder_has_the_name(profiled: Path) -> None:
+    recipe = Recipe.load(profiled, profile="small")
+    written = recipe.to_dict()
+    assert {"profile": "small", "profile_note": "scaled down: 4 rounds"}.items() <= written["run"].items()
+    assert "profiles" not in written
+    assert Recipe.from_dict(written).to_dict() == written
+    assert recipe.folder == "runs/mine-small-fedgh-seed0"
+    inside = profiled.parent / "recipes" / "paper"
+    inside.mkdir(parents=True)
+    profiled.rename(inside / "table.toml")
+    assert Recipe.load(inside / "table.toml", profile="small").stem == "paper/table-small"
+
+
+@pytest.mark.parametrize(
+    ("text", "profile", "message"),
+    [
+        (PROFILES, "smal", "unknown profile 'smal'; did you mean 'small'?"),
+        (PROFILES, "small,", "unknown profile ''"),
+        ("", "small", "unknown profile 'small'; the recipe has none"),
+        ("[profiles.a.training]\nrouds = 2", None, "profiles.a: unknown key 'training.rouds'; did you mean 'rounds'?"),
+        ("[profiles.a.training]\nrouds = 2", "a", "profiles.a: unknown key 'training.rouds'; did you mean 'rounds'?"),
+        ("[profiles.a.trainin]\nrounds = 2", None, "profiles.a: unknown key 'trainin'; did you mean 'training'?"),
+        ("[profiles.a.training]\nrounds = 0", None, "profiles.a: training.rounds: expected at least 1, came 0"),
+        ("[profiles.a.methods.fedgh]\ncilp = 0.0", None, "profiles.a: unknown key 'methods.fedgh.cilp'"),
+        ("[profiles.a]\nnote = 3", None, "profiles.a.note: expected text, came 3"),
+        ("[profiles]\na = 3", None, "profiles.a: expected a table, came 3"),
+        ('[profiles."a b".data]\nclients = 3', None, "profiles: expected names of letters"),
+        ('[profiles.a.run]\nprofile = "b"', None, "run.profile: expected --profile NAME, which writes it"),
+    ],
+)
+def test_errors_in_profiles_are_one_line(path: Path, text: str, profile: str | None, message: str) -> None:
+    path.write_text(TEXT + text)
+    with pytest.raises(RequestError) as caught:
+        Recipe.load(path, profile=profile)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_a_run_keeps_of_its_profile_is_not_for_set(profiled: Path) -> None:
+    with pytest.raises(RequestError, match=r"^run\.profile: expected --profile NAME, which writes it, came --set$"):
+        Recipe.load(profiled, ["run.profile=small"])
+    profiled.write_text(TEXT.replace("clients =", "clinets =") + PROFILES)
+    with pytest.raises(RequestError, match=r"^unknown key 'data\.clinets'; did you mean 'clients'\?"):
+        Recipe.load(profiled)  # the recipe's own fault is not a profile's
+
+
+def test_published_names_a_table_that_there_is(path: Path) -> None:
+    assert Recipe.load(path, ["run.published=['fedgh/table3']"]).run.published == ["fedgh/table3"]
+    assert "published" not in Recipe.load(path).to_dict().get("run", {})
+    with pytest.raises(RequestError, match=r"unknown table 'fedgh/tabel3'; did you mean 'fedgh/table3'\?"):
+        Recipe.load(path, ["run.published=['fedgh/tabel3']"])
+
+
+# the papers' recipes
+
+PAPERS = [file for file in SHIPPED if file.parent != ROOT / "recipes"]
+
+
+@pytest.mark.parametrize("file", PAPERS, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_the_papers_recipes_have_a_small_profile_and_are_valid_with_every_profile(file: Path) -> None:
+    profiles = tomllib.loads(file.read_text())["profiles"]
+    assert profiles["small"]["note"].startswith("scaled down: ")
+    assert f"]({file.parent.name}/{file.name})" in (ROOT / "recipes" / "README.md").read_text(encoding="utf-8")
+    for profile in [None, *profiles, *(f"{name},small" for name in profiles if "small" not in name)]:
+        recipe = Recipe.load(file, profile=profile)
+        for name in recipe.variants():
+            assert recipe.choose(name).to_dict()
+    whole, small = Recipe.load(file), Recipe.load(file, profile="small")
+    assert small.training.rounds * small.training.epochs <= whole.training.rounds * whole.training.epochs
+    assert {name.partition("/")[0] for name in whole.run.published} <= {file.parent.name}
+    for name in whole.run.published:
+        rows = {entry.method for entry in entries() if entry.place == name}
+        assert rows & set(whole.variants()), f"no row of {name} is a variant of {file}"
+
+
+@pytest.mark.parametrize("file", PAPERS, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_the_commands_in_the_heads_of_the_papers_recipes_are_valid(file: Path) -> None:
+    head = file.read_text().split("\n[", 1)[0].replace("\\\n#", " ")
+    commands = re.findall(r"^#   polyfed (run|compare|sweep|check) (\S+)((?: +--\w+ \S+)*)", head, flags=re.MULTILINE)
+    assert commands or "examples/overheads.py" in head
+    for _, path, options in commands:
+        assert (ROOT / path) == file
+        words = options.split()
+        given = dict(zip(words[::2], words[1::2], strict=True))
+        settings = [
+            f"{key}={json.dumps(values[0])}" for key, values in parse([given.get("--set", "run.seed=0")]).items()
+        ]
+        for name in given["--methods"].split(",") if "--methods" in given else [given.get("--method")]:
+            Recipe.load(file, settings, method=name, profile=given.get("--profile"))
+
+
+def test_fedhenns_small_profile_is_as_agreed() -> None:
+    recipe = Recipe.load(ROOT / "recipes" / "fedhenn" / "table2-hetero.toml", profile="small")
+    assert (recipe.data.clients, recipe.training.rounds, recipe.training.epochs) == (100, 20, 2)
+    method = recipe.build_method()
+    assert (method.rad_size, method.rad_every, method.kernel_pool) == (500, 10, "seen")

@@ -62,10 +62,20 @@ _Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: --set data.clients=20. May be repeated."),
 ]
+_Profile = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Lay a table of the recipe's [profiles] over it; or several: A,B.")
+]
 _Seed = Annotated[int | None, typer.Option(metavar="NUMBER", help="The seed of every random draw.")]
 _Device = Annotated[str | None, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1.")]
 _Workers = Annotated[
     int | None, typer.Option(metavar="NUMBER", help="Clients that train at the same time [the cores; GPU: 32].")
+]
+_Target = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SHARE",
+        help="Also what it took to reach an accuracy: 0.6, '60 %', or '90 % of local', '90 % of best'.",
+    ),
 ]
 _Track = Annotated[
     list[str] | None, typer.Option("--track", metavar="NAME", help="Live curves in the run folder: tensorboard.")
@@ -106,6 +116,7 @@ def run(
         bool,
         typer.Option("--timings", help="Tell where the time of the rounds went; also as --profile without a value."),
     ] = False,
+    profile: _Profile = None,
     quiet: _Quiet = False,
 ) -> None:
     """Run a recipe.
@@ -120,9 +131,11 @@ def run(
     from polyfed.recipe import Recipe
 
     changes = [*(settings or ()), *_tracked(track)]
-    asked = Recipe.load(recipe, changes, method=method, seed=seed, out=out, device=device, workers=workers)
+    options: dict[str, Any] = {"seed": seed, "out": out, "device": device, "workers": workers, "profile": profile}
+    asked = Recipe.load(recipe, changes, method=method, **options)
     done = session.run(asked, out=asked.folder, resume=resume, force=force, progress=not quiet, timings=timings)
     _print_run(done.result, done.path)
+    _print_profile(asked)
     if timings:
         _print_timings(done.result, done.history)
 
@@ -141,6 +154,8 @@ def compare(
     workers: _Workers = None,
     device: _Device = None,
     track: _Track = None,
+    profile: _Profile = None,
+    target: _Target = None,
     quiet: _Quiet = False,
 ) -> None:
     """Run methods side by side.
@@ -149,6 +164,7 @@ def compare(
 
     \b
     polyfed compare recipes/quickstart.toml --methods fedavg,fedgh --seeds 0,1
+    polyfed compare recipes/fedgh/table3-cifar10.toml --profile small
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed import session
     from polyfed.report.tables import to_text
@@ -163,6 +179,8 @@ def compare(
         progress=not quiet,
         device=device,
         workers=workers,
+        profile=profile,
+        target=target,
     )
     _print_table(to_text, done)
 
@@ -182,6 +200,7 @@ def sweep(
     force: Annotated[bool, typer.Option("--force", help="Run again what is done already.")] = False,
     workers: _Workers = None,
     device: _Device = None,
+    profile: _Profile = None,
     quiet: _Quiet = False,
 ) -> None:
     """Try all combinations of settings, choose by validation.
@@ -206,6 +225,7 @@ def sweep(
         progress=not quiet,
         device=device,
         workers=workers,
+        profile=profile,
     )
     _print_table(to_text, done)
 
@@ -218,6 +238,7 @@ def check(
     seed: _Seed = None,
     workers: _Workers = None,
     device: _Device = None,
+    profile: _Profile = None,
 ) -> None:
     """Does a recipe fit, what will it cost?
 
@@ -227,9 +248,12 @@ def check(
     polyfed check recipes/quickstart.toml --method fedgh
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed import session
+    from polyfed.recipe import Recipe
 
-    found = session.check(recipe, method=method, seed=seed, overrides=settings or (), device=device, workers=workers)
-    _print(str(found))
+    options: dict[str, Any] = {"seed": seed, "device": device, "workers": workers, "profile": profile}
+    asked = Recipe.load(recipe, settings or (), method=method, **options)
+    _print(str(session.check(asked)))
+    _print_profile(asked)
 
 
 @_command
@@ -249,24 +273,85 @@ def report(
     metrics: Annotated[
         bool, typer.Option("--metrics", help="Print the other figures, and those by architecture, too.")
     ] = False,
+    target: _Target = None,
+    results: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.md", help="Only write a page of all tables, a part per DIR, as docs/results.md is."),
+    ] = None,
 ) -> None:
-    """Table and curves of finished runs.
+    """Table, curves and a page of finished runs.
 
-    Prints the table, and writes it (md, csv, json) and the curves (png, svg).
+    Prints the table, and writes it (md, csv, json, tex), the curves (png, svg) and report.html, which holds both and
+    more, to click through in a browser.
 
     \b
-    polyfed report runs/quickstart --x bytes
+    polyfed report runs/quickstart --x bytes --target "60 %"
+    polyfed report runs/fedgh runs/fedin --results docs/results.md
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.report.figures import curves
     from polyfed.report.folders import find_runs
+    from polyfed.report.page import write_page
     from polyfed.report.tables import comparison, to_text, write
 
+    if results is not None:
+        from polyfed.report.results import write_results
+
+        if out is not None or x != "round" or metric != "accuracy" or metrics:
+            raise RequestError("expected --results with no other options than --stage and --target, came others")
+        return _print_files([write_results(folders, results, stage, target)])
     runs = find_runs(folders)
-    table = comparison(runs, stage)
+    table = comparison(runs, stage, target)
     place = folders[0] if out is None else out
-    files = [*curves(runs, place, x, stage, metric), *write(table, place)]
+    files = [*curves(runs, place, x, stage, metric), *write(table, place), write_page(runs, table, place, stage)]
     _print(to_text(table, _width(), metrics=metrics))
     _print_files(files)
+
+
+@_command
+def analyse(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN", help="Run folders, folders above them, or that of a sweep.", show_default=False),
+    ],
+    figures: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="Which of these figures [all that can be drawn].")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write [analysis in the first RUN].")] = None,
+    stage: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Scoring stage of curves and variants [each run's own].")
+    ] = None,
+    smooth: Annotated[int, typer.Option(metavar="NUMBER", help="curves: mean of so many evaluated rounds.")] = 1,
+    inputs: Annotated[int, typer.Option(metavar="NUMBER", help="cka, tsne: inputs that all clients see.")] = 1000,
+    rows: Annotated[str, typer.Option(metavar="NAME", help="cka, tsne: their rows, test or holdout.")] = "test",
+    places: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,...",
+            help="cka: where in the networks; also a block, such as stage3 [extractor,representation,logits].",
+        ),
+    ] = None,
+    clients: Annotated[int, typer.Option(metavar="NUMBER", help="cka, tsne: clients at most.")] = 40,
+    points: Annotated[int, typer.Option(metavar="NUMBER", help="tsne: points of a panel at most.")] = 1000,
+    device: Annotated[str, typer.Option(metavar="NAME", help="cka, tsne: cpu, cuda, cuda:1.")] = "cpu",
+) -> None:
+    """Figures of finished runs.
+
+    Each is written as png and svg, with its numbers beside it as json and csv: curves, clients, architectures, sizes,
+    variants, labels, cka, tsne; sensitivity for the folder of a sweep.
+
+    \b
+    polyfed analyse runs/quickstart
+    polyfed analyse runs/quickstart/fedgh/seed-0 --figures cka,tsne --out figures
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed import analysis
+
+    names = None if figures is None else _names(figures, "--figures", "curves,cka")
+    at = None if places is None else tuple(_names(places, "--places", "extractor,logits"))
+    choices = analysis.Choices(stage, smooth, inputs, rows, at, clients, points, device)
+    done = analysis.analyse(folders, names, out, choices)
+    for note in done.notes:
+        _print(note)
+    _print_files(done.files)
 
 
 @_command
@@ -316,6 +401,62 @@ def predict(
         print(told, file=sys.stdout if to_file else sys.stderr)
     if to_file and not json:
         _print_files([out])
+
+
+@_command
+def attack(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.", show_default=False)],
+    client: Annotated[int, typer.Option(metavar="NUMBER", help="Whose images.")] = 0,
+    images: Annotated[
+        int, typer.Option(metavar="NUMBER", help="How many of those it sent, or of the classes it has fewest of.")
+    ] = 4,
+    noise: Annotated[
+        str | None,
+        typer.Option(metavar="0,0.4,...", help="Levels of noise on what it sends [0, and the run's own or 0.8]."),
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option("--from", metavar="NAME,...", help="s_in, s_out or both of FedIN's features [s_in]; prototypes."),
+    ] = None,
+    steps: Annotated[int, typer.Option(metavar="NUMBER", help="Steps of Adam.")] = 1000,
+    lr: Annotated[float, typer.Option(metavar="NUMBER", help="Its learning rate.")] = 0.1,
+    tv: Annotated[
+        str, typer.Option(metavar="0,1,...", help="Weights of total variation, one attack for each; 0: the paper's.")
+    ] = "0,1",
+    seed: Annotated[int, typer.Option(metavar="NUMBER", help="Of the noise that images are made from.")] = 0,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write [RUN/attack].")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the attack that the folder holds.")] = False,
+    device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1.")] = "cpu",
+) -> None:
+    """Reconstruct a client's images from what it sent.
+
+    For methods that upload features (FedIN) or class means of representations (FedGH, FedProto, FedTGP). The attacker
+    knows the client's network. Prints the table, and writes it (json), the images and the curves (png, svg). Needs the
+    run's data, to compare with.
+
+    \b
+    polyfed attack runs/fedin --noise 0,0.4,0.8,1.2
+    polyfed attack runs/fedgh --client 3 --images 2
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed import privacy
+    from polyfed.privacy.pictures import to_text
+
+    found, files = privacy.attack(
+        run,
+        client=client,
+        images=images,
+        noise=None if noise is None else _decimals(noise, "--noise"),
+        sources=None if source is None else [name.strip() for name in source.split(",")],
+        steps=steps,
+        lr=lr,
+        tv=_decimals(tv, "--tv"),
+        seed=seed,
+        device=device,
+        out=out,
+        force=force,
+    )
+    _print(to_text(found, _width()))
+    _print_files(files)
 
 
 @_command
@@ -454,6 +595,12 @@ def _print_timings(result: Mapping[str, Any], history: Sequence[Mapping[str, Any
     _print(f"{'all':<12}{whole:>10.2f}{100:>7.1f} %{whole / len(rounds):>12.3f}  ({workers}, {wall:.2f} s)")
 
 
+def _print_profile(recipe: Any) -> None:
+    """What was laid over the recipe, and what that scales down."""
+    if recipe.run.profile is not None:
+        _print(f"profile {recipe.run.profile}" + (f": {note}" if (note := recipe.run.profile_note) else ""))
+
+
 def _print_files(files: Sequence[Path]) -> None:
     for file in files:
         _print(f"wrote {file}")
@@ -510,10 +657,10 @@ def _tracked(names: Sequence[str] | None) -> list[str]:
     return [f"run.track={list(names)}"] if names else []
 
 
-def _names(text: str) -> list[str]:
+def _names(text: str, option: str = "--methods", example: str = "local,fedgh") -> list[str]:
     names = [name.strip() for name in text.split(",")]
     if not all(names):
-        raise RequestError(f"expected --methods as names with commas between (local,fedgh), came '{text}'")
+        raise RequestError(f"expected {option} as names with commas between ({example}), came '{text}'")
     return names
 
 
@@ -522,6 +669,13 @@ def _whole_numbers(text: str) -> list[int]:
         return [int(number) for number in text.split(",")]
     except ValueError:
         raise RequestError(f"expected --seeds as whole numbers with commas between (0,1,2), came '{text}'") from None
+
+
+def _decimals(text: str, option: str) -> list[float]:
+    try:
+        return [float(number) for number in text.split(",")]
+    except ValueError:
+        raise RequestError(f"expected {option} as numbers with commas between (0,0.8), came '{text}'") from None
 
 
 # ending -----------------------------------------------------------------------------------------------------------

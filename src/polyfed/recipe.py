@@ -16,7 +16,19 @@ serves many:
     header_lr = 0.0
 
 The knobs of NAME are those of ``[methods.NAME]``, overlaid by those of ``[method]`` if that has the same name.
-What a run folder keeps is the resolved recipe: all settings of that run, and one ``[method]``.
+
+``[profiles.NAME]`` holds settings that ``--profile NAME`` lays over all of this, in sections of the same names. Several
+are laid one over the other: ``--profile n50,small``. What ``--set`` gives comes on top.
+
+    [profiles.small]
+    note = "scaled down: 20 rounds of 2 epochs, not 200 of 20"   # said wherever results are shown
+
+    [profiles.small.training]
+    rounds = 20
+    epochs = 2
+
+What a run folder keeps is the resolved recipe: all settings of that run, one ``[method]``, and the profiles' names and
+notes in ``[run]``.
 """
 
 from __future__ import annotations
@@ -38,6 +50,7 @@ from polyfed.core.settings import Availability, Evaluation, Positive, Settings, 
 from polyfed.data.transforms import augmentation
 from polyfed.errors import RequestError
 from polyfed.registry import METHODS, MODELS, PARTITIONS, nearest
+from polyfed.report import published
 
 __all__ = ["Data", "MethodChoice", "Models", "Recipe", "RunSettings"]
 
@@ -89,6 +102,9 @@ class Data(Settings):
     holdout: Annotated[int, Field(ge=0)] = Field(0, description="rows set aside for the server before the deal")
     max_train: Positive | None = Field(None, description="cap of training rows per client")
     max_test: Positive | None = Field(None, description="cap of test rows per client")
+    halved: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0, description="share of the clients, drawn, that lose half of their training rows; 0 is off"
+    )
     skew: Literal["none", "rotation", "noise", "colour"] = Field(
         "none", description="how clients' images differ, test rows of their own included"
     )
@@ -140,6 +156,7 @@ class Data(Settings):
             "skew": self.skew == "none",
             "skew_strength": self.skew == "none",
             "public_rows": self.public is None,
+            "halved": not self.halved,
             "train_splits": self.train_splits == ["train"],
             "partitioner": not self.partitioner,
         }
@@ -204,9 +221,20 @@ class RunSettings(Settings):
     out: str | None = Field(None, description="run folder; default: runs/<recipe>-<method>-seed<seed>")
     label: str | None = Field(None, description="name of the run in tables; default: the method's")
     track: list[Literal["tensorboard"]] = Field([], description="live curves, written into the run folder")
+    published: list[str] = Field([], description="papers' tables to stand beside the results: ['fedgh/table3']")
+    profile: str | None = Field(None, description="kept by a run: the profiles that were laid over its recipe")
+    profile_note: str | None = Field(None, description="kept by a run: their notes")
 
     def _idle(self) -> set[str]:
-        return set() if self.track else {"track"}
+        return {key for key in ("track", "published") if not getattr(self, key)}
+
+    @field_validator("published")
+    @classmethod
+    def _known_tables(cls, names: list[str]) -> list[str]:
+        for name in names:
+            if name not in published.tables():
+                raise ValueError(f"unknown table '{name}'{nearest(name, published.tables())}")
+        return names
 
     @model_validator(mode="after")
     def _serial_is_one(self) -> RunSettings:
@@ -244,6 +272,7 @@ class Recipe(Settings):
         out: str | Path | None = None,
         device: str | None = None,
         workers: int | None = None,
+        profile: str | None = None,
     ) -> Recipe:
         """Read a recipe file.
 
@@ -251,27 +280,31 @@ class Recipe(Settings):
             path: the TOML file.
             overrides: ``"data.clients=20"``: a dotted key, and a value in TOML's form (bare words are text).
             method: a method's or a variant's name, in place of the recipe's own.
+            profile: one of ``[profiles]``, or several with commas between; laid over the recipe before all else.
             seed, out, device, workers: in place of those of ``[run]``.
 
         Raises:
             RequestError: no such file, not TOML, an unknown key, a wrong type or value; one line that says where.
         """
         path = Path(path)
-        settings = _with_overrides(_read(path), overrides, method)
+        settings = _with_overrides(_with_profile(_read(path), profile), overrides, method)
         run = {"seed": seed, "out": None if out is None else str(out), "device": device, "workers": workers}
-        return cls.from_dict(_merged(settings, {"run": {k: v for k, v in run.items() if v is not None}}), path.stem)
+        settings = _merged(settings, {"run": {k: v for k, v in run.items() if v is not None}})
+        return cls.from_dict(settings, "-".join([_stem(path), *_names(profile)]))
 
     @classmethod
-    def from_dict(cls, settings: Mapping[str, Any], stem: str = "recipe") -> Recipe:
+    def from_dict(cls, settings: Mapping[str, Any], stem: str = "recipe", profile: str | None = None) -> Recipe:
         """Check settings as a TOML file would give them; ``[method]`` then holds all its knobs.
 
         Args:
             settings: section -> key -> value.
             stem: what the experiment is called, for the default run folder.
+            profile: see `load`.
 
         Raises:
             RequestError: see `load`.
         """
+        settings = _with_profile(settings, profile)
         given = {key: dict(value) if isinstance(value, Mapping) else value for key, value in settings.items()}
         if isinstance(tables := given.get("methods"), dict):
             for label, table in tables.items():
@@ -327,7 +360,9 @@ class Recipe(Settings):
 
     @property
     def stem(self) -> str:
-        """What the experiment is called: the file's name without its ending."""
+        """What the experiment is called: the file's name without its ending (its path, below a folder "recipes"),
+        and the profiles that were laid over it.
+        """
         return self._stem
 
     @property
@@ -398,10 +433,78 @@ def _read(path: Path) -> dict[str, Any]:
         raise RequestError(f"expected TOML in '{path}', came something else: {error}") from None
 
 
+def _stem(path: Path) -> str:
+    """``recipes/fedgh/table3.toml`` -> "fedgh/table3", so that the default run folders of two papers differ."""
+    folders = path.parent.parts
+    below = folders[len(folders) - folders[::-1].index("recipes") :] if "recipes" in folders else ()
+    return "/".join([*below, path.stem])
+
+
+# profiles -----------------------------------------------------------------------------------------------------
+
+
+def _names(profile: str | None) -> list[str]:
+    return [] if profile is None else [name.strip() for name in profile.split(",")]
+
+
+def _with_profile(settings: Mapping[str, Any], profile: str | None) -> dict[str, Any]:
+    """The settings without ``[profiles]``, of which those asked for are laid over them; all of them are checked."""
+    profiles = settings.get("profiles", {})
+    base = {key: value for key, value in settings.items() if key != "profiles"}
+    if not isinstance(profiles, Mapping):
+        raise RequestError(f"profiles: expected a table, came {_shown(profiles)}")
+    for name, table in profiles.items():
+        _check_profile(base, name, table)
+    laid: dict[str, Any] = base
+    for name in _names(profile):
+        if name not in profiles:
+            hint = nearest(name, profiles) if profiles else "; the recipe has none"
+            raise RequestError(f"unknown profile '{name}'{hint}")
+        laid = _laid_over(laid, profiles[name])
+    notes = [profiles[name]["note"] for name in _names(profile) if "note" in profiles[name]]
+    told = {"profile": ",".join(_names(profile)), "profile_note": "; ".join(notes)}
+    return _merged(laid, {"run": {key: text for key, text in told.items() if text}}) if profile else laid
+
+
+def _check_profile(base: Mapping[str, Any], name: str, table: Any) -> None:
+    """One profile's keys and values, as far as the recipe itself stands."""
+    if not _LABEL.fullmatch(name):
+        raise RequestError(f"profiles: expected names of letters, digits, '-' and '_', came '{name}'")
+    if not isinstance(table, Mapping):
+        raise RequestError(f"profiles.{name}: expected a table, came {_shown(table)}")
+    if not isinstance(note := table.get("note", ""), str):
+        raise RequestError(f"profiles.{name}.note: expected text, came {_shown(note)}")
+    whole = {"method": {"name": "local"}, **base}  # one that is always asked with --method has no [method]
+    try:
+        Recipe.from_dict(whole)
+    except RequestError:
+        return  # the recipe's own fault, which is told without a profile's name
+    try:
+        laid = Recipe.from_dict(_laid_over(whole, table))
+    except RequestError as problem:
+        raise RequestError(f"profiles.{name}: {problem}") from None
+    if laid.run.profile is not None or laid.run.profile_note is not None:
+        raise RequestError("run.profile: expected --profile NAME, which writes it, came it in a recipe with [profiles]")
+
+
+def _laid_over(own: Any, more: Any, place: tuple[str, ...] = ()) -> Any:
+    """Tables are joined key by key; a method's table that names another method is replaced as a whole."""
+    if not isinstance(own, Mapping) or not isinstance(more, Mapping):
+        return more
+    if place and place[0] in ("method", "methods") and more.get("name", own.get("name")) != own.get("name"):
+        return more
+    joined = {
+        key: _laid_over(own.get(key), value, (*place, key)) for key, value in more.items() if place or key != "note"
+    }
+    return {**own, **joined}
+
+
 def _with_overrides(settings: dict[str, Any], overrides: Sequence[str], method: str | None) -> dict[str, Any]:
     """Put `overrides` over the settings, `method` in between, so that ``method.lr=1`` means the method asked for."""
     parsed = [parse_override(text) for text in overrides]
     for keys, value in parsed:
+        if keys in (["run", "profile"], ["run", "profile_note"]):
+            raise RequestError(f"{'.'.join(keys)}: expected --profile NAME, which writes it, came --set")
         if keys == ["method", "name"] and method is None:
             method = str(value)
     for keys, value in parsed:

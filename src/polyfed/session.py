@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,6 +30,9 @@ from polyfed.recipe import Recipe
 from polyfed.registry import MODELS
 from polyfed.report.figures import curves
 from polyfed.report.folders import find_runs
+from polyfed.report.page import write_page
+from polyfed.report.results import write_command
+from polyfed.report.statistics import Target
 from polyfed.report.tables import Table, comparison, to_text, write
 from polyfed.track.console import Console
 from polyfed.track.tensorboard import TensorBoard
@@ -89,6 +93,7 @@ class Prepared:
                 holdout=data.holdout,
                 max_train=data.max_train,
                 max_test=data.max_test,
+                halved=data.halved,
                 natural_column=data.natural_column,
                 partitioner=data.partitioner,
                 skew=data.skew,
@@ -208,8 +213,9 @@ def _read(recipe: str | Path | Recipe, overrides: Sequence[str], method: str | N
     """A recipe from a file, or the one given with the same changes."""
     if not isinstance(recipe, Recipe):
         return Recipe.load(recipe, overrides, method=method, **settings)
-    if overrides:
-        raise RequestError("expected overrides together with a recipe's file, came them with a Recipe")
+    for what, given in (("overrides", overrides), ("a profile", settings.pop("profile", None))):
+        if given:
+            raise RequestError(f"expected {what} together with a recipe's file, came {what} with a Recipe")
     chosen = recipe if method is None else recipe.choose(method)
     out = settings.pop("out", None)
     changes = {key: value for key, value in settings.items() if value is not None}
@@ -232,6 +238,7 @@ def run(
     device: str | None = None,
     workers: int | None = None,
     timings: bool = False,
+    profile: str | None = None,
 ) -> Run:
     """Run a recipe.
 
@@ -249,13 +256,15 @@ def run(
         workers: clients that train at the same time, each in a process of its own; default: one per core, where that
             pays. The result does not depend on it.
         timings: have records and result tell where the time went, too.
+        profile: one of the recipe's ``[profiles]``, or several with commas between.
 
     Raises:
         RequestError: the request is wrong; nothing has been written.
         RunError: the run failed.
         Interrupted: Ctrl-C; a checkpoint has been written.
     """
-    resolved = _read(recipe, overrides, method, seed=seed, out=out, device=device, workers=workers)
+    options = {"seed": seed, "out": out, "device": device, "workers": workers, "profile": profile}
+    resolved = _read(recipe, overrides, method, **options)
     folder = resolved.run.out
     if folder is not None:
         _check_place(Path(folder))
@@ -309,6 +318,8 @@ def compare(
     progress: bool = False,
     device: str | None = None,
     workers: int | None = None,
+    profile: str | None = None,
+    target: str | float | None = None,
 ) -> Comparison:
     """Run methods x seeds on the same data, and put them side by side. Local is always among them.
 
@@ -323,7 +334,9 @@ def compare(
         overrides: as for `run`; for one method only: ``"methods.fedgh.header_lr=0.1"``.
         force: run again what is already done.
         progress: show how it gets on, on standard error.
-        device, workers: as for `run`.
+        device, workers, profile: as for `run`.
+        target: an accuracy (0.6 or "60 %"), or a share of another row's ("90 % of local", "90 % of best"): also tell
+            the rounds, bytes and seconds that it took.
 
     Raises:
         RequestError: the request is wrong; nothing has been written.
@@ -332,16 +345,39 @@ def compare(
     if any(text.strip().startswith("method.") for text in overrides):
         raise RequestError("expected --set methods.NAME.KEY=VALUE, which says whose knob it is, came --set method.*")
     given = list(dict.fromkeys(methods or ()))
-    base = _read(recipe, overrides, None, device=device, workers=workers) if not given else None
-    base = base or _read(recipe, overrides, given[0], device=device, workers=workers)
+    base = _read(recipe, overrides, given[0] if given else None, device=device, workers=workers, profile=profile)
     if not seeds:
         raise RequestError("expected at least one seed, came none")
+    wanted = None if target is None else Target.parse(target)
     folder = Path(out if out is not None else base.run.out or f"runs/{base.stem}")
     members = _members(base, given or base.variants(), list(dict.fromkeys(seeds)), folder)
     watchers: list[Tracker] = [Console()] if progress else []
     data = Prepared()
-    failures = run_all(members, check_all(members, folder, force, data), force, data, watchers)
-    return _summed_up(folder, members, failures)
+    pending = check_all(members, folder, force, data)
+    failures = run_all(members, pending, force, data, watchers)
+    if len(failures) < len(members) and not isinstance(recipe, Recipe):
+        words = _words(recipe, given, seeds, out, overrides, profile)
+        write_command(folder, shlex.join(["polyfed", "compare", *words]), ran=bool(pending))
+    return _summed_up(folder, members, failures, wanted)
+
+
+def _words(
+    recipe: str | Path,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    out: str | Path | None,
+    overrides: Sequence[str],
+    profile: str | None,
+) -> list[str]:
+    """The command line's words for a comparison, without those that are the default."""
+    options = {
+        "--methods": ",".join(methods),
+        "--seeds": ",".join(map(str, seeds)),
+        "--profile": profile or "",
+        "--out": "" if out is None else str(out),
+    }
+    named = [word for pair in options.items() if pair[1] for word in pair]
+    return [str(recipe), *named, *(word for text in overrides for word in ("--set", text))]
 
 
 def _members(base: Recipe, names: Sequence[str], seeds: Sequence[int], folder: Path) -> list[Member]:
@@ -412,13 +448,15 @@ def run_all(
     return failures
 
 
-def _summed_up(folder: Path, members: Sequence[Member], failures: Mapping[str, str]) -> Comparison:
+def _summed_up(
+    folder: Path, members: Sequence[Member], failures: Mapping[str, str], target: Target | None
+) -> Comparison:
     done = [member.folder for member in members if member.title not in failures]
     if not done:
         return Comparison(folder, None, (), dict(failures))
     runs = find_runs(done)
-    table = comparison(runs)
-    files = [*write(table, folder), *curves(runs, folder)]
+    table = comparison(runs, target=target)
+    files = [*write(table, folder), *curves(runs, folder), write_page(runs, table, folder)]
     return Comparison(folder, table, tuple(files), dict(failures))
 
 
@@ -433,6 +471,7 @@ def check(
     overrides: Sequence[str] = (),
     device: str | None = None,
     workers: int | None = None,
+    profile: str | None = None,
 ) -> Check:
     """Whether a recipe works and what it costs: one batch per architecture is trained on, nothing is written.
 
@@ -442,7 +481,7 @@ def check(
         RequestError: the request is wrong, or models and data do not fit the method.
         RunError: the method fails; says with which client.
     """
-    resolved = _read(recipe, overrides, method, seed=seed, device=device, workers=workers)
+    resolved = _read(recipe, overrides, method, seed=seed, device=device, workers=workers, profile=profile)
     data = Prepared()
     federation = prepare(resolved, data=data)
     dealt = data.dealt(resolved)

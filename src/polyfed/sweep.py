@@ -105,6 +105,7 @@ def sweep(
     progress: bool = False,
     device: str | None = None,
     workers: int | None = None,
+    profile: str | None = None,
 ) -> Sweep:
     """Run all combinations of settings x seeds, and choose one by validation accuracy. Local runs beside them.
 
@@ -121,7 +122,7 @@ def sweep(
             json) and, for one or two swept keys of which one is a number, the figure (png, svg) in `out`.
         force: run again what is already done.
         progress: show how it gets on, on standard error.
-        device, workers: as for `polyfed.run`.
+        device, workers, profile: as for `polyfed.run`.
 
     Raises:
         RequestError: the request is wrong, or there are no validation rows; nothing has been written.
@@ -129,7 +130,8 @@ def sweep(
     """
     values = {key: list(value) if isinstance(value, list | tuple) else [value] for key, value in settings.items()}
     swept = _swept(values, seeds)
-    points = list(_points(recipe, values, swept, method=method, device=device, workers=workers))
+    options = {"method": method, "device": device, "workers": workers, "profile": profile}
+    points = list(_points(recipe, values, swept, **options))
     _check_different(points)
     folder = Path(out if out is not None else points[0].recipe.run.out or f"runs/{points[0].recipe.stem}-sweep")
     beside = {point.slug: _local(point) for point in points if point.recipe.method.name != "local"}
@@ -184,7 +186,7 @@ def _points(
     recipe: str | Path, values: Mapping[str, Sequence[Any]], swept: Sequence[str], **options: Any
 ) -> Iterator[_Point]:
     """Every combination, the last key's values changing fastest; `options` are those of `Recipe.load`."""
-    named = () if options["method"] is None else ("--method", options["method"])
+    named = [word for key in ("profile", "method") if options[key] for word in (f"--{key}", options[key])]
     for combination in itertools.product(*values.values()):
         asked = dict(zip(values, combination, strict=True))
         resolved = Recipe.load(recipe, [f"{key}={_toml(value)}" for key, value in asked.items()], **options)

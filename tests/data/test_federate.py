@@ -218,6 +218,26 @@ def test_caps_keep_the_skew() -> None:
 # own partitions ------------------------------------------------------------------------------------------------------
 
 
+def test_halved_clients_lose_half_of_their_training_rows_and_nothing_else() -> None:
+    """FedHeNN's Figure 3."""
+    settings_: dict[str, Any] = {"clients": 10, "partition": "classes", "split": "official:9:1"}
+    whole, some, more = (deal(numbered(), halved=share, **settings_) for share in (0.0, 0.3, 0.5))
+    halved = []
+    for few, expected in ((some, 3), (more, 5)):
+        sizes = [(len(a.train), len(b.train)) for a, b in zip(whole.clients, few.clients, strict=True)]
+        halved.append({client for client, (before, after) in enumerate(sizes) if after != before})
+        assert len(halved[-1]) == expected
+        assert all(after == (before + 1) // 2 for before, after in sizes if after != before)
+        for one, other in zip(whole.clients, few.clients, strict=True):
+            assert set(ids(other.train)) <= set(ids(one.train))
+            assert (ids(other.test), ids(other.validation)) == (ids(one.test), ids(one.validation))
+            assert np.allclose(counts(other.train) / len(other.train), counts(one.train) / len(one.train), atol=0.01)
+    assert halved[0] < halved[1]
+    assert some.unused == whole.unused + sum(len(whole.clients[k].train) // 2 for k in halved[0])
+    other_seed = deal(numbered(), seed=1, halved=0.3, **settings_)
+    assert {k for k, client in enumerate(other_seed.clients) if len(client.train) < 300} != halved[0]
+
+
 def test_a_ready_partition() -> None:
     source = numbered(10, 2, 2)
     rows = (np.flatnonzero(source.train.y == 0), np.flatnonzero(source.train.y == 1))
@@ -265,6 +285,7 @@ def test_a_registered_partition(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"holdout": -1}, "holdout"),
         ({"holdout": 2.5}, "holdout"),
         ({"max_train": 0}, "max_train"),
+        ({"halved": 1.5}, "halved: expected a share"),
         ({"max_test": True}, "max_test"),
         ({"clients": 5500, "partition": "iid", "split": "1:0:1"}, "test row for every client, client 500 "),
     ],

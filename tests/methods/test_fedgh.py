@@ -493,7 +493,7 @@ def test_float16_does_not_overflow():
 
 # ---- the network for CIFAR-100  ----
 
-RESNET = Path(__file__).parents[2] / "recipes" / "fedgh-cifar100.toml"
+RESNET = Path(__file__).parents[2] / "recipes" / "fedgh" / "table1-cifar100.toml"
 
 
 def test_the_recipe_for_cifar_100_has_the_papers_network():

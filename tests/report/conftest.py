@@ -24,6 +24,7 @@ class Maker:
         knobs: dict[str, Any] | None = None,
         data: dict[str, Any] | None = None,
         training: dict[str, Any] | None = None,
+        run: dict[str, Any] | None = None,
         finished: bool = True,
         **result: Any,
     ) -> Path:
@@ -61,6 +62,7 @@ class Maker:
             "data": {"name": "digits", "clients": 2, "partition": "dirichlet", "alpha": 0.5} | (data or {}),
             "method": {"name": method} | (knobs or {}),
             "training": {"rounds": rounds, "lr": 0.01} | (training or {}),
+            "run": run or {},
         }
         (folder / "recipe.toml").write_text(
             "".join(

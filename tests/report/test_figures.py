@@ -11,7 +11,7 @@ import pytest
 
 from polyfed import cli
 from polyfed.errors import RequestError
-from polyfed.report.figures import _draw, curves, series
+from polyfed.report.figures import _draw, curve_drawings, curves, series
 from polyfed.report.folders import find_runs
 from polyfed.report.grouping import group_runs
 
@@ -65,7 +65,29 @@ def test_a_method_that_sends_nothing_is_a_level(two_by_two: Path, tmp_path: Path
     assert list(level.get_ydata()) == pytest.approx([52, 52])
     assert list(curve.get_ydata()) == pytest.approx([40, 50, 65])
     assert len(axes.collections) == 2  # a band for each: two seeds
-    assert "sends nothing" in axes.get_legend().get_texts()[0].get_text().replace("\n", " ")
+    assert "sends nothing" in axes.figure.legends[0].get_texts()[0].get_text().replace("\n", " ")
+
+
+def test_bytes_far_apart_are_on_a_logarithmic_axis(two_by_two: Path) -> None:
+    runs = find_runs(two_by_two)
+    assert curve_drawings(runs, "bytes")[0].figure.axes[0].get_xscale() == "linear"
+    for seed in (0, 1):
+        path = two_by_two / f"local-{seed}" / "rounds.jsonl"
+        path.write_text(path.read_text().replace('"bytes_up": 1024', '"bytes_up": 1024000'))
+    (drawing,) = curve_drawings(find_runs(two_by_two), "bytes")
+    assert drawing.figure.axes[0].get_xscale() == "log"
+    assert curve_drawings(find_runs(two_by_two), "round")[0].figure.axes[0].get_xscale() == "linear"
+
+
+def test_smoothed_curves_and_their_numbers_by_hand(two_by_two: Path) -> None:
+    (plain,) = curve_drawings(find_runs(two_by_two))
+    (smooth,) = curve_drawings(find_runs(two_by_two), smooth=2)
+    means = [[row["mean"] for row in drawing.rows if row["name"] == "fedgh"] for drawing in (plain, smooth)]
+    assert means == [pytest.approx([0.4, 0.5, 0.65]), pytest.approx([0.4, 0.45, 0.575])]
+    assert list(smooth.figure.axes[0].lines[1].get_ydata()) == pytest.approx([40, 45, 57.5])
+    assert smooth.data["lines"][1]["low"] == pytest.approx((0.3, 0.35, 0.5))
+    assert "the last 2 evaluated rounds" in smooth.data["about"]
+    assert "evaluated rounds" not in plain.data["about"]
 
 
 def test_one_figure_for_each_experiment_and_odd_names(make: Any, tmp_path: Path) -> None:
@@ -117,7 +139,7 @@ def test_other_figures_by_hand(two_by_two: Path, tmp_path: Path) -> None:
     assert series(group, stage="received", metric="f1")[1].mean == pytest.approx((0.1, 0.15, 0.225))
     axes = _draw(group, series(group, metric="f1"), "round", None, "f1").axes[0]
     assert axes.get_ylabel() == "test macro F1 [%]"
-    assert axes.get_title(loc="left") == "Macro F1 against rounds"
+    assert axes.figure.texts[0].get_text() == "Macro F1 against rounds"
     png, _ = curves(find_runs(two_by_two), tmp_path / "figures", metric="f1")
     assert png.name == "f1-by-round.png"
 

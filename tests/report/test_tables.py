@@ -51,7 +51,8 @@ def test_the_caption_says_what_was_measured(two_by_two: Path) -> None:
 
 def test_text_shows_the_numbers_and_fits(two_by_two: Path) -> None:
     text = to_text(comparison(find_runs(two_by_two)))
-    (line,) = [line for line in text.splitlines() if line.startswith("fedgh ")]
+    line, intervals = [line for line in text.splitlines() if line.startswith("fedgh ")]
+    assert intervals.split()[:3] == ["fedgh", "[1.47,", "128.53]"]  # t(0.975, 1) = 12.706, s / sqrt(2) = 5
     assert line.split() == [
         *("fedgh", "65.00", "±", "7.07", "10.00", "55.00", "55.00", "45.00"),
         *("+13.00", "±", "4.24", "3.0", "KiB", "6.0", "KiB", "4.5", "s"),
@@ -80,7 +81,77 @@ def test_on_a_narrow_terminal_the_table_is_cut(two_by_two: Path, width: int) -> 
     assert len(blocks) > 1
     assert all("\nlocal" in block and "\nfedgh" in block for block in blocks)
     assert sum(block.count("vs Local") for block in blocks) == 1
+    assert sum(block.count("minus") for block in blocks) == 1
     assert sum(block.count("KiB") for block in blocks) == 4
+
+
+def test_intervals_and_the_best_rival(make: Any) -> None:
+    values = {"local": (0.9, 0.95), "fedavg": (0.5, 0.6), "fedgh": (0.7, 0.6), "fedin": (0.6, 0.8)}
+    for method, each in values.items():
+        for seed, accuracy in enumerate(each):
+            make(f"{method}-{seed}", method, seed, (accuracy,), accuracy_best_by_validation=accuracy)
+    make("fedrep-0", "fedrep", 0, (0.99,))  # the highest, on one of the two seeds only
+    (section,) = comparison(find_runs(make.root)).sections
+    rows = {row.name: row for row in section.rows}
+    t = 12.706204736  # t(0.975, 1)
+    assert rows["fedin"].accuracy_margin == pytest.approx(t * 0.2 / 2)  # s = 0.2 / sqrt(2), over sqrt(2) seeds
+    assert rows["fedin"].accuracy_best_margin == pytest.approx(t * 0.2 / 2)
+    assert rows["fedin"].difference == pytest.approx(-0.225)  # of -0.3 and -0.15
+    assert rows["fedin"].difference_margin == pytest.approx(t * 0.15 / 2)
+    assert {name: row.rival for name, row in rows.items()} == {
+        "local": "", "fedavg": "fedin", "fedgh": "fedin", "fedin": "fedgh", "fedrep": "fedgh",
+    }  # fmt: skip
+    fedgh = rows["fedgh"].against_rival
+    assert (fedgh.mean, fedgh.seeds) == (pytest.approx(-0.05), (0, 1))  # of +0.1 and -0.2
+    assert fedgh.margin == pytest.approx(t * 0.3 / 2)
+    assert rows["fedin"].against_rival.mean == pytest.approx(0.05)
+    assert rows["fedrep"].against_rival.margin is None
+    text = to_markdown(comparison(find_runs(make.root)))
+    assert "| fedin | [-57.06, 197.06] | [-57.06, 197.06] | [-117.80, +72.80] | fedgh |" in text
+    found = json.loads(to_json(comparison(find_runs(make.root))))["tables"][0]["rows"]
+    assert [row["against_rival"]["mean"] for row in found if row["name"] == "fedgh"] == [fedgh.mean]
+
+
+def test_the_best_is_bold(make: Any) -> None:
+    for name, accuracy in (("local", 0.5), ("fedavg", 0.70001), ("fedgh", 0.7), ("fedin", 0.6999)):
+        make(name, name, 0, (accuracy,))
+    table = comparison(find_runs(make.root))
+    assert [line.split(" | ")[1] for line in to_markdown(table).splitlines() if line.startswith("| f")] == [
+        "**70.00**", "**70.00**", "69.99",
+    ]  # fmt: skip
+    assert to_latex(table).count(r"\textbf{70.00}") == 2
+    assert "*" not in to_text(table)
+    alone = comparison(find_runs(make.root / "fedgh"))
+    assert "**7" not in to_markdown(alone)
+
+
+def test_latex_means_what_it_says(make: Any) -> None:
+    make("a", "fedgh", 0, label=r"50% & {a}_b #1 $x ~^ \ |<>")
+    text = to_latex(comparison(find_runs(make.root)))
+    wanted = r"50\% \& \{a\}\_b \#1 \$x \textasciitilde{}\textasciicircum{} \textbackslash{} \textbar{}$<$$>$ & "
+    assert wanted in text
+    assert text.count(r"\begin{table}") == text.count(r"\end{table}") == text.count(r"\toprule") == 1
+
+
+def test_a_target_is_told(two_by_two: Path) -> None:
+    (section,) = comparison(find_runs(two_by_two), target="90 % of best").sections
+    local, fedgh = (row.to_target for row in section.rows)
+    assert local is not None
+    assert fedgh is not None
+    assert fedgh.accuracy == pytest.approx(0.585)
+    assert (local.reached, fedgh.reached, fedgh.rounds, fedgh.by_seed) == (0, 2, 2.5, {0: 3, 1: 2})
+    (note,) = [note for note in section.notes if note.startswith("target")]
+    assert note.startswith("target 90 % of best, 58.50 %: first scored round")
+    text = to_text(comparison(find_runs(two_by_two), target=0.585))
+    assert ["fedgh", "2", "of", "2", "0", "2.5", "±", "0.7", "7.5", "KiB", "3.8", "s"] in [
+        line.split() for line in text.splitlines()
+    ]
+    assert "target_rounds" in to_csv(comparison(find_runs(two_by_two), target=0.6)).splitlines()[0]
+    alone = comparison(find_runs(two_by_two / "fedgh-0"), target="90 % of local").sections[0]
+    assert alone.rows[0].to_target is None
+    assert "no target: 90 % of local is not known, as there is no such accuracy" in alone.notes
+    with pytest.raises(RequestError, match="target: expected"):
+        comparison(find_runs(two_by_two), target="a lot")
 
 
 def test_one_seed_has_no_spread(make: Any) -> None:
@@ -92,6 +163,9 @@ def test_one_seed_has_no_spread(make: Any) -> None:
     assert fedgh.difference == 0.25
     assert "±" not in to_text(table) + to_markdown(table)
     assert "seed 0." in table.sections[0].caption
+    assert (fedgh.accuracy_margin, fedgh.difference_margin, fedgh.accuracy_best_margin) == (None, None, None)
+    assert "one seed: neither a spread nor an interval is known" in table.sections[0].notes
+    assert "95 %" not in to_text(table)
     (line,) = [line for line in csv.DictReader(io.StringIO(to_csv(table))) if line["name"] == "fedgh"]
     assert line["accuracy_std_seeds"] == line["difference_std"] == ""
 

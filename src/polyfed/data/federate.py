@@ -1,9 +1,9 @@
 """From a source to a federation's data: holdout, deal, split, caps.
 
 Order of things: rows for the server are set aside, the rest is dealt to the clients, each client's rows are split into
-train, validation and test, caps are applied, and last the features are skewed. Every draw comes from a generator made
-for that purpose ("holdout", "test", "partition", "split", "skew"), so that, say, a larger holdout does not change how
-splits are drawn.
+train, validation and test, caps are applied, some clients lose half of what is left, and last the features are skewed.
+Every draw comes from a generator made for that purpose ("holdout", "test", "partition", "split", "halved", "skew"), so
+that, say, a larger holdout does not change how splits are drawn.
 
 Shapes: N samples, K clients, C classes.
 """
@@ -102,6 +102,7 @@ def federate(
     holdout: int = 0,
     max_train: int | None = None,
     max_test: int | None = None,
+    halved: float = 0.0,
     natural_column: str | None = None,
     partitioner: Mapping[str, Any] | None = None,
     skew: str = "none",
@@ -136,6 +137,8 @@ def federate(
         max_train: at most this many training rows per client. The first rows of each class are kept, the classes in
             the proportion in which the client holds them, so that a cap does not change the label skew.
         max_test: likewise for each client's test rows, or for the common test set.
+        halved: share of the clients, drawn at random, that keep half of their training rows (FedHeNN's Figure 3), each
+            class in proportion, a single row always; those of a smaller share are among those of a larger one.
         natural_column: of "natural": which of the source's columns to deal by.
         partitioner: of "flwr:...": arguments of its constructor.
         skew: "rotation", "noise" or "colour": every client's own rows, its test rows too, are changed as
@@ -152,6 +155,8 @@ def federate(
     if clients is not None or not _is(partition, natural):
         whole("clients", clients, 1)
     whole("holdout", holdout, 0)
+    if not 0 <= halved <= 1:
+        raise RequestError(f"halved: expected a share of the clients between 0 and 1, came {halved}")
     for name, cap in (("max_train", max_train), ("max_test", max_test)):
         if cap is not None:
             whole(name, cap, 1)
@@ -193,6 +198,9 @@ def federate(
         trios = [(t, v, test_rows[rows]) for (t, v, _), rows in zip(trios, alike.rows, strict=True)]
 
     trios = [(_cap(t, pool.y, max_train), v, _cap(own, pool.y, max_test)) for t, v, own in trios]
+    if halved:
+        few = set(rng("halved").permutation(len(trios))[: int(halved * len(trios) + 1e-9)].tolist())
+        trios = [(_cap(t, pool.y, (len(t) + 1) // 2) if k in few else t, v, own) for k, (t, v, own) in enumerate(trios)]
     common = None if common is None else _cap(common, pool.y, max_test)
     _check_clients(trios, test)
     shared = None if common is None else pool.select(common)

@@ -218,11 +218,15 @@ def _other_stacks(stored: Mapping[str, Any], asked: Mapping[str, Any]) -> str | 
     return None if old == new else f"{said[0]}, now {said[1].removeprefix('clients trained ')} (run.executor)"
 
 
+_MAY_DIFFER = {f"run.{key}" for key in ("out", "checkpoint_every", "executor", "workers", "label", "track")}
+_MAY_DIFFER |= {"run.published", "run.profile_note"}  # what stands beside the results, and what is said of them
+
+
 def _first_difference(stored: Mapping[str, Any], asked: Mapping[str, Any], place: str = "") -> str | None:
-    """Where two resolved settings differ; where, how often and by whom may differ."""
+    """Where two resolved settings differ; where, how often and by whom may, and what is said of the results."""
     for key in [*stored, *(k for k in asked if k not in stored)]:
         here = f"{place}{key}"
-        if here in ("run.out", "run.checkpoint_every", "run.executor", "run.workers", "run.label", "run.track"):
+        if here in _MAY_DIFFER:
             continue
         old, new = stored.get(key), asked.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):

@@ -1,11 +1,11 @@
-"""Columns of numbers for people, as aligned text or Markdown; means and deviations of what may be unknown (None)."""
+"""Columns of numbers for people: aligned text, Markdown, LaTeX; means and deviations of what may be unknown (None)."""
 
 from __future__ import annotations
 
 import math
 import statistics
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,11 +35,15 @@ def std_of(values: Sequence[Any]) -> float | None:
 
 @dataclass(frozen=True)
 class Column:
-    """A column to show: its heading (lines), its cells; words are aligned left, numbers right."""
+    """A column to show: its heading (lines), its cells; words are aligned left, numbers right.
+
+    bold: the places of the cells to be emphasised, where a format can.
+    """
 
     heading: str
     cells: list[str]
     words: bool = False
+    bold: frozenset[int] = frozenset()
 
     @property
     def width(self) -> int:
@@ -63,18 +67,73 @@ def with_spread(pairs: list[tuple[float | None, float | None]], sign: str = "") 
     ]
 
 
+def interval(mean: float | None, margin: float | None, sign: str = "") -> str:
+    """``"[70.10, 72.30]"`` in per cent; "-" where one is not known."""
+    if mean is None or margin is None:
+        return "-"
+    return f"[{percent(mean - margin, sign)}, {percent(mean + margin, sign)}]"
+
+
+def highest(values: Sequence[float | None]) -> frozenset[int]:
+    """The places of the highest value, to two decimals of a per cent; none where fewer than two are known."""
+    shown = [None if value is None else round(100 * value, 2) for value in values]
+    known = [value for value in shown if value is not None]
+    return frozenset(at for at, value in enumerate(shown) if value == max(known)) if len(known) > 1 else frozenset()
+
+
 def markdown_table(columns: Sequence[Column]) -> str:
     """GitHub's table, without a line's end after the last row."""
     lines = [
         _markdown_line(column.heading.replace("\n", " ") for column in columns),
         _markdown_line(":--" if column.words else "--:" for column in columns),
-        *(_markdown_line(cells) for cells in zip(*(column.cells for column in columns), strict=True)),
+        *map(_markdown_line, zip(*(_emphasised(column, "**{}**") for column in columns), strict=True)),
     ]
     return "\n".join(lines)
 
 
+def _emphasised(column: Column, bold: str, escape: Callable[[str], str] = str) -> list[str]:
+    return [bold.format(escape(cell)) if at in column.bold else escape(cell) for at, cell in enumerate(column.cells)]
+
+
 def _markdown_line(cells: Iterable[str]) -> str:
     return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "|": r"\textbar{}",
+    "<": r"$<$",
+    ">": r"$>$",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+}
+
+
+def latex(text: str) -> str:
+    """Text of which no character means anything to LaTeX; blanks and line ends become one blank."""
+    return "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
+
+
+def latex_table(columns: Sequence[Column]) -> str:
+    """A ``tabular`` with the rules of ``booktabs``, without a line's end after it."""
+    rows = zip(*(_emphasised(column, "\\textbf{{{}}}", latex) for column in columns), strict=True)
+    lines = [
+        f"\\begin{{tabular}}{{{''.join('l' if column.words else 'r' for column in columns)}}}",
+        "\\toprule",
+        " & ".join(latex(column.heading) for column in columns) + " \\\\",
+        "\\midrule",
+        *(_row_start(" & ".join(cells)) + " \\\\" for cells in rows),
+        "\\bottomrule",
+        "\\end{tabular}",
+    ]
+    return "\n".join(lines)
+
+
+def _row_start(row: str) -> str:
+    """A row that starts with a bracket would be taken for an option of the line's end before it."""
+    return f"{{}}{row}" if row.startswith("[") else row
 
 
 def wrapped(text: str, width: int) -> str:

@@ -1,18 +1,11 @@
-"""Curves of accuracy (or another figure) against rounds, bytes or seconds, drawn from run folders.
-
-Readable without colour: every line has its own colour (Okabe and Ito's, safe for the colour-blind), marker and dash.
-Figures are objects of their own; pyplot and the user's matplotlib settings are not touched.
-"""
+"""Curves of accuracy (or another figure) against rounds, bytes or seconds, drawn from run folders."""
 
 from __future__ import annotations
 
-import io
-import itertools
 import math
 import statistics
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,20 +13,17 @@ from polyfed.errors import RequestError
 from polyfed.registry import nearest
 from polyfed.report.folders import RunRecord
 from polyfed.report.grouping import Group, group_runs
-from polyfed.report.writing import make_folder, write_whole
+from polyfed.report.style import LOCAL_STYLE, Drawing, blank, legend, looks, save, styles
+from polyfed.report.writing import make_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Series", "curves", "series"]
+__all__ = ["AXES", "METRICS", "Series", "curve_drawings", "curves", "series"]
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6B4C9A")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
-_DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (3, 1.5)))
-LOCAL_STYLE: dict[str, Any] = {"color": "black", "marker": "x", "linestyle": (0, (1.5, 2)), "linewidth": 1.6}
-_AXES = {"round": "round", "bytes": "bytes sent, both ways", "seconds": "training time"}
+AXES = {"round": "round", "bytes": "bytes sent, both ways", "seconds": "training time"}
 _AGAINST = {"round": "rounds", "bytes": "bytes sent", "seconds": "training time"}
-_METRICS = {
+METRICS = {
     "accuracy": "accuracy",
     "worst_tenth": "accuracy of the lowest tenth of clients",
     "balanced_accuracy": "balanced accuracy",
@@ -43,6 +33,7 @@ _METRICS = {
 _BYTE_SCALES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 _SECOND_SCALES = ((3600, "h"), (60, "min"), (1, "s"))
 _MARKERS_PER_LINE = 12
+_FAR_APART = 20  # bytes are on a logarithmic axis where the methods' totals differ by this factor
 
 
 @dataclass(frozen=True)
@@ -89,36 +80,50 @@ def curves(
         RequestError: unknown axis or metric, nothing to draw, a run without the stage, or the folder cannot be written
             to.
     """
-    if x not in _AXES:
-        raise RequestError(f"unknown axis x='{x}'{nearest(x, _AXES)}")
-    if metric not in _METRICS:
-        raise RequestError(f"unknown metric '{metric}'{nearest(metric, _METRICS)}")
+    folder, written = None, []
+    for drawing in curve_drawings(runs, x, stage, metric):
+        folder = folder or make_folder(out_folder)
+        written += save(drawing.figure, folder, drawing.stem)
+    return written
+
+
+def curve_drawings(
+    runs: Iterable[RunRecord],
+    x: str = "round",
+    stage: str | None = None,
+    metric: str = "accuracy",
+    smooth: int = 1,
+) -> list[Drawing]:
+    """The figures that `curves` writes, with their numbers.
+
+    Args:
+        runs, x, stage, metric: as for `curves`.
+        smooth: each point is the mean of this many evaluated rounds, itself the last of them; 1 smooths nothing.
+
+    Raises:
+        RequestError: as `curves`.
+    """
+    if x not in AXES:
+        raise RequestError(f"unknown axis x='{x}'{nearest(x, AXES)}")
+    if metric not in METRICS:
+        raise RequestError(f"unknown metric '{metric}'{nearest(metric, METRICS)}")
     groups, _ = group_runs(runs, stage)
     drawn = [(group, found) for group in groups if (found := series(group, x, stage, metric))]
     if not drawn:
         why = "was evaluated" if metric == "accuracy" else f"has recorded '{metric}' (see [evaluation] metrics)"
         raise RequestError(f"nothing to draw: no round of these runs {why}")
-    folder = make_folder(out_folder)
-    written = []
-    for number, (group, found) in enumerate(drawn, start=1):
+    drawings = []
+    for number, (group, lines) in enumerate(drawn, start=1):
         stem = f"{metric}-by-{x}" + (f"-{number}" if len(drawn) > 1 else "")
-        written += save(_draw(group, found, x, stage, metric), folder, stem)
-    return written
-
-
-def save(figure: Figure, folder: str | Path, stem: str) -> list[Path]:
-    """Write ``<stem>.png`` and ``<stem>.svg`` into the folder (made if missing), each whole or not at all.
-
-    Raises:
-        RequestError: the folder cannot be written to.
-    """
-    place, written = make_folder(folder), []
-    for form in ("png", "svg"):
-        stream = io.BytesIO()
-        metadata = {"Date": None} if form == "svg" else None
-        figure.savefig(stream, format=form, dpi=150, metadata=metadata, facecolor="white")
-        written.append(write_whole(place / f"{stem}.{form}", stream.getvalue()))
-    return written
+        smoothed = [_smoothed(line, smooth) for line in lines]
+        rows = [
+            {"name": line.name, x: at, "mean": mean, "low": low, "high": high, "seeds": line.seeds}
+            for line in smoothed
+            for at, mean, low, high in zip(line.x, line.mean, line.low, line.high, strict=True)
+        ]
+        data = {"about": _caption(group, smoothed, stage, smooth), "lines": [asdict(line) for line in smoothed]}
+        drawings.append(Drawing(stem, _draw(group, smoothed, x, stage, metric, smooth), data, rows))
+    return drawings
 
 
 def series(group: Group, x: str = "round", stage: str | None = None, metric: str = "accuracy") -> list[Series]:
@@ -173,47 +178,57 @@ def _value(record: Mapping[str, Any], stage: str, metric: str) -> float | None:
 def _scale(lines: Sequence[Series], x: str) -> tuple[float, str]:
     """By what to divide the axis, and its label."""
     if x == "round":
-        return 1.0, _AXES[x]
+        return 1.0, AXES[x]
     largest = max(max(line.x) for line in lines)
     scales = _BYTE_SCALES if x == "bytes" else _SECOND_SCALES
     size, unit = next((scale for scale in scales if largest >= 2 * scale[0]), scales[-1])
-    return float(size), f"{_AXES[x]} [{unit}]"
+    return float(size), f"{AXES[x]} [{unit}]"
 
 
-def _styles(names: Iterable[str], methods: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Local is black and dotted; the others differ in colour, marker and dash at once (the cycles' lengths differ)."""
-    others = styles()
-    for name in names:
-        yield LOCAL_STYLE if methods[name] == "local" else next(others)
+def _smoothed(line: Series, window: int) -> Series:
+    """Trailing means of so many points."""
+
+    def means(values: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(statistics.fmean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1))
+
+    return replace(line, mean=means(line.mean), low=means(line.low), high=means(line.high)) if window > 1 else line
 
 
-def styles() -> Iterator[dict[str, Any]]:
-    """How lines look, one after the other, without end; the first 315 differ (7 colours, 9 markers, 5 dashes)."""
-    for colour, marker, dash in zip(*map(itertools.cycle, (_COLOURS, _MARKERS, _DASHES)), strict=False):
-        yield {"color": colour, "marker": marker, "linestyle": dash, "linewidth": 1.8}
-
-
-def _level(line: Series, farthest: float) -> Series:
+def _level(line: Series, nearest_: float, farthest: float) -> Series:
     """The line's last accuracy, drawn across."""
     last = ((line.mean[-1],) * 2, (line.low[-1],) * 2, (line.high[-1],) * 2)
-    return Series(f"{line.name} (sends nothing; its last round)", (0.0, farthest), *last, line.seeds)
+    return Series(f"{line.name} (sends nothing; its last round)", (nearest_, farthest), *last, line.seeds)
 
 
-def _draw(group: Group, lines: Sequence[Series], x: str, stage: str | None, metric: str = "accuracy") -> Figure:
+def _logarithmic(lines: Sequence[Series], x: str) -> bool:
+    """Whether one method has sent its all where another has hardly begun."""
+    totals = [total for line in lines if (total := max(line.x)) > 0]
+    begun = all(value > 0 for line in lines if max(line.x) > 0 for value in line.x)
+    return x == "bytes" and begun and len(totals) > 1 and max(totals) >= _FAR_APART * min(totals)
+
+
+def _caption(group: Group, lines: Sequence[Series], stage: str | None, smooth: int) -> str:
+    about = f"{group.about}, {group.seeds_text()}. {group.scoring(stage).capitalize()}."
+    about += f" Each point: the mean of the last {smooth} evaluated rounds." if smooth > 1 else ""
+    several = any(line.seeds > 1 for line in lines)
+    return about + (" Line: mean over seeds; band: lowest to highest seed." if several else "")
+
+
+def _draw(
+    group: Group, lines: Sequence[Series], x: str, stage: str | None, metric: str = "accuracy", smooth: int = 1
+) -> Figure:
     from matplotlib.ticker import MaxNLocator
 
-    several = any(line.seeds > 1 for line in lines)
-    about = f"{group.about}, {group.seeds_text()}. {group.scoring(stage).capitalize()}."
-    about += " Line: mean over seeds; band: lowest to highest seed." if several else ""
-    title = f"{_METRICS[metric][0].upper()}{_METRICS[metric][1:]} against {_AGAINST[x]}"
-    figure, axes = blank(title, about)
+    title = f"{METRICS[metric][0].upper()}{METRICS[metric][1:]} against {_AGAINST[x]}"
+    figure, axes = blank(title, _caption(group, lines, stage, smooth))
     divisor, label = _scale(lines, x)
-    methods = {name: runs[0].method for name, runs in group.rows.items()}
+    methods = [group.rows[line.name][0].method for line in lines]
     handles, labels = [], []
-    farthest = max(max(line.x) for line in lines)
-    for number, (line, style) in enumerate(zip(lines, _styles([s.name for s in lines], methods), strict=True)):
+    farthest, logarithmic = max(max(line.x) for line in lines), _logarithmic(lines, x)
+    first = min(value for line in lines for value in line.x if value > 0) if logarithmic else 0.0
+    for number, (line, style) in enumerate(zip(lines, looks(methods, styles(), LOCAL_STYLE), strict=True)):
         if x != "round" and max(line.x) == 0 < farthest:  # Local sends nothing: a level to compare with, not a curve
-            line = _level(line, farthest)
+            line = _level(line, first, farthest)
         at = [value / divisor for value in line.x]
         if line.seeds > 1:
             low, high = ([100 * value for value in band] for band in (line.low, line.high))
@@ -226,45 +241,13 @@ def _draw(group: Group, lines: Sequence[Series], x: str, stage: str | None, metr
         handles.append(handle)
         labels.append(line.name)
     axes.set_xlabel(label)
-    axes.set_ylabel(f"test {_METRICS[metric]} [%]")
+    axes.set_ylabel(f"test {METRICS[metric]} [%]")
     if x == "round":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    elif logarithmic:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
     else:
         axes.set_xlim(left=0)
     legend(axes, handles, labels)
     return figure
-
-
-def blank(title: str, about: str) -> tuple[Figure, Any]:
-    """A figure and its empty axes, under a title and a sentence that says what is shown."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8.4, 4.8), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    caption = textwrap.wrap(about, 118)
-    axes.set_title(title, loc="left", fontsize=12, fontweight="bold", pad=12 + 12 * len(caption))
-    axes.annotate(
-        "\n".join(caption).replace("$", r"\$"),
-        xy=(0, 1),
-        xycoords="axes fraction",
-        xytext=(0, 6),
-        textcoords="offset points",
-        va="bottom",
-        fontsize=8.5,
-        color="#444444",
-    )
-    axes.grid(True, color="#dddddd", linewidth=0.7)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    return figure, axes
-
-
-def legend(axes: Any, handles: Sequence[Any], names: Iterable[str]) -> None:
-    """The lines' names, to the right of the axes; long ones wrapped."""
-    labels = ["\n".join(textwrap.wrap(name, 26)).replace("$", r"\$") for name in names]
-    axes.legend(
-        handles, labels, loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=9, handlelength=3.2
-    )

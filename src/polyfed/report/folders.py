@@ -70,6 +70,21 @@ class RunRecord:
         return str(self.result["evaluation"]["stage"])
 
     @property
+    def published(self) -> tuple[str, ...]:
+        """The papers' tables that the run is made after: ``"fedgh/table3"``."""
+        return tuple(self.recipe.get("run", {}).get("published", ()))
+
+    @property
+    def profile(self) -> str:
+        """The profiles that were laid over the run's recipe; empty where none was."""
+        return str(self.recipe.get("run", {}).get("profile") or "")
+
+    @property
+    def scaled_down(self) -> str:
+        """How the run is smaller than the experiment that it stands for: its profiles' note; empty where it is not."""
+        return " ".join(str(self.recipe.get("run", {}).get("profile_note") or "").split()).rstrip(".")
+
+    @property
     def settings(self) -> dict[str, Any]:
         """What may tell two runs of one method apart: its knobs, how clients trained, their networks. Not the seed."""
         recipe_knobs = {key: value for key, value in self.recipe.get("method", {}).items() if key != "name"}

@@ -1,8 +1,8 @@
 """Which runs may stand side by side, and the sentence over every table and figure that says what was measured.
 
-Two runs are comparable when they had the same data (dealt alike), the same number of clients and of rounds, and were
-scored on the same test data with the same mean. Everything else (knobs, learning rates, networks) is what a comparison
-is about, or is told in a note.
+Two runs are comparable when they had the same data (dealt alike), the same number of clients and of rounds, the same
+profile, and were scored on the same test data with the same mean. Everything else (knobs, learning rates, networks) is
+what a comparison is about, or is told in a note.
 """
 
 from __future__ import annotations
@@ -45,8 +45,17 @@ class Group:
         """What the accuracies are, in words."""
         stages = list(dict.fromkeys(self.stages(stage).values()))
         which = f"stage {stages[0]}" if len(stages) == 1 else f"each method's own stage ({' or '.join(stages)})"
+        return f"{which}, {self.on_what()}"
+
+    def on_what(self) -> str:
+        """Whose test data, and which mean, in words."""
         test, mean = str(self.evaluation.get("test")), str(self.evaluation.get("mean"))
-        return f"{which}, on {_TEST.get(test, f'test data {test}')}, {_MEAN.get(mean, f'mean over {mean}')}"
+        return f"on {_TEST.get(test, f'test data {test}')}, {_MEAN.get(mean, f'mean over {mean}')}"
+
+    def profile_text(self) -> str:
+        """What was laid over the recipe, and what it scales down: " Profile small: ..."; "" where nothing was."""
+        run = self.runs[0]
+        return f" Profile {': '.join(filter(None, (run.profile, run.scaled_down)))}." if run.profile else ""
 
     def seeds_text(self) -> str:
         """``"seed 0"`` or ``"seeds 0, 1"``."""
@@ -99,6 +108,7 @@ def _context(run: RunRecord) -> dict[str, Any]:
         "rounds": run.result["rounds"],
         "test": evaluation.get("test"),
         "mean": evaluation.get("mean"),
+        "profile": run.recipe.get("run", {}).get("profile"),
         "data": {key: value for key, value in run.recipe.get("data", {}).items() if key not in _NOT_DATA},
     }
 

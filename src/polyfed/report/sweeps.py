@@ -14,7 +14,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polyfed.report.columns import (
     Column,
@@ -29,13 +29,16 @@ from polyfed.report.columns import (
     with_spread,
     wrapped,
 )
-from polyfed.report.figures import LOCAL_STYLE, blank, legend, save, styles
 from polyfed.report.folders import RunRecord, show_value
 from polyfed.report.grouping import Group
+from polyfed.report.style import LOCAL_STYLE, blank, legend, save, styles
 from polyfed.report.writing import make_folder, write_whole
 from polyfed.units import human_bytes, human_seconds
 
-__all__ = ["Cell", "SweepRow", "SweepTable", "draw", "short_names", "tabulate", "to_text", "write"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Cell", "SweepRow", "SweepTable", "draw", "drawn", "short_names", "tabulate", "to_text", "write"]
 
 _COSTS = ("bytes\nup", "bytes\ndown", "time", "refused")
 _LABEL_ROOM = 0.07  # of the axis, for one tick's label
@@ -144,7 +147,8 @@ def tabulate(keys: Sequence[str], cells: Sequence[Cell], notes: Sequence[str] = 
     best = max(candidates, key=lambda row: row.validation or 0.0, default=None)  # the first of equals
     rows = tuple(replace(row, chosen=row is best) for _, row in found)
     main = [cell for cell, _ in found if cell.words] or [cell for cell, _ in found]
-    caption = f"{_about(main)}. Accuracy: {_group(main).scoring(None)}, after the last round."
+    group = _group(main)
+    caption = f"{_about(main)}. Accuracy: {group.scoring(None)}, after the last round.{group.profile_text()}"
     several = any(len(row.seeds) > 1 for row in rows)
     told = "accuracies in %" + ("; ± is the sample standard deviation over seeds" if several else "")
     if any(row.difference is not None for row in rows):
@@ -308,38 +312,45 @@ def write(table: SweepTable, folder: str | Path) -> list[Path]:
 
 
 def draw(table: SweepTable, folder: str | Path) -> list[Path]:
-    """Validation and test accuracy against a swept number, as ``sweep.png`` and ``sweep.svg``.
-
-    The axis is the first swept key whose values are numbers; a line per value of a second key, if there is one. With
-    more keys, or without numbers, nothing is drawn.
+    """The figure of `drawn`, if there is one, as ``sweep.png`` and ``sweep.svg``.
 
     Raises:
         RequestError: the folder cannot be written to.
     """
+    figure = drawn(table)
+    return [] if figure is None else save(figure, folder, "sweep")
+
+
+def drawn(table: SweepTable) -> Figure | None:
+    """Validation and test accuracy against a swept number.
+
+    The axis is the first swept key whose values are numbers; a line per value of a second key, if there is one. With
+    more keys, or without numbers, nothing is drawn.
+    """
     rows = [row for row in table.rows if row.words]
     axis = next((key for key in table.keys if all(_is_number(row.settings[key]) for row in rows)), None)
     if axis is None or len(table.keys) > 2 or len({row.settings[axis] for row in rows}) < 2:
-        return []
+        return None
     other = next((key for key in table.keys if key != axis), None)
     figure, axes = blank(f"Accuracy against {axis}", f"{table.caption} {_legend_of(rows)}")
-    colours: dict[str, str] = {}
+    marked: dict[str, dict[str, Any]] = {}
     for (name, line), style in zip(_lines(rows, axis, other), styles(), strict=False):
         _draw_line(axes, axis, name, line, style)
-        colours[name] = style["color"]
+        marked[name] = {"color": style["color"], "marker": style["marker"], "fillstyle": "bottom"}
     for name, at, local in _local_lines(rows, axis, other):
-        looks = {**LOCAL_STYLE, **({"color": colours[name]} if name else {})}  # that of the line it stands beside
+        looks = {**LOCAL_STYLE, **(marked[name] if name else {})}  # that of the line it stands beside
         axes.plot(at, local, **looks, label=f"Local, test{name and f', {name}'}", gid=f"local {name}")
     _scale(axes, sorted({float(row.settings[axis]) for row in rows}))
     axes.set_xlabel(axis)
     axes.set_ylabel("accuracy [%]")
     legend(axes, *axes.get_legend_handles_labels())
-    return save(figure, folder, "sweep")
+    return figure
 
 
 def _draw_line(axes: Any, axis: str, name: str, line: Sequence[SweepRow], style: Mapping[str, Any]) -> None:
     """Validation dashed, test with the seeds' band, and a ring around what was chosen."""
     at, suffix = [row.settings[axis] for row in line], name and f", {name}"
-    open_and_dashed = {"marker": "o", "markerfacecolor": "white", "linestyle": (0, (2, 1.5))}
+    open_and_dashed = {"markerfacecolor": "white", "linestyle": (0, (2, 1.5))}
     for what, values, looks in (
         ("validation", [row.validation for row in line], {**style, **open_and_dashed}),
         ("test", [row.accuracy for row in line], style),

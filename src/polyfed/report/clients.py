@@ -1,0 +1,253 @@
+"""Accuracy client by client, from run folders: sorted, by architecture, by how much data a client has.
+
+Always of each run's main stage, after the last round: that is what `result.json` holds for every client.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from polyfed.errors import RequestError
+from polyfed.report.columns import finite
+from polyfed.report.folders import RunRecord
+from polyfed.report.grouping import Group, group_runs
+from polyfed.report.style import LOCAL_STYLE, Drawing, blank, legend, looks, styles
+
+__all__ = ["ClientScore", "architectures", "by_architecture", "client_scores", "clients", "ranked", "sizes"]
+
+_WIDE = 10  # numbers of samples are on a logarithmic axis where the largest is this many times the smallest
+
+
+@dataclass(frozen=True)
+class ClientScore:
+    """One client of one run. accuracy: in [0, 1]. samples: that it had to train on. None is "not recorded"."""
+
+    name: str
+    method: str
+    seed: int
+    client: int
+    architecture: str | None
+    samples: int | None
+    accuracy: float
+
+
+def client_scores(group: Group) -> list[ClientScore]:
+    """Every scored client of every run, row after row, seed after seed."""
+    return [score for name, runs in group.rows.items() for run in runs for score in _scores(name, run)]
+
+
+def _scores(name: str, run: RunRecord) -> list[ClientScore]:
+    table = run.result.get("clients_table")
+    if table is None:
+        table = [{"id": n, "accuracy": a} for n, a in enumerate(run.result.get("accuracy_per_client") or ())]
+    return [
+        ClientScore(name, run.method, run.seed, row["id"], row.get("architecture"), row.get("samples"), accuracy)
+        for row in table
+        if (accuracy := finite(row.get("accuracy"))) is not None
+    ]
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One row's clients from the lowest to the highest accuracy: at each rank mean, lowest and highest over seeds."""
+
+    name: str
+    method: str
+    mean: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    seeds: int
+
+
+def ranked(scores: Sequence[ClientScore]) -> list[Ranked]:
+    """Clients sorted within each run. Rank k over seeds is the mean of the k-th lowest clients, whoever they are.
+
+    Where seeds scored different numbers of clients, as many ranks as all have.
+    """
+    found = []
+    for name, mine in _by(scores, "name").items():
+        columns = [sorted(score.accuracy for score in run) for run in _by(mine, "seed").values()]
+        places = list(zip(*columns, strict=False))
+        mean, low, high = tuple(map(statistics.fmean, places)), tuple(map(min, places)), tuple(map(max, places))
+        found.append(Ranked(name, mine[0].method, mean, low, high, len(columns)))
+    return found
+
+
+@dataclass(frozen=True)
+class ByArchitecture:
+    """One row's clients of one architecture, all seeds: mean, lowest and highest client, and how many there are."""
+
+    name: str
+    method: str
+    architecture: str
+    mean: float
+    low: float
+    high: float
+    n: int
+
+
+def by_architecture(scores: Sequence[ClientScore]) -> list[ByArchitecture]:
+    """Every row and architecture; clients of which no architecture is recorded are left out."""
+    found = []
+    for name, mine in _by([score for score in scores if score.architecture is not None], "name").items():
+        for architecture, alike in _by(mine, "architecture").items():
+            values = [score.accuracy for score in alike]
+            mean, n = statistics.fmean(values), len(values)
+            found.append(ByArchitecture(name, mine[0].method, architecture, mean, min(values), max(values), n))
+    return found
+
+
+def _by(scores: Iterable[ClientScore], key: str) -> dict[Any, list[ClientScore]]:
+    """In order of first appearance."""
+    found: dict[Any, list[ClientScore]] = {}
+    for score in scores:
+        found.setdefault(getattr(score, key), []).append(score)
+    return found
+
+
+# drawing ----------------------------------------------------------------------------------------------------------
+
+
+def clients(runs: Iterable[RunRecord]) -> list[Drawing]:
+    """``accuracy-per-client``: the clients of each method from the lowest to the highest accuracy.
+
+    Raises:
+        RequestError: nothing is finished, or no client was scored.
+    """
+    return [_clients(group, scores, stem) for group, scores, stem in _scored(runs, "accuracy-per-client")]
+
+
+def _clients(group: Group, scores: Sequence[ClientScore], stem: str) -> Drawing:
+    lines = ranked(scores)
+    more = "Line: mean over seeds at each rank; band: lowest to highest seed." if len(group.seeds) > 1 else ""
+    figure, axes = blank("Accuracy per client, sorted", _about(group, more))
+    handles = []
+    for line, style in zip(lines, looks([line.method for line in lines], styles(), LOCAL_STYLE), strict=True):
+        at = range(1, len(line.mean) + 1)
+        if line.seeds > 1:
+            axes.fill_between(at, _percents(line.low), _percents(line.high), color=style["color"], alpha=0.15, lw=0)
+        every = max(1, len(at) // 10)
+        handles += axes.plot(at, _percents(line.mean), **style, markersize=5, markevery=every, gid=f"ranks {line.name}")
+    axes.set_xlabel("client, from the lowest to the highest accuracy")
+    _percent_axis(axes)
+    legend(axes, handles, [line.name for line in lines])
+    rows = [
+        {"name": line.name, "rank": rank, "mean": mean, "low": low, "high": high, "seeds": line.seeds}
+        for line in lines
+        for rank, (mean, low, high) in enumerate(zip(line.mean, line.low, line.high, strict=True), start=1)
+    ]
+    return Drawing(stem, figure, _data(group, more, lines), rows)
+
+
+def architectures(runs: Iterable[RunRecord]) -> list[Drawing]:
+    """``accuracy-by-architecture``: the mean of each architecture's clients, method beside method.
+
+    Raises:
+        RequestError: nothing is finished, or no run says which client has which architecture.
+    """
+    drawn = []
+    for group, scores, stem in _scored(runs, "accuracy-by-architecture"):
+        if found := by_architecture(scores):
+            drawn.append(_architectures(group, found, stem))
+    if not drawn:
+        raise RequestError("nothing to draw: no result.json of these runs names its clients' architectures")
+    return drawn
+
+
+def _architectures(group: Group, found: Sequence[ByArchitecture], stem: str) -> Drawing:
+    more = f"Mark: mean over clients{' and seeds' if len(group.seeds) > 1 else ''}; line: lowest to highest of them."
+    figure, axes = blank("Accuracy by architecture", _about(group, more))
+    places = {name: place for place, name in enumerate(dict.fromkeys(one.architecture for one in found))}
+    rows = dict.fromkeys((one.name, one.method) for one in found)
+    handles = []
+    for number, ((name, _), style) in enumerate(zip(rows, _marks(rows), strict=True)):
+        mine = [one for one in found if one.name == name]
+        aside = 0.7 * ((number + 0.5) / len(rows) - 0.5)
+        at = [places[one.architecture] + aside for one in mine]
+        means = _percents([one.mean for one in mine])
+        reach = [_percents([one.mean - one.low for one in mine]), _percents([one.high - one.mean for one in mine])]
+        handles.append(axes.errorbar(at, means, yerr=reach, **style, elinewidth=1, capsize=2.5, gid=f"means {name}"))
+    for place in range(1, len(places)):
+        axes.axvline(place - 0.5, color="#999999", linewidth=0.7)
+    long = max(map(len, places)) * len(places) > 60  # characters that fit side by side
+    turned = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if long else {}
+    axes.set_xticks(range(len(places)), places, **turned)
+    axes.set_xlim(-0.5, len(places) - 0.5)
+    axes.grid(False, axis="x")
+    _percent_axis(axes)
+    legend(axes, handles, [name for name, _ in rows])
+    return Drawing(stem, figure, _data(group, more, found), [asdict(one) for one in found])
+
+
+def sizes(runs: Iterable[RunRecord]) -> list[Drawing]:
+    """``accuracy-by-size``: each client's accuracy against its number of training samples.
+
+    Raises:
+        RequestError: nothing is finished, or no run says how much data its clients have.
+    """
+    drawn = []
+    for group, scores, stem in _scored(runs, "accuracy-by-size"):
+        if known := [score for score in scores if score.samples is not None]:
+            drawn.append(_sizes(group, known, stem))
+    if not drawn:
+        raise RequestError("nothing to draw: no result.json of these runs says how many samples its clients have")
+    return drawn
+
+
+def _sizes(group: Group, scores: Sequence[ClientScore], stem: str) -> Drawing:
+    more = f"A mark per client{' and seed' if len(group.seeds) > 1 else ''}."
+    figure, axes = blank("Accuracy by the amount of a client's data", _about(group, more))
+    rows = dict.fromkeys((score.name, score.method) for score in scores)
+    handles = []
+    for (name, _), style in zip(rows, _marks(rows), strict=True):
+        mine = [score for score in scores if score.name == name]
+        at = [score.samples for score in mine]
+        values = _percents([score.accuracy for score in mine])
+        handles += axes.plot(at, values, **style, alpha=0.85, gid=f"marks {name}")
+    numbers = [score.samples for score in scores if score.samples]
+    if numbers and max(numbers) >= _WIDE * min(numbers):
+        axes.set_xscale("log")
+    axes.set_xlabel("training samples of the client")
+    _percent_axis(axes)
+    legend(axes, handles, [name for name, _ in rows])
+    return Drawing(stem, figure, _data(group, more, scores), [asdict(score) for score in scores])
+
+
+def _scored(runs: Iterable[RunRecord], stem: str) -> list[tuple[Group, list[ClientScore], str]]:
+    """The groups with scored clients, and the name of each one's files."""
+    groups, _ = group_runs(runs)
+    found = [(group, scores) for group in groups if (scores := client_scores(group))]
+    if not found:
+        raise RequestError("nothing to draw: no client of these runs was scored")
+    return [
+        (group, scores, f"{stem}-{number}" if len(found) > 1 else stem)
+        for number, (group, scores) in enumerate(found, start=1)
+    ]
+
+
+def _marks(rows: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
+    """Markers without lines between them; open, so that those below show."""
+    found = []
+    for style in looks([method for _, method in rows], styles(), LOCAL_STYLE):
+        bare = {key: value for key, value in style.items() if key != "linewidth"}
+        found.append(bare | {"linestyle": "none", "markersize": 5.5, "markerfacecolor": "none", "markeredgewidth": 1.3})
+    return found
+
+
+def _about(group: Group, more: str) -> str:
+    return f"{group.about}, {group.seeds_text()}. {group.scoring(None).capitalize()}, after the last round. {more}"
+
+
+def _data(group: Group, more: str, entries: Sequence[Any]) -> Mapping[str, Any]:
+    return {"about": _about(group, more).strip(), "entries": [asdict(entry) for entry in entries]}
+
+
+def _percent_axis(axes: Any) -> None:
+    axes.set_ylabel("test accuracy [%]")
+
+
+def _percents(values: Iterable[float]) -> list[float]:
+    return [100 * value for value in values]

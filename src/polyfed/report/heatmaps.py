@@ -1,0 +1,159 @@
+"""Matrices that a report shows as heat maps: found in run folders, checked, as many as a page can hold.
+
+Two kinds: the confusion of the main stage (``confusion`` in result.json, where the run recorded it), and the matrices
+that an analysis left in the run's own folder, ``analysis/*.json``: every object in such a file that holds a ``matrix``
+(lists of numbers or null, one for each row), and beside it, where they are known, ``about`` (a sentence), ``labels`` or
+``rows`` and ``columns`` (names), ``row_axis`` and ``column_axis`` (what rows and columns are). Of a file of several
+runs, objects with a ``name`` and a ``seed``, what lies in that of the run itself is taken.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polyfed.errors import RequestError
+from polyfed.report.columns import finite
+from polyfed.report.folders import RunRecord
+from polyfed.report.grouping import Group
+
+__all__ = ["heat_maps"]
+
+_FILES = "analysis/*.json"
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A matrix of one run. kind: what it is of, in words."""
+
+    kind: str
+    run: RunRecord
+    holder: Mapping[str, Any]
+
+    @property
+    def matrix(self) -> list[list[Any]]:
+        return list(self.holder["matrix"])
+
+
+def heat_maps(group: Group, cells: int) -> dict[str, Any]:
+    """The heat maps of comparable runs, seed by seed, as far as they have room.
+
+    Args:
+        group: the runs.
+        cells: how many all of them may have together.
+
+    Returns:
+        ``maps``: title, about, names of rows and columns, what rows and columns are, values (None: not known), and
+        the lowest and highest of all maps of a kind, so that equal shades are equal values; ``note``: what was left
+        out, or "".
+
+    Raises:
+        RequestError: a file of an analysis is broken (names the file).
+    """
+    alike: dict[str, list[_Found]] = {}
+    for seed in group.seeds:
+        for run in (run for run in group.runs if run.seed == seed):
+            for one in (*_confusion(run), *_analyses(run)):  # methods that share a seed share its label table
+                alike.setdefault(json.dumps([one.kind, seed, one.matrix]), []).append(one)
+    ranges = _ranges([same[0] for same in alike.values()])
+    maps: list[dict[str, Any]] = []
+    left_out = 0
+    for same in alike.values():
+        size = len(same[0].matrix) * len(same[0].matrix[0])
+        left_out += size > cells
+        if size <= cells:
+            cells -= size
+            maps.append(_map(same, *ranges[same[0].kind]))
+    return {"maps": maps, "note": f"{left_out} more heat maps have no room on this page." if left_out else ""}
+
+
+def _ranges(found: Sequence[_Found]) -> dict[str, tuple[float, float]]:
+    """Of each kind the lowest and the highest value."""
+    ranges: dict[str, tuple[float, float]] = {}
+    for one in found:
+        known = [number for row in one.matrix for value in row if (number := finite(value)) is not None]
+        known += ranges.get(one.kind, ())
+        ranges[one.kind] = (min(known), max(known))
+    return ranges
+
+
+def _map(same: Sequence[_Found], low: float, high: float) -> dict[str, Any]:
+    """One heat map, of the only run that has it, or of several that have the same."""
+    first = same[0]
+    matrix, holder = first.matrix, first.holder
+    whose = [first.run.name] if len(same) == 1 else []
+    return {
+        "title": ", ".join([first.kind, *whose, f"seed {first.run.seed}"]),
+        "about": str(holder.get("about", "")),
+        "rows": _names(holder, "rows", len(matrix)),
+        "columns": _names(holder, "columns", len(matrix[0])),
+        "row_axis": str(holder.get("row_axis", "")),
+        "column_axis": str(holder.get("column_axis", "")),
+        "values": [[_short(value) for value in row] for row in matrix],
+        "low": low,
+        "high": high,
+    }
+
+
+def _names(holder: Mapping[str, Any], key: str, count: int) -> list[str]:
+    """Names of the rows or columns; numbers where there are not as many names."""
+    names = holder.get(key, holder.get("labels"))
+    return list(map(str, names if isinstance(names, list) and len(names) == count else range(count)))
+
+
+def _short(value: float | None) -> float | None:
+    if value is None:
+        return None
+    rounded = round(value, 3)
+    return int(rounded) if rounded == int(rounded) else rounded
+
+
+def _is_matrix(value: Any) -> bool:
+    """Rows of one length, of numbers and null, with at least one number."""
+    rows = value if isinstance(value, list) and value and all(isinstance(row, list) for row in value) else []
+    cells = [cell for row in rows for cell in row]
+    alike = len({len(row) for row in rows}) == 1 and all(cell is None or finite(cell) is not None for cell in cells)
+    return alike and any(cell is not None for cell in cells)
+
+
+def _confusion(run: RunRecord) -> Iterator[_Found]:
+    counts = run.result.get("confusion")
+    if _is_matrix(counts):
+        about = f"Test samples by true and predicted class, stage {run.stage}, summed over clients, last round."
+        axes = {"row_axis": "true class", "column_axis": "predicted class"}
+        yield _Found("confusion", run, {"matrix": counts, "about": about, **axes})
+
+
+def _analyses(run: RunRecord) -> Iterator[_Found]:
+    for path in sorted(run.path.glob(_FILES)):
+        found = list(_holders(_read(path), "", None))
+        several = len({whose for _, whose, _ in found}) > 1
+        for key, whose, holder in found:
+            if not several or whose == (run.name, run.seed):
+                yield _Found(f"{path.stem} {key}".strip().replace("_", " "), run, holder)
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise RequestError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+
+
+def _holders(
+    content: Any, key: str, whose: tuple[Any, Any] | None
+) -> Iterator[tuple[str, tuple[Any, Any] | None, Mapping[str, Any]]]:
+    """Every object with a matrix, wherever in the file: the key that it lies under, whose it is said to be, itself."""
+    if isinstance(content, list):
+        for inner in content:
+            if isinstance(inner, Mapping):
+                yield from _holders(inner, key, whose)
+    elif isinstance(content, Mapping):
+        whose = (content["name"], content["seed"]) if {"name", "seed"} <= content.keys() else whose
+        if _is_matrix(content.get("matrix")):
+            yield key, whose, content
+        for name, inner in content.items():
+            yield from _holders(inner, str(name), whose)

@@ -1,0 +1,131 @@
+"""How much a setting matters: the folders that `polyfed sweep` leaves, drawn again.
+
+Accuracy against one setting (`polyfed.report.sweeps`), and for two settings that are numbers a map of both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from polyfed.errors import RequestError
+from polyfed.report.folders import show_value
+from polyfed.report.style import SHADES, Drawing, canvas, colour_bar
+from polyfed.report.sweeps import SweepRow, SweepTable, drawn, short_names, to_json
+
+__all__ = ["Map", "is_sweep", "map_of", "read_sweep", "sensitivity"]
+
+
+def is_sweep(folder: str | Path) -> bool:
+    """Whether `polyfed sweep` has left its table there."""
+    return (Path(folder) / "sweep.json").exists()
+
+
+def read_sweep(folder: str | Path) -> SweepTable:
+    """The table of a finished sweep.
+
+    Raises:
+        RequestError: no ``sweep.json`` there, or not one of this version.
+    """
+    path = Path(folder) / "sweep.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        lists = {field.name for field in fields(SweepRow) if str(field.type).startswith("tuple")}
+        rows: list[Any] = [{key: tuple(v) if key in lists else v for key, v in row.items()} for row in found["rows"]]
+        return SweepTable(
+            tuple(found["keys"]), found["caption"], tuple(SweepRow(**row) for row in rows), tuple(found["notes"])
+        )
+    except OSError as error:
+        raise RequestError(f"expected the folder of a sweep, came {folder}: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RequestError(f"expected {path} as `polyfed sweep` writes it, came another: {error}") from None
+
+
+def sensitivity(folder: str | Path) -> list[Drawing]:
+    """``sensitivity``: accuracy against a swept number; ``sensitivity-map``: against two of them.
+
+    Raises:
+        RequestError: no sweep there, or one in which no setting is a number with several values.
+    """
+    table = read_sweep(folder)
+    rows = [row for row in table.rows if row.words]
+    data = json.loads(to_json(table))
+    flat = [{"method": row.method, **_shown(row), **_figures(row)} for row in rows]
+    figure, both = drawn(table), map_of(table)
+    found = [] if figure is None else [Drawing("sensitivity", figure, data, flat)]
+    if both is not None:
+        found.append(Drawing("sensitivity-map", _draw(table, both), data, flat))
+    if not found:
+        keys = ", ".join(table.keys)
+        raise RequestError(f"nothing to draw: expected one or two swept settings, a number among them, came {keys}")
+    return found
+
+
+def _shown(row: SweepRow) -> dict[str, str]:
+    return {key: show_value(value) for key, value in row.settings.items()}
+
+
+def _figures(row: SweepRow) -> dict[str, Any]:
+    names = ("validation", "validation_std", "accuracy", "accuracy_std", "local", "difference", "chosen")
+    return {name: getattr(row, name) for name in names}
+
+
+# two settings -----------------------------------------------------------------------------------------------------
+
+
+class Map:
+    """Test accuracy over two settings: columns by the first key, rows by the second; None for what was not run."""
+
+    def __init__(self, table: SweepTable) -> None:
+        rows = [row for row in table.rows if row.words]
+        self.across, self.up = table.keys
+        self.columns, self.rows = (_values(rows, key) for key in table.keys)
+        known = {(row.settings[self.up], row.settings[self.across]): row for row in rows}
+        self.cells = [[known.get((up, across)) for across in self.columns] for up in self.rows]
+        self.values = [[None if cell is None else cell.accuracy for cell in line] for line in self.cells]
+
+
+def map_of(table: SweepTable) -> Map | None:
+    """Of a sweep of two numbers with at least two values each; None for any other."""
+    rows = [row for row in table.rows if row.words]
+    if len(table.keys) != 2:
+        return None
+    numbers = [row.settings[key] for row in rows for key in table.keys]
+    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in numbers):
+        return None
+    return Map(table) if all(len(_values(rows, key)) > 1 for key in table.keys) else None
+
+
+def _values(rows: Sequence[SweepRow], key: str) -> list[float]:
+    return sorted({row.settings[key] for row in rows})
+
+
+def _draw(table: SweepTable, both: Map) -> Any:
+    from matplotlib.patches import Rectangle
+
+    names = short_names(table.keys)
+    title = f"Accuracy over {names[both.across]} and {names[both.up]}"
+    about = f"{table.caption} Test accuracy in %; framed: chosen by validation."
+    figure, ((axes,),) = canvas(title, about, 0.9 + 0.42 * len(both.rows))
+    nan = float("nan")
+    values = [[nan if value is None else 100 * value for value in line] for line in both.values]
+    shown = axes.imshow(values, cmap=SHADES, aspect="auto", origin="lower")
+    low, high = shown.get_clim()
+    for y, line in enumerate(both.cells):
+        for x, cell in enumerate(line):
+            if cell is None or cell.accuracy is None:
+                continue
+            dark = 100 * cell.accuracy > (low + high) / 2
+            axes.text(x, y, f"{100 * cell.accuracy:.1f}", ha="center", va="center", color="white" if dark else "black")
+            if cell.chosen:
+                for colour, width in (("white", 4.5), ("black", 2.0)):  # shows on light and dark
+                    axes.add_patch(Rectangle((x - 0.46, y - 0.45), 0.92, 0.9, fill=False, ec=colour, lw=width))
+    axes.set_xticks(range(len(both.columns)), [f"{value:g}" for value in both.columns])
+    axes.set_yticks(range(len(both.rows)), [f"{value:g}" for value in both.rows])
+    axes.set_xlabel(both.across)
+    axes.set_ylabel(both.up)
+    colour_bar(figure, shown, [axes], "test accuracy [%]")
+    return figure

@@ -1,0 +1,210 @@
+"""Figures over seeds, and what it took to reach a target accuracy.
+
+A 95 % interval is Student's: the mean plus or minus its *margin*, t(0.975, n - 1) s / sqrt(n), with s the sample
+standard deviation (n - 1) over n seeds. Two rows are compared seed by seed: the mean of the differences on the seeds
+that both have, with the margin of these differences. One seed has neither spread nor margin: both are None, not zero.
+
+A target is reached in the first round, counted from 1, after which the mean accuracy over clients is at least the
+target, among the rounds that were scored (FedGH's Table 3 and FedIN's tables count so). Bytes and seconds are those of
+all rounds up to it. An accuracy may fall below the target again: the first time still counts, and it is told.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from polyfed.errors import RequestError
+from polyfed.report.columns import finite, mean_of, std_of
+from polyfed.report.folders import RunRecord
+
+__all__ = ["Paired", "Reach", "Target", "ToTarget", "margin_of", "paired", "reach", "to_target"]
+
+LEVEL = 0.95
+_TARGET = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(%?)\s*(?:of\s+(local|best))?", re.IGNORECASE)
+
+
+# over seeds -------------------------------------------------------------------------------------------------------
+def margin_of(values: Sequence[Any]) -> float | None:
+    """Half the width of the mean's 95 % interval; None for a single value, and unless every value is known.
+
+    >>> round(margin_of([1.0, 2.0, 3.0]), 4)  # 4.3027 * 1 / sqrt(3)
+    2.4841
+    """
+    from scipy.special import stdtrit  # comes with scikit-learn
+
+    std = std_of(values)
+    if std is None:
+        return None
+    return float(stdtrit(len(values) - 1, (1 + LEVEL) / 2)) * std / math.sqrt(len(values))
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Differences, one minus the other, on the seeds that both have; None is "not known"."""
+
+    seeds: tuple[int, ...] = ()
+    mean: float | None = None
+    std: float | None = None
+    margin: float | None = None
+
+
+def paired(mine: Mapping[int, float | None], other: Mapping[int, float | None]) -> Paired:
+    """Compare seed by seed.
+
+    Args:
+        mine, other: seed -> accuracy.
+    """
+    seeds = tuple(seed for seed in mine if seed in other)
+    found = [None if (a := mine[seed]) is None or (b := other[seed]) is None else a - b for seed in seeds]
+    return Paired(seeds, mean_of(found), std_of(found), margin_of(found))
+
+
+# to a target ------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Target:
+    """An accuracy to be reached. share: in (0, 1]. of: "" for the accuracy itself, else "local" or "best".
+
+    >>> [str(Target.parse(text)) for text in ("0.6", "90 %", "95% of local")]
+    ['60 %', '90 %', '95 % of local']
+    """
+
+    share: float
+    of: str = ""
+
+    @classmethod
+    def parse(cls, text: str | float) -> Target:
+        """``0.6``, ``"60 %"``: an accuracy; ``"90 % of local"``, ``"90 % of best"``: a share of the last accuracy of
+        Local, or of the best row.
+
+        Raises:
+            RequestError: something else, or not between 0 and 1 (100 %).
+        """
+        found = _TARGET.fullmatch(str(text).strip())
+        share = float(found[1]) / (100 if found[2] else 1) if found else math.nan
+        if found is None or not 0 < share <= 1:
+            hint = f"; did you mean '{found[1]} %'?" if found and not found[2] and 1 < share <= 100 else ""
+            wanted = "an accuracy such as 0.6 or '60 %', or a share such as '90 % of local' or '90 % of best'"
+            raise RequestError(f"target: expected {wanted}, came '{text}'{hint}")
+        return cls(share, (found[3] or "").lower())
+
+    def __str__(self) -> str:
+        return f"{100 * self.share:g} %" + (f" of {self.of}" if self.of else "")
+
+    def accuracy(self, local: float | None, best: float | None) -> float | None:
+        """The accuracy in [0, 1] that is asked for; None where it is a share of what is not known."""
+        whole = {"": 1.0, "local": local, "best": best}[self.of]
+        return None if whole is None else self.share * whole
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What one run needed. round: from 1. Bytes (up, down, and as the paper counts both), seconds: up to its end.
+
+    lost: whether a later scored round was below the target again.
+    """
+
+    round: int
+    bytes_up: float | None
+    bytes_down: float | None
+    bytes_as_in_paper: float | None
+    seconds: float | None
+    lost: bool
+
+    @property
+    def bytes(self) -> float | None:
+        """Both ways."""
+        return None if self.bytes_up is None or self.bytes_down is None else self.bytes_up + self.bytes_down
+
+
+def reach(run: RunRecord, accuracy: float, stage: str) -> Reach | None:
+    """When a run first reached an accuracy in a stage; None if it never did."""
+    scores = [_mean(record, stage) for record in run.rounds]
+    first = next((at for at, score in enumerate(scores) if score is not None and score >= accuracy), None)
+    if first is None:
+        return None
+    spent = run.rounds[: first + 1]
+    return Reach(
+        round=int(run.rounds[first]["round"]),
+        bytes_up=_sum(spent, "bytes_up"),
+        bytes_down=_sum(spent, "bytes_down"),
+        bytes_as_in_paper=paper_bytes(spent),
+        seconds=_sum(spent, "seconds"),
+        lost=any(score is not None and score < accuracy for score in scores[first + 1 :]),
+    )
+
+
+def _mean(record: Mapping[str, Any], stage: str) -> float | None:
+    """The mean accuracy of a round in a stage; None where it was not scored."""
+    if not record.get("evaluated"):
+        return None
+    return finite(((record.get("accuracy") or {}).get(stage) or {}).get("mean"))
+
+
+def _sum(records: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    values = [finite(record.get(key)) for record in records]
+    return sum(value for value in values if value is not None) if None not in values else None
+
+
+def paper_bytes(records: Sequence[Mapping[str, Any]], ways: Sequence[str] = ("up", "down")) -> float | None:
+    """Bytes of these rounds, counted as the method's paper counts; as they were sent where that was not recorded."""
+    found = [_sum(records, f"bytes_{way}_as_in_paper") for way in ways]
+    found = [_sum(records, f"bytes_{way}") for way in ways] if None in found else found
+    return None if None in found else sum(value for value in found if value is not None)
+
+
+@dataclass(frozen=True)
+class ToTarget:
+    """What a row needed to reach an accuracy. Means and deviations over seeds, None unless all seeds reached it.
+
+    Attributes:
+        accuracy: the target, in [0, 1].
+        reached, runs: how many of the row's runs reached it, and how many there are.
+        lost: how many of those were below it again later.
+        rounds, rounds_std: the first round at or above it.
+        bytes, bytes_up, bytes_down, bytes_as_in_paper: sent up to its end; `bytes` and the paper's count both ways.
+        seconds: spent up to its end.
+        by_seed: seed -> the run's round; None where it never got there.
+    """
+
+    accuracy: float
+    reached: int
+    runs: int
+    lost: int
+    rounds: float | None
+    rounds_std: float | None
+    bytes: float | None
+    bytes_up: float | None
+    bytes_down: float | None
+    bytes_as_in_paper: float | None
+    bytes_as_in_paper_std: float | None
+    seconds: float | None
+    by_seed: Mapping[int, int | None]
+
+
+def to_target(runs: Sequence[RunRecord], accuracy: float, stage: str) -> ToTarget:
+    """What a row's runs needed to reach an accuracy (in [0, 1]) in a stage."""
+    every = [reach(run, accuracy, stage) for run in runs]
+    got = [one for one in every if one is not None]
+
+    def values(key: str) -> list[Any]:
+        return [None if one is None else getattr(one, key) for one in every]
+
+    return ToTarget(
+        accuracy=accuracy,
+        reached=len(got),
+        runs=len(every),
+        lost=sum(one.lost for one in got),
+        rounds=mean_of(values("round")),
+        rounds_std=std_of(values("round")),
+        bytes=mean_of(values("bytes")),
+        bytes_up=mean_of(values("bytes_up")),
+        bytes_down=mean_of(values("bytes_down")),
+        bytes_as_in_paper=mean_of(values("bytes_as_in_paper")),
+        bytes_as_in_paper_std=std_of(values("bytes_as_in_paper")),
+        seconds=mean_of(values("seconds")),
+        by_seed={run.seed: None if one is None else one.round for run, one in zip(runs, every, strict=True)},
+    )

@@ -1,0 +1,242 @@
+"""How every figure looks: title and caption above, legend below, one width, one set of lines, fills and shades.
+
+Figures are `WIDTH` inches wide with text of 8 points and more, which still reads in a column of 3.4 inches. Nothing is
+told by colour alone: lines differ in marker and dash, bars in hatch, and `SHADES` darkens steadily. Colours of lines
+are Okabe and Ito's, safe for the colour-blind. Figures are objects of their own; pyplot and the user's matplotlib
+settings are not touched.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polyfed.report.writing import make_folder, write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "LOCAL_STYLE",
+    "SHADES",
+    "WIDTH",
+    "Drawing",
+    "blank",
+    "canvas",
+    "colour_bar",
+    "fills",
+    "legend",
+    "looks",
+    "save",
+    "settle",
+    "styles",
+    "tidy",
+]
+
+WIDTH = 5.6  # inches
+SHADES = "YlGnBu"  # light to dark, steadily in grey too
+LOCAL_STYLE: dict[str, Any] = {"color": "black", "marker": "x", "linestyle": (0, (1.5, 2)), "linewidth": 1.6}
+GREY = "#444444"
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6B4C9A")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+_DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (3, 1.5)))
+_TINTS = ("#9ecae1", "#fdae6b", "#a1d99b", "#dadaeb", "#fdd0a2", "#c7e9f1", "#bdbdbd")
+_HATCHES = ("", "///", "...", "xxx", "\\\\\\", "++", "oo", "---", "**")
+_TITLE, _TEXT, _CAPTION = 11, 9, 8.5  # points
+_MARGIN = 0.06  # inches, around all
+_LINE = 1.3  # a line's height over its size
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure and what it shows.
+
+    Attributes:
+        stem: the files' name without ending. figure: ready to save.
+        data: all that is drawn, as JSON takes it. rows: the same as lines of a table, each with the same keys.
+    """
+
+    stem: str
+    figure: Figure
+    data: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]]
+
+    def write(self, folder: str | Path) -> list[Path]:
+        """``<stem>.png``, ``.svg``, ``.json`` and ``.csv`` in the folder (made if missing), each whole or not at all.
+
+        Raises:
+            RequestError: the folder cannot be written to.
+        """
+        place, stream = make_folder(folder), io.StringIO()
+        table = csv.DictWriter(stream, list(self.rows[0]), lineterminator="\n")
+        table.writeheader()
+        table.writerows(self.rows)
+        texts = {"json": json.dumps(self.data, indent=1, ensure_ascii=False) + "\n", "csv": stream.getvalue()}
+        beside = [write_whole(place / f"{self.stem}.{form}", text.encode("utf-8")) for form, text in texts.items()]
+        return [*save(self.figure, place, self.stem), *beside]
+
+
+def save(figure: Figure, folder: str | Path, stem: str) -> list[Path]:
+    """Write ``<stem>.png`` and ``<stem>.svg`` into the folder (made if missing), each whole or not at all.
+
+    Raises:
+        RequestError: the folder cannot be written to.
+    """
+    place, written = make_folder(folder), []
+    for form in ("png", "svg"):
+        stream = io.BytesIO()
+        metadata = {"Date": None} if form == "svg" else None
+        figure.savefig(stream, format=form, dpi=200, metadata=metadata, facecolor="white")
+        written.append(write_whole(place / f"{stem}.{form}", stream.getvalue()))
+    return written
+
+
+# lines and fills --------------------------------------------------------------------------------------------------
+
+
+def styles() -> Iterator[dict[str, Any]]:
+    """How lines look, one after the other, without end; the first 315 differ (7 colours, 9 markers, 5 dashes)."""
+    for colour, marker, dash in zip(*map(itertools.cycle, (_COLOURS, _MARKERS, _DASHES)), strict=False):
+        yield {"color": colour, "marker": marker, "linestyle": dash, "linewidth": 1.8}
+
+
+def fills() -> Iterator[dict[str, Any]]:
+    """How bars look, without end; the first 63 differ (7 tints, 9 hatches)."""
+    for tint, hatch in zip(*map(itertools.cycle, (_TINTS, _HATCHES)), strict=False):
+        yield {"facecolor": tint, "edgecolor": "black", "hatch": hatch, "linewidth": 0.8}
+
+
+def looks(
+    methods: Iterable[str], others: Iterator[dict[str, Any]], local: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """The look of each row: Local's own, the next of the others for every other method, and for variants of Local."""
+    waiting = True
+    for method in methods:
+        yield dict(local) if method == "local" and waiting else next(others)
+        waiting = waiting and method != "local"
+
+
+# the sheet --------------------------------------------------------------------------------------------------------
+
+
+def blank(title: str, about: str) -> tuple[Figure, Any]:
+    """A figure and its empty axes, under a title and a sentence that says what is shown."""
+    figure, ((axes,),) = canvas(title, about, 3.1)
+    tidy(axes)
+    return figure, axes
+
+
+def canvas(
+    title: str, about: str, height: float, rows: int = 1, columns: int = 1, width: float = WIDTH, **options: Any
+) -> tuple[Figure, list[list[Any]]]:
+    """A figure with a grid of axes under a title and a caption, which are wrapped to its width.
+
+    Args:
+        title, about: what is over it. height, width: inches of the grid; title, caption and legend come on top.
+        rows, columns: of the grid. options: for `matplotlib.figure.Figure.subplots`.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    used = _MARGIN
+    for text, size, weight, colour in ((title, _TITLE, "bold", "black"), (about, _CAPTION, "normal", GREY)):
+        lines = _wrapped(figure, text, size, weight, width - 2 * _MARGIN)
+        figure.text(0, 1, "\n".join(lines), parse_math=False)  # placed below, by points from the top left corner
+        label = figure.texts[-1]
+        label.set(size=size, weight=weight, color=colour, va="top", linespacing=_LINE - 0.15)
+        label.set_transform(_from_the_top(figure, _MARGIN, used))
+        used += len(lines) * size * _LINE / 72
+    _resize(figure, head=used + 0.04, body=height, foot=0)
+    axes = figure.subplots(rows, columns, squeeze=False, **options)
+    for one in axes.flat:
+        one.tick_params(labelsize=_TEXT)
+        one.xaxis.label.set_size(_TEXT + 0.5)
+        one.yaxis.label.set_size(_TEXT + 0.5)
+    return figure, [list(row) for row in axes]
+
+
+def tidy(axes: Any, grid: str = "both") -> None:
+    """A light grid behind the data, and no frame on top and right."""
+    axes.grid(True, axis=grid, color="#dddddd", linewidth=0.7)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def legend(axes: Any, handles: Sequence[Any], names: Iterable[str]) -> None:
+    """What the lines or bars are called, below the axes, in as many columns as fit; the figure grows by it."""
+    figure = axes.figure
+    labels = ["\n".join(textwrap.wrap(name, 60)) for name in names]
+    head, body, _ = _parts(figure)
+    for columns in range(min(4, len(labels)), 0, -1):
+        made = figure.legend(
+            handles, labels, loc="lower left", bbox_to_anchor=(0, 0), borderaxespad=0.2, ncols=columns, frameon=False,
+            fontsize=_TEXT, handlelength=3.2, columnspacing=1.2,
+        )  # fmt: skip
+        for text in made.get_texts():
+            text.set_parse_math(False)
+        extent = made.get_window_extent(figure.canvas.get_renderer())
+        if columns == 1 or extent.width / figure.dpi <= figure.get_figwidth() - _MARGIN:
+            _resize(figure, head, body, extent.height / figure.dpi + _MARGIN)
+            return
+        made.remove()
+
+
+def settle(figure: Figure) -> None:
+    """Lay out square maps before they are saved: matplotlib approaches their place pass by pass."""
+    for _ in range(2):
+        figure.draw_without_rendering()
+
+
+def colour_bar(figure: Figure, shown: Any, axes: Sequence[Any], label: str) -> None:
+    """The scale of shades, to the right of the axes."""
+    shrink = min(0.9, 2.6 / _parts(figure)[1])
+    bar = figure.colorbar(shown, ax=axes, shrink=shrink, pad=0.02, aspect=22, anchor=(0, 1))
+    bar.set_label(label, size=_TEXT)
+    bar.ax.tick_params(labelsize=_TEXT - 0.5)
+    bar.outline.set_linewidth(0.6)
+
+
+def _wrapped(figure: Figure, text: str, size: float, weight: str, inches: float) -> list[str]:
+    """Lines of at most this width, measured in the font."""
+    from matplotlib.font_manager import FontProperties
+
+    font, renderer = FontProperties(size=size, weight=weight), figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if lines[-1] and renderer.get_text_width_height_descent(longer, font, False)[0] > inches * figure.dpi:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
+
+
+def _from_the_top(figure: Figure, right: float, down: float) -> Any:
+    from matplotlib.transforms import ScaledTranslation
+
+    return figure.transFigure + ScaledTranslation(right, -down, figure.dpi_scale_trans)
+
+
+def _parts(figure: Figure) -> tuple[float, float, float]:
+    """Inches of what is above, of the grid, and of what is below."""
+    engine: Any = figure.get_layout_engine()
+    _, low, _, share = engine.get()["rect"]
+    height = figure.get_figheight()
+    return (1 - low - share) * height, share * height, low * height
+
+
+def _resize(figure: Figure, head: float, body: float, foot: float) -> None:
+    height = head + body + foot
+    figure.set_figheight(height)
+    engine: Any = figure.get_layout_engine()
+    engine.set(rect=(0, foot / height, 1, body / height), w_pad=0.06)

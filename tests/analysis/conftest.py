@@ -1,0 +1,33 @@
+"""One small comparison for all tests of analyses: two architectures, two methods, two seeds, one round."""
+
+from pathlib import Path
+
+import pytest
+
+from polyfed.recipe import Recipe
+from polyfed.report.folders import RunRecord, find_runs
+from polyfed.session import compare
+
+SETTINGS = {
+    "data": {"name": "digits", "clients": 4, "max_rows": 400, "holdout": 20, "max_train": 20, "split": "6:1:3"},
+    "models": {"architectures": ["digits-cnn1", "digits-cnn3"]},
+    "method": {"name": "fedmrl"},
+    "training": {"rounds": 1, "lr": 0.1},
+    "run": {"executor": "serial"},
+}
+
+
+@pytest.fixture(scope="session")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Their folder. FedMRL's personal network is no split model: it has no extractor of its own."""
+    folder = tmp_path_factory.mktemp("analysis") / "runs"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("polyfed.session.curves", lambda *_, **__: [])  # they are drawn where they are tested
+        assert not compare(Recipe.from_dict(SETTINGS), ["fedmrl"], (0, 1), folder).failures
+    return folder
+
+
+@pytest.fixture
+def runs(compared: Path) -> list[RunRecord]:
+    """Their records: Local's with seeds 0 and 1, then FedMRL's."""
+    return sorted(find_runs(compared), key=lambda run: (run.method != "local", run.seed))

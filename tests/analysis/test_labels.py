@@ -1,0 +1,33 @@
+"""The label table against the data dealt, and what is drawn of it."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from polyfed.analysis.inputs import dealt_as_in
+from polyfed.analysis.labels import draw_table, label_table
+from polyfed.report.folders import RunRecord
+from polyfed.report.grouping import group_runs
+
+
+def test_counts_of_each_client(runs: list[RunRecord]) -> None:
+    table = label_table(runs[0])
+    for client, row in zip(dealt_as_in(runs[0]).clients, table.counts, strict=True):
+        assert list(row) == np.bincount(client.train.y.numpy(), minlength=10).tolist()
+    assert table.architectures == ("digits-cnn1", "digits-cnn3") * 2
+    own = table.map()
+    assert (own["matrix"], own["columns"]) == ([list(row) for row in table.counts], list("0123456789"))
+
+
+def test_numbers_where_there_is_room_and_shades_everywhere(runs: list[RunRecord]) -> None:
+    (group,), _ = group_runs(runs)
+    table = label_table(runs[0])
+    drawing = draw_table(group, table)
+    axes = drawing.figure.axes[0]
+    assert axes.images[0].get_array().tolist() == [list(row) for row in table.counts]
+    written = {text.get_position(): int(text.get_text()) for text in axes.texts}
+    assert written == {(x, y): n for y, row in enumerate(table.counts) for x, n in enumerate(row) if n}
+    assert sum(row["samples"] for row in drawing.rows) == 80
+    many = draw_table(group, replace(table, counts=table.counts * 10, architectures=table.architectures * 10))
+    assert not many.figure.axes[0].texts
+    assert len(many.figure.axes[0].get_yticklabels()) <= 30

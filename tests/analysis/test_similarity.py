@@ -1,0 +1,121 @@
+"""CKA between clients against NumPy's from the definition; what is drawn is what was found."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from polyfed.analysis.inputs import CommonInputs
+from polyfed.analysis.similarity import Similarity, cka_of_kernels, draw_maps, draw_means, similarity, unit_kernel
+from polyfed.analysis.views import Who
+from polyfed.errors import RequestError
+from polyfed.functional.kernels import cka_matrix
+from polyfed.report.folders import RunRecord
+from polyfed.report.grouping import Group, group_runs
+
+WHO = [Who(0, "a"), Who(2, "a"), Who(1, "b")]
+INPUTS = CommonInputs(torch.zeros(6, 1), torch.zeros(6, dtype=torch.int64), "6 rows", ("zero",))
+
+
+def numpy_cka(a: Any, b: Any) -> float:
+    """HSIC with the centring matrix written out."""
+    size = len(a)
+    centring = np.eye(size) - np.ones((size, size)) / size
+
+    def hsic(k: Any, m: Any) -> float:
+        return float(np.trace(k @ centring @ m @ centring)) / (size - 1) ** 2
+
+    k, m = a @ a.T, b @ b.T
+    return hsic(k, m) / (hsic(k, k) * hsic(m, m)) ** 0.5
+
+
+@pytest.fixture
+def representations() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(6, width, generator=generator) + 5 for width in (3, 40, 3)]
+
+
+def test_cka_of_any_width_is_numpys(representations: list[torch.Tensor]) -> None:
+    found = cka_of_kernels([unit_kernel(a_LD) for a_LD in representations])
+    expected = [[numpy_cka(a.double().numpy(), b.double().numpy()) for b in representations] for a in representations]
+    assert found.tolist() == [pytest.approx(row, abs=1e-5) for row in expected]
+    torch.testing.assert_close(found, cka_matrix(representations), atol=1e-5, rtol=0)
+    turned = torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(1)))[0]
+    alike = cka_of_kernels([unit_kernel(representations[0]), unit_kernel(-7 * representations[0] @ turned + 3)])
+    assert float(alike[0, 1]) == pytest.approx(1, abs=1e-5)
+    assert cka_of_kernels([unit_kernel(torch.ones(6, 2)), unit_kernel(representations[0])])[0].tolist() == [0, 0]
+
+
+def found_in(run: RunRecord, representations: list[torch.Tensor], places: tuple[str, ...]) -> Similarity:
+    kernels = [{place: unit_kernel(a_LD) for place in places} for a_LD in representations]
+    return similarity(run, WHO, 5, kernels, INPUTS)
+
+
+def test_means_within_and_between_architectures(runs: list[RunRecord], representations: list[torch.Tensor]) -> None:
+    found = found_in(runs[0], representations, ("logits",)).places["logits"]
+    a, b, c = (t.double().numpy() for t in representations)
+    pairs = numpy_cka(a, b), numpy_cka(a, c), numpy_cka(b, c)
+    assert found.within == pytest.approx(pairs[0], abs=1e-5)
+    assert found.between == pytest.approx((pairs[1] + pairs[2]) / 2, abs=1e-5)
+    assert found.all == pytest.approx(sum(pairs) / 3, abs=1e-5)
+    with pytest.raises(RequestError, match="at least two clients"):
+        similarity(runs[0], WHO[:1], 5, [{}], INPUTS)
+
+
+def grouped(runs: list[RunRecord]) -> Group:
+    (group,), _ = group_runs(runs)
+    return group
+
+
+def test_maps_show_the_matrices(runs: list[RunRecord], representations: list[torch.Tensor]) -> None:
+    places = ("extractor", "block", "representation", "logits")
+    found = [found_in(run, representations, places) for run in (runs[0], runs[2])]
+    drawing = draw_maps(grouped(runs), found)
+    images = [axes.images[0] for axes in drawing.figure.axes if axes.images]
+    assert len(images) == 6, "two methods at the three main places"
+    matrix = found[0].places["logits"].matrix
+    assert images[2].get_array().tolist() == [pytest.approx(row) for row in matrix]
+    assert images[2].get_clim() == (int(10 * min(map(min, matrix))) / 10, 1)
+    lines = drawing.figure.axes[0].lines
+    assert {line.get_xdata()[0] for line in lines if line.get_xdata()[0] > 0} >= {1.5}, "between clients 2 and 1"
+    first = drawing.rows[0]
+    assert (first["client_a"], first["client_b"], first["cka"]) == (0, 2, matrix[1][0])
+    assert len(drawing.rows) == 2 * 4 * 3, "every place, drawn or not"
+    assert "3 of 5 clients, evenly over the architectures; linear CKA on 6 rows" in drawing.data["about"]
+    own = found[0].maps()["block"]
+    assert (own["matrix"][1], own["labels"]) == (list(matrix[1]), ["0 a", "2 a", "1 b"])
+    one = draw_maps(grouped(runs), found[:1], places)
+    assert [axes.get_title() for axes in one.figure.axes if axes.images][1].startswith("block ")
+    with pytest.raises(RequestError, match="no place 'logit' in all networks of 'local'; did you mean 'logits'"):
+        draw_maps(grouped(runs), found, ["logit"])
+
+
+def test_bars_show_the_means(runs: list[RunRecord], representations: list[torch.Tensor]) -> None:
+    other = [t + torch.arange(6.0)[:, None] for t in representations]
+    found = [found_in(runs[0], representations, ("logits",)), found_in(runs[1], other, ("logits",))]
+    drawing = draw_means(grouped(runs), found)
+    within, between = drawing.figure.axes
+    each = [one.places["logits"].between for one in found]
+    assert between.patches[0].get_height() == pytest.approx(sum(each) / 2)
+    row = next(row for row in drawing.rows if row["pairs"] == "between")
+    assert (row["low"], row["high"], row["seeds"]) == (min(each), max(each), 2)
+    assert within.get_title(loc="left") == "pairs of one architecture"
+    alone = similarity(runs[0], [Who(0, "a"), Who(1, "a")], 2, [{"x": unit_kernel(t)} for t in other[:2]], INPUTS)
+    assert alone.places["x"].between is None
+    assert len(draw_means(grouped(runs), [alone]).figure.axes) == 1
+
+
+def test_one_place_stands_method_beside_method(runs: list[RunRecord], representations: list[torch.Tensor]) -> None:
+    found = [found_in(run, representations, ("logits",)) for run in (runs[0], runs[2])]
+    figure = draw_maps(grouped(runs), found, ["logits"]).figure
+    left, right = (axes for axes in figure.axes if axes.images)
+    assert left.get_title().startswith("local\nlogits ")
+    assert right.get_title().startswith("fedmrl\nlogits ")
+    assert left.get_position().y0 == right.get_position().y0
+    names = [[label.get_text() for label in axes.get_yticklabels() if label.get_text()] for axes in (left, right)]
+    assert names == [["a", "b"], []]
+    other = Similarity("other", 0, (*WHO[:2], Who(1, "c")), 5, found[1].places, "6 rows")
+    figure = draw_maps(grouped(runs), [found[0], other], ["logits"]).figure
+    names = [[label.get_text() for label in axes.get_yticklabels()] for axes in figure.axes if axes.images]
+    assert names == [["a", "b"], ["a", "c"]], "named at each map where networks differ"

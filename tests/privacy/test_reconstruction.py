@@ -1,0 +1,141 @@
+"""The reconstruction itself, on functions of which the answer is known."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from polyfed.functional.image_quality import psnr, total_variation
+from polyfed.functional.noise import add_noise
+from polyfed.privacy.reconstruction import reconstruct
+
+SHAPE = (1, 6, 6)
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def orthogonal() -> nn.Module:
+    """A linear extractor that can be inverted exactly: 36 numbers to 36."""
+    with torch.no_grad():
+        layer = nn.Linear(36, 36, bias=False)
+        layer.weight.copy_(torch.linalg.qr(drawn(36, 36, seed=3))[0])
+    return nn.Sequential(nn.Flatten(), layer).requires_grad_(False)
+
+
+def smooth(count: int) -> Tensor:
+    """Images in [0, 1] with structure, (count, 1, 6, 6)."""
+    ramp = torch.linspace(0, 1, 6)
+    faces = [ramp.view(1, 6).expand(6, 6), ramp.view(6, 1).expand(6, 6), 1 - ramp.view(6, 1).expand(6, 6)]
+    return torch.stack([faces[k % 3] * (1 - 0.1 * k) for k in range(count)]).unsqueeze(1)
+
+
+def attacked(s: Tensor, seed: int = 7, **options: object) -> Tensor:
+    given = {"steps": 150, "lr": 0.1, "tv": torch.zeros(len(s)), **options}
+    return reconstruct(EXTRACTOR, s, drawn(len(s), *SHAPE, seed=seed), **given)[0]  # type: ignore[arg-type]
+
+
+EXTRACTOR = orthogonal()
+
+
+def test_an_invertible_extractor_gives_the_images_away() -> None:
+    x = smooth(3)
+    assert float(psnr(attacked(EXTRACTOR(x)), x).min()) > 50
+
+
+def test_the_more_noise_the_further() -> None:
+    x = smooth(6)
+    s = EXTRACTOR(x)
+    noisy = [s, *(add_noise(s, level, drawn(*s.shape, seed=5)) for level in (0.4, 0.8, 1.2))]
+    found = [float(psnr(attacked(each), x).mean()) for each in noisy]
+    assert found == sorted(found, reverse=True)
+    assert all(before - after > 1 for before, after in itertools.pairwise(found))
+    # sigma is that of s; an orthogonal map brings the noise back as it is
+    expected = psnr(x, x + 0.8 * float(s.std(correction=0)) * drawn(*x.shape, seed=9)).mean()
+    assert abs(found[2] - float(expected)) < 1
+
+
+def test_the_prior_smooths_and_repairs_noise() -> None:
+    x = smooth(6)
+    s = add_noise(EXTRACTOR(x), 0.8, drawn(6, 36, seed=5))
+    plain, prior = attacked(s), attacked(s, tv=torch.full((6,), 0.5))
+    assert bool((total_variation(prior) < total_variation(plain)).all())
+    assert float(psnr(prior, x).mean()) > float(psnr(plain, x).mean()) + 1
+
+
+def test_each_row_has_its_own_weight_of_the_prior() -> None:
+    s = EXTRACTOR(smooth(2))
+    mixed = attacked(s, tv=torch.tensor([0.0, 0.5]))
+    assert torch.allclose(mixed[:1], attacked(s)[:1], atol=1e-4)
+    assert torch.allclose(mixed[1:], attacked(s, tv=torch.full((2,), 0.5))[1:], atol=1e-4)
+    assert not torch.allclose(mixed[1:], attacked(s)[1:], atol=1e-2)
+
+
+def test_a_row_is_attacked_alike_whatever_is_beside_it() -> None:
+    s, start, tv = EXTRACTOR(smooth(3)), drawn(3, *SHAPE), torch.full((3,), 0.1)
+    together = reconstruct(EXTRACTOR, s, start, steps=40, lr=0.05, tv=tv)
+    for row in range(3):
+        k = slice(row, row + 1)
+        alone = reconstruct(EXTRACTOR, s[k], start[k], steps=40, lr=0.05, tv=tv[k])
+        assert torch.allclose(alone[0], together[0][k], atol=1e-5)
+        assert torch.allclose(alone[1], together[1][k], atol=1e-6)
+
+
+def test_the_first_step_goes_against_the_gradient_in_both_directions() -> None:
+    start = torch.tensor([[[[2.0, -3.0]]]])
+    s = torch.tensor([[1.0, 1.0]])  # f = identity: the gradient is (x - s) times something positive: +, -
+    x, _ = reconstruct(lambda x: x.flatten(1), s, start, steps=1, lr=0.1, tv=torch.zeros(1))
+    assert torch.allclose(x, torch.tensor([[[[1.9, -2.9]]]]), atol=1e-5)  # Adam's first step is lr sign(gradient)
+
+
+def test_the_loss_is_what_it_says() -> None:
+    start, s, tv = drawn(2, *SHAPE), drawn(2, 36, seed=1), torch.tensor([0.0, 0.3])
+    seen: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def watch(step: int, x: Tensor, losses: Tensor) -> None:
+        seen[step] = (x.clone(), losses.clone())
+
+    x, last = reconstruct(EXTRACTOR, s, start, steps=4, lr=0.1, tv=tv, pixel=0.25, watched=(0, 3, 4), watch=watch)
+    assert list(seen) == [0, 3, 4]
+    assert torch.equal(seen[0][0], start)
+    assert torch.equal(seen[4][0], x)
+    assert torch.equal(seen[4][1], last)
+    for images, losses in seen.values():
+        for row in range(2):
+            off = ((images[row].flatten() @ EXTRACTOR[1].weight.T - s[row]) ** 2).mean() / (s[row] ** 2).mean()
+            steep = (images[row] * 0.25).diff(dim=1).abs().mean() + (images[row] * 0.25).diff(dim=2).abs().mean()
+            assert float(losses[row]) == pytest.approx(float(off + tv[row] * steep), rel=1e-4)
+
+
+def test_the_scale_of_the_features_does_not_matter() -> None:
+    s, tv = EXTRACTOR(smooth(2)), torch.full((2,), 0.2)
+    start = drawn(2, *SHAPE)
+    one = reconstruct(EXTRACTOR, s, start, steps=50, lr=0.05, tv=tv)[0]
+    other = reconstruct(lambda x: 100 * EXTRACTOR(x), 100 * s, start, steps=50, lr=0.05, tv=tv)[0]
+    assert torch.allclose(one, other, atol=1e-3)
+
+
+def test_nothing_given_is_changed_and_every_knob_bites() -> None:
+    s, start = EXTRACTOR(smooth(2)), drawn(2, *SHAPE)
+    kept = s.clone(), start.clone()
+    base = {"steps": 20, "lr": 0.05, "tv": torch.zeros(2)}
+    x = reconstruct(EXTRACTOR, s, start, **base)[0]  # type: ignore[arg-type]
+    assert torch.equal(x, reconstruct(EXTRACTOR, s, start, **base)[0])  # type: ignore[arg-type]
+    assert torch.equal(s, kept[0])
+    assert torch.equal(start, kept[1])
+    for change in ({"steps": 21}, {"lr": 0.06}, {"tv": torch.ones(2)}):
+        assert not torch.equal(x, reconstruct(EXTRACTOR, s, start, **{**base, **change})[0])  # type: ignore[arg-type]
+    prior = {**base, "tv": torch.ones(2)}
+    wide = reconstruct(EXTRACTOR, s, start, **prior, pixel=2.0)[0]  # type: ignore[arg-type]
+    assert not torch.equal(wide, reconstruct(EXTRACTOR, s, start, **prior)[0])  # type: ignore[arg-type]
+
+
+def test_features_that_are_all_zero_are_a_target_too() -> None:
+    x, loss = reconstruct(nn.Flatten(), torch.zeros(1, 36), drawn(1, *SHAPE), steps=200, lr=0.05, tv=torch.zeros(1))
+    assert bool(torch.isfinite(x).all())
+    assert bool(torch.isfinite(loss).all())
+    assert float(x.abs().max()) < 0.1

@@ -1,0 +1,169 @@
+"""The page in a real browser, from a file URL: it draws, sorts, toggles, tells and switches, and loads nothing.
+
+Skipped where no Chromium is found; `make browser` installs one (Debian) and runs this. The screenshots lie in the
+folder that POLYFED_SCREENSHOTS names, else in pytest's own.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import Browser, program
+
+from polyfed.report.folders import find_runs
+from polyfed.report.page import write_page
+from polyfed.report.tables import comparison
+
+EVIL = "</script><img src=x onerror=alert(1)>"
+FOUND = program()
+
+pytestmark = pytest.mark.skipif(FOUND is None, reason="no chromium on the path; `make browser` installs it")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    assert FOUND is not None
+    with Browser(FOUND, tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+@pytest.fixture
+def opened(browser: Browser, two_by_two: Path, make: Any, tmp_path: Path) -> Browser:
+    """A page of three methods, one of them with a name that would be markup; analyses of one."""
+    make("odd", "fedavg", 0, (0.2, 0.7, 0.55), label=EVIL)
+    table = [{"id": n, "architecture": f"net{1 - n}", "samples": 10 + n, "accuracy": 0.5} for n in (0, 1)]
+    path = two_by_two / "local-0" / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"clients_table": table}))
+    (two_by_two / "fedgh-0" / "analysis").mkdir()
+    content = {"head": {"matrix": [[1, 0.25], [0.25, 1]], "labels": [EVIL, "b"], "row_axis": "client"}}
+    (two_by_two / "fedgh-0" / "analysis" / "cka.json").write_text(json.dumps(content))
+    runs = find_runs(two_by_two)
+    file = write_page(runs, comparison(runs), tmp_path)
+    browser.complaints.clear()
+    browser.requests.clear()
+    browser.sized(1200)
+    browser.open(file.as_uri())
+    return browser
+
+
+def names(page: Browser) -> list[str]:
+    return page.value("[...document.querySelectorAll('table')[0].tBodies[0].rows].map(r => r.cells[0].textContent)")
+
+
+def text(page: Browser, selector: str) -> str:
+    return page.value(f"document.querySelector({json.dumps(selector)}).textContent")
+
+
+CURVES = 'figure svg[aria-label^="Curves"]'
+CLIENTS = 'figure svg[aria-label^="Accuracy of every"]'
+HEAT = 'figure svg[aria-label^="Heat"]'
+TIP = "document.querySelector('.tip:not([hidden])')?.innerText ?? ''"
+
+
+def choose(page: Browser, label: str, value: str) -> None:
+    page.value(
+        "(() => { const labels = [...document.querySelectorAll('label')];"
+        f" const select = labels.find(l => l.textContent.startsWith('{label}')).querySelector('select');"
+        f" select.value = '{value}';"
+        " select.dispatchEvent(new Event('change')); })()"
+    )
+
+
+def test_it_opens_without_a_complaint_or_a_request(opened: Browser, tmp_path: Path) -> None:
+    folder = Path(os.environ.get("POLYFED_SCREENSHOTS") or tmp_path)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, width, dark in (("wide", 1200, False), ("dark", 1200, True), ("narrow", 360, False)):
+        opened.sized(width, dark=dark)
+        opened.screenshot(folder / f"report-{name}.png")
+        assert (folder / f"report-{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert opened.value("document.documentElement.scrollWidth <= innerWidth"), f"{name}: the page scrolls sideways"
+    assert opened.complaints == []
+    assert [url.partition(":")[0] for url in opened.requests] == ["file"]  # the page itself
+    assert opened.value("document.querySelectorAll('img, iframe, object').length") == 0
+    assert EVIL in names(opened)
+
+
+def test_the_table_sorts_by_click_and_by_keyboard(opened: Browser) -> None:
+    start = names(opened)
+    assert start[0] == "local"
+    head = "table thead th:nth-child(3)"
+    assert text(opened, head) == "accuracy"
+    opened.click(f"{head} button")
+    assert names(opened) == ["fedgh", EVIL, "local"]
+    assert opened.value(f"document.querySelector('{head}').ariaSort") == "descending"
+    opened.press("Enter", 13)
+    assert names(opened) == ["local", EVIL, "fedgh"]
+    assert opened.value(f"document.querySelector('{head}').ariaSort") == "ascending"
+    opened.click("table thead th:nth-child(1) button")
+    assert names(opened)[1:] == ["fedgh", "local"]
+    assert opened.value(f"document.querySelector('{head}').ariaSort") == "none"
+
+
+def test_a_line_goes_and_comes_back(opened: Browser) -> None:
+    lines = f"[...document.querySelectorAll('{CURVES} g')].map(g => g.dataset.name)"
+    button = ".legend button[data-name=fedgh]"
+    assert set(opened.value(lines)) == {"local", "fedgh", EVIL}
+    opened.click(button)
+    assert set(opened.value(lines)) == {"local", EVIL}
+    assert opened.value(f"document.querySelector('{button}').ariaPressed") == "false"
+    opened.click(button)
+    assert set(opened.value(lines)) == {"local", "fedgh", EVIL}
+    dashes = f"[...document.querySelectorAll('{CURVES} .line')].map(l => l.getAttribute('stroke-dasharray'))"
+    assert len(set(opened.value(dashes))) == 3  # readable without colour
+
+
+def test_hovering_and_arrow_keys_tell_a_point(opened: Browser) -> None:
+    assert opened.value(TIP) == ""
+    x, y = opened.centre(f"{CURVES} g[data-name=fedgh] .mark:last-child")
+    opened.hover(x, y)
+    assert opened.value(TIP).split("\n") == ["fedgh", "round 3", "65.00 %", "60.00 % to 70.00 % over 2 seeds"]
+    opened.value(f"document.querySelector('{CURVES}').focus()")
+    opened.press("ArrowLeft", 37)
+    assert opened.value(TIP).split("\n")[:3] == ["fedgh", "round 2", "50.00 %"]
+    opened.hover(2, 2)
+    assert opened.value(TIP) == ""
+
+
+def test_axes_and_figures_switch(opened: Browser) -> None:
+    label = f"{CURVES} [data-label=x]"
+    assert text(opened, label) == "round"
+    choose(opened, "Axis", "bytes")
+    assert text(opened, label) == "bytes sent, both ways [KiB]"
+    choose(opened, "Axis", "seconds")
+    assert text(opened, label) == "training time [s]"
+    opened.click("input[type=checkbox]")
+    assert text(opened, label) == "training time, logarithmic"
+    assert opened.complaints == []
+
+
+def test_the_clients_follow_the_order_of_their_table(opened: Browser) -> None:
+    ticks = f"[...document.querySelectorAll('{CLIENTS} text[text-anchor=middle]')].slice(0, -1).map(t => t.textContent)"
+    assert opened.value(ticks) == ["0", "1"]
+    opened.click("details thead th:nth-child(2) button")
+    assert opened.value(ticks) == ["1", "0"]  # by architecture: net0 is client 1's
+    x, y = opened.centre(f"{CLIENTS} g[data-name=local] .mark")
+    opened.hover(x, y)
+    assert opened.value(TIP).split("\n") == ["local", "client 1: 60.00 %", "net0, 11 training samples"]
+
+
+def test_heat_maps_tell_their_cells(opened: Browser) -> None:
+    x, y = opened.centre(f"{HEAT} .cell:nth-of-type(2)")
+    opened.hover(x, y)
+    assert opened.value(TIP).split("\n")[:2] == ["0.25", f"client {EVIL}"]
+    assert opened.complaints == []
+
+
+def test_paper_is_white_and_has_no_controls(opened: Browser, tmp_path: Path) -> None:
+    opened.sized(1200, dark=True)
+    opened.printed(tmp_path / "report.pdf")
+    assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
+    opened.ask(
+        "Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}]
+    )
+    style = "getComputedStyle(document.querySelector('{}')).{}"
+    assert opened.value(style.format(".controls", "display")) == "none"
+    assert opened.value(style.format("body", "backgroundColor")) == "rgb(255, 255, 255)"
+    assert opened.complaints == []

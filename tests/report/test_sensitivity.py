@@ -1,0 +1,71 @@
+"""A sweep's table read again, and drawn: the map's cells by hand."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyfed.errors import RequestError
+from polyfed.report.folders import RunRecord
+from polyfed.report.sensitivity import is_sweep, map_of, read_sweep, sensitivity
+from polyfed.report.sweeps import Cell, tabulate, write
+
+LR, EPOCHS = "training.lr", "training.epochs"
+
+
+def record(accuracy: float, validation: float) -> RunRecord:
+    result = {
+        "method": "fedgh", "dataset": "digits", "clients": 2, "rounds": 1, "seed": 0, "accuracy": accuracy,
+        "evaluation": {"stage": "personal", "mean": "clients", "test": "client"},
+    }  # fmt: skip
+    return RunRecord(Path("run"), result, [{"round": 1, "evaluated": True, "validation": validation}])
+
+
+def swept(folder: Path, values: dict[tuple[Any, Any], float], keys: tuple[str, str] = (LR, EPOCHS)) -> Path:
+    cells = [
+        Cell(dict(zip(keys, at, strict=True)), [record(accuracy, accuracy / 2)], words=("--set", "x"))
+        for at, accuracy in values.items()
+    ]
+    table = tabulate(keys, cells)
+    assert table is not None
+    write(table, folder)
+    return folder
+
+
+def test_the_map_by_hand(tmp_path: Path) -> None:
+    folder = swept(tmp_path, {(0.1, 5): 0.5, (0.1, 1): 0.3, (0.01, 1): 0.2, (1.0, 5): 0.7})
+    assert is_sweep(folder)
+    table = read_sweep(folder)
+    both = map_of(table)
+    assert both is not None
+    assert (both.columns, both.rows) == ([0.01, 0.1, 1.0], [1, 5])
+    assert both.values == [[0.2, 0.3, None], [None, 0.5, 0.7]]
+    curve, drawing = sensitivity(folder)
+    assert (curve.stem, drawing.stem) == ("sensitivity", "sensitivity-map")
+    axes = drawing.figure.axes[0]
+    assert {text.get_text(): text.get_position() for text in axes.texts} == {
+        "20.0": (0, 0), "30.0": (1, 0), "50.0": (1, 1), "70.0": (2, 1),
+    }  # fmt: skip
+    frames = [(round(p.get_x() + p.get_width() / 2), round(p.get_y() + p.get_height() / 2)) for p in axes.patches]
+    assert set(frames) == {(2, 1)}, "chosen by validation"
+    assert curve.figure.axes[0].get_xscale() == "log"
+    assert [row["accuracy"] for row in curve.rows] == [0.5, 0.3, 0.2, 0.7]
+    assert len(curve.data["rows"]) == 4
+
+
+def test_words_have_no_map_and_nothing_no_figure(tmp_path: Path) -> None:
+    folder = swept(tmp_path / "a", {("all", 1): 0.5, ("all", 2): 0.4, ("none", 1): 0.3}, ("method.share", EPOCHS))
+    assert [drawing.stem for drawing in sensitivity(folder)] == ["sensitivity"]
+    folder = swept(tmp_path / "b", {("all", "x"): 0.5, ("none", "x"): 0.3}, ("method.share", "data.partition"))
+    with pytest.raises(RequestError, match=r"a number among them, came method\.share, data\.partition"):
+        sensitivity(folder)
+
+
+def test_what_is_no_sweep(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="the folder of a sweep"):
+        read_sweep(tmp_path)
+    for content in ("{", "[]", json.dumps({"keys": [], "rows": [{"a": 1}], "caption": "", "notes": []})):
+        (tmp_path / "sweep.json").write_text(content)
+        with pytest.raises(RequestError, match="as `polyfed sweep` writes it"):
+            read_sweep(tmp_path)

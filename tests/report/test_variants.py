@@ -1,0 +1,46 @@
+"""Bars of methods and variants: the numbers by hand, and that these are what is drawn."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyfed.errors import RequestError
+from polyfed.report.folders import find_runs
+from polyfed.report.grouping import group_runs
+from polyfed.report.variants import bars, variants
+
+
+def test_bars_by_hand(two_by_two: Path) -> None:
+    (group,), _ = group_runs(find_runs(two_by_two))
+    local, fedgh = bars(group)
+    assert (local.method, local.accuracy, local.each) == ("local", pytest.approx(0.52), (0.5, 0.54))
+    assert (fedgh.accuracy, fedgh.std, fedgh.seeds) == (pytest.approx(0.65), pytest.approx(0.005**0.5), (0, 1))
+    assert bars(group, "received")[1].accuracy == pytest.approx(0.45)
+
+
+def test_local_is_a_line_and_the_others_bars(two_by_two: Path) -> None:
+    (drawing,) = variants(find_runs(two_by_two))
+    axes = drawing.figure.axes[0]
+    (bar,) = axes.patches
+    assert bar.get_width() == pytest.approx(65)
+    (line,) = (line for line in axes.lines if line.get_gid() == "local")
+    assert line.get_xdata()[0] == pytest.approx(52)
+    assert sorted(axes.collections[0].get_offsets()[:, 0]) == pytest.approx([60, 70])
+    assert "65.00 ± 7.07" in [text.get_text() for text in axes.texts]
+    assert drawing.rows[1]["each"] == "0.6 0.7"
+
+
+def test_local_alone_is_a_bar(make: Any) -> None:
+    make("a", "local")
+    (drawing,) = variants(find_runs(make.root))
+    assert drawing.figure.axes[0].patches[0].get_width() == pytest.approx(60)
+    assert not drawing.figure.legends
+
+
+def test_nothing_recorded(make: Any) -> None:
+    make("a", "local", accuracy=None)
+    with pytest.raises(RequestError, match="no accuracy"):
+        variants(find_runs(make.root))
+    with pytest.raises(RequestError, match="not scored in stage"):
+        variants(find_runs(make.root), "after_local")

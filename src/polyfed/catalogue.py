@@ -6,6 +6,7 @@ What is said of a method is said once, in its own file: class variables of `Meth
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import io
 import textwrap
@@ -93,6 +94,7 @@ def _needs(needs: Any) -> list[str]:
     return [name if value is True else f"{name}={value}" for name, value in given.items() if value != off[name]]
 
 
+@functools.cache
 def _comments(kind: type[Any]) -> dict[str, str]:
     """Name of a class's attribute -> the comment at the end of its line, or else those on the lines above it."""
     try:

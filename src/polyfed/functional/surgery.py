@@ -120,6 +120,8 @@ def _combine_one(g_local: Tensor, g_in: Tensor, mode: str, lam: float) -> Tensor
 
 
 def _add(g_in: Tensor, c: Tensor | float, g_local: Tensor) -> Tensor:
+    if isinstance(c, float):
+        return torch.add(_wide(g_in), _wide(g_local), alpha=c).to(g_in.dtype)  # one pass
     return (_wide(g_in) + c * _wide(g_local)).to(g_in.dtype)
 
 
@@ -143,13 +145,14 @@ def _minus_ratio(g_local: list[Tensor], g_in: list[Tensor]) -> Tensor:
 
 
 def _scaled(tensors: list[Tensor]) -> tuple[list[Tensor], Tensor]:
-    largest = torch.stack([_wide(t).abs().amax() for t in tensors]).amax()
+    ends = [_wide(t).aminmax() for t in tensors]  # one pass without a copy, as abs().amax() is not
+    largest = torch.stack([torch.maximum(-low, high) for low, high in ends]).amax()
     divisor = torch.where(largest > 0, largest, torch.ones_like(largest))
     return [_wide(t) / divisor for t in tensors], largest
 
 
 def _product(left: list[Tensor], right: list[Tensor]) -> Tensor:
-    return torch.stack([(x * y).sum() for x, y in zip(left, right, strict=True)]).sum()
+    return torch.stack([torch.dot(x.reshape(-1), y.reshape(-1)) for x, y in zip(left, right, strict=True)]).sum()
 
 
 def _wide(t: Tensor) -> Tensor:

@@ -7,7 +7,7 @@
 The job is `recipes/reference.toml`: CIFAR-10, 20 clients of 500 images, five CNNs. The bare loop is what one writes by
 hand for it with one computing thread: float images that are normalised already, `torch.optim.SGD` as it comes, no
 message, no record, no check; with the method's own passes (class means, the RAD, pairs of features), and one test pass
-per stage that is scored. The two take turns in one process, and workers are counted with what they work for. Neither
+per stage that is scored. Both make the clients' networks in round 1. The two take turns in one process, and workers are counted with what they work for. Neither
 loading the data nor PyTorch's first optimiser counts.
 
 A line of JSON per method: medians of processor and of wall seconds per round, and `ratio_to_bare_loop`, polyfed's over
@@ -49,9 +49,13 @@ class One:
         train, test = client.data.train, client.data.test
         self.x, self.y = client.prepare(train.x), train.y
         self.test_x, self.test_y = client.prepare(test.x), test.y
-        self.kind = client.architecture
-        self.model: Any = build(self.kind, tuple(self.x.shape[1:]), classes).to(memory_format=torch.contiguous_format)
+        self.kind, self.classes = client.architecture, classes
         self.before: list[Tensor] = []
+
+    def begin(self) -> None:
+        """Make the network, its weights laid out as PyTorch does by itself."""
+        made = build(self.kind, tuple(self.x.shape[1:]), self.classes)
+        self.model: Any = made.to(memory_format=torch.contiguous_format)
 
     def epoch(self, batch_size: int, extra: Extra | None) -> None:
         """One pass over the training images, in random order."""
@@ -92,7 +96,10 @@ class Bare:
         self.rounds = 0
 
     def round(self) -> None:
-        """Everybody trains; then what the method adds; then the test passes."""
+        """Everybody trains, in round 1 a new network; then what the method adds; then the test passes."""
+        if not self.rounds:
+            for one in self.clients:
+                one.begin()
         extra: Extra | None = getattr(self, f"_{self.method}", None)
         started = self.rounds > 0
         if self.method == "fedhenn" and started:

@@ -14,6 +14,13 @@ from typing import Any
 import pytest
 import torch
 
+from polyfed.core.client import Client
+from polyfed.core.settings import Training
+from polyfed.data.transforms import Prepare
+from polyfed.engine.federation import Federation
+from polyfed.methods import Local
+from polyfed.models import build
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
 COMMANDS = [
@@ -24,10 +31,15 @@ COMMANDS = [
 
 TINY = {  # what to tell them to be through in a second
     "alignment.py": "--rows 40 --square-rows 20 --width 4 --rank 5 --repeats 1",
+    "layout.py": "--models digits-cnn1,resnet10-cifar --batch-sizes 2 --samples 4 --repeats 1",
+    "reference_job.py": "--methods local,fedavg,fedgh,fedproto,fedhenn,fedin --rounds 2 --repeats 1 --batch-size 5 "
+    "--model fedgh-cnn5 --set data.clients=2 --set data.max_train=5 --set data.max_test=5 --set data.max_rows=1200",
     "cohort.py": "--models lenet --clients 1,2 --samples 4 --rounds 2",
     "busy.py": f"'{ROOT}/recipes/quickstart.toml' --method local --max-train 5 --repeats 1 --set data.clients=2",
 }
-ELSEWHERE = (ROOT / "tests" / "test_docs.py").read_text(encoding="utf-8")  # others run there
+ELSEWHERE = "".join(  # others run there
+    (ROOT / "tests" / name).read_text(encoding="utf-8") for name in ("test_docs.py", "test_benchmarks_engine.py")
+)
 
 
 def run(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,3 +131,40 @@ def test_a_wrong_word_is_one_line(
         run(shlex.split(words), monkeypatch)
     assert end.value.code == 2
     assert expected in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_both_layouts_are_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run(["layout.py", *shlex.split(TINY["layout.py"])], monkeypatch)
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    assert [row["model"] for row in rows] == ["digits-cnn1", "resnet10-cifar"]
+    for row in rows:
+        assert row["ratio"] == pytest.approx(row["channels_last"] / row["channels_first"], rel=0.01)
+        assert row["registered"] == "channels_last"
+
+
+@pytest.mark.usefixtures("data_root")
+def test_the_reference_job_beside_a_bare_loop(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(["reference_job.py", *shlex.split(TINY["reference_job.py"])], monkeypatch)
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    assert [row["method"] for row in rows] == ["local", "fedavg", "fedgh", "fedproto", "fedhenn", "fedin"]
+    for row in rows:
+        assert row["workers"] == 1
+        assert row["ratio_to_bare_loop"] == row["cpu_ratio"] > 0
+
+
+def test_the_bare_loop_takes_the_steps_of_the_library() -> None:
+    """The same weights, order and rate: its epoch is Local's, so that what is compared is the same work."""
+    module = runpy.run_path(str(ROOT / "benchmarks" / "reference_job.py"))
+    x, y = torch.randint(0, 256, (12, 3, 32, 32), dtype=torch.uint8), torch.arange(12) % 10
+    client = Client("fedgh-cnn5", (x, y), (x, y), prepare=Prepare((0.5,) * 3, (0.2,) * 3))
+    one = module["One"](client, 10)
+    one.begin()
+    own = build("fedgh-cnn5", (3, 32, 32), 10)
+    own.load_state_dict(one.model.state_dict())
+    given = Client(own, (x, y), prepare=client.prepare)
+    trained = Federation([given], Local(), Training(rounds=1, batch_size=12, lr=module["LR"])).run().models[0]
+    one.epoch(12, None)
+    for name, tensor in one.model.state_dict().items():
+        torch.testing.assert_close(trained.state_dict()[name], tensor, rtol=1e-4, atol=1e-6)

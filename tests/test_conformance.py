@@ -377,6 +377,8 @@ def fedtgp_bytes(server: Any, client_id: int) -> tuple[int, int]:
 
 # one line per method: what is tested, with the options of its own
 
+also = pytest.mark.slow  # other settings of methods that are tested with their own ones already
+
 test_local = testing.conformance(Local(), oracle=cross_entropy, expected_bytes=nothing)
 
 test_fedavg = testing.conformance(
@@ -388,7 +390,7 @@ test_fedavg = testing.conformance(
     reductions=[Reduction(FedAvg(aggregation="same-shape"), FedAvg(), "received", one_architecture=True)],
 )
 
-test_fedavg_same_shape = testing.conformance(FedAvg(aggregation="same-shape"), counted="updates")
+test_fedavg_same_shape = also(testing.conformance(FedAvg(aggregation="same-shape"), counted="updates"))
 
 test_fedprox = testing.conformance(
     FedProx(mu=0.35),
@@ -437,9 +439,11 @@ test_scaffold = testing.conformance(
     reductions=[Reduction({"aggregation": "same-shape"}, SCAFFOLD(), "received", one_architecture=True)],
 )
 
-test_scaffold_option_one = testing.conformance(
-    SCAFFOLD(control="I", aggregation="same-shape", weighting="samples", server_lr=0.5),
-    skip={"silence_is_not_zero": MOVES_BY_N, "knobs_bite": "asked of the plain form"},
+test_scaffold_option_one = also(
+    testing.conformance(
+        SCAFFOLD(control="I", aggregation="same-shape", weighting="samples", server_lr=0.5),
+        skip={"silence_is_not_zero": MOVES_BY_N, "knobs_bite": "asked of the plain form"},
+    )
 )
 
 test_fednova = testing.conformance(
@@ -450,10 +454,12 @@ test_fednova = testing.conformance(
     reductions=[Reduction({"aggregation": "same-shape"}, FedNova(), "received", one_architecture=True)],
 )
 
-test_fednova_proximal = testing.conformance(
-    FedNova(mu=0.35, server_momentum=0.5, effective="steps", aggregation="same-shape"),
-    oracle=proximal,
-    skip={"knobs_bite": "asked of the plain form"},
+test_fednova_proximal = also(
+    testing.conformance(
+        FedNova(mu=0.35, server_momentum=0.5, effective="steps", aggregation="same-shape"),
+        oracle=proximal,
+        skip={"knobs_bite": "asked of the plain form"},
+    )
 )
 
 test_moon = testing.conformance(
@@ -508,21 +514,27 @@ test_fedgh = testing.conformance(
     reductions=[Reduction({"share": False}, Local())],
 )
 
-test_fedgh_whole_round = testing.conformance(
-    FedGH(header_batch="round", header_epochs=20, header_lr=0.1), skip={"knobs_bite": "asked of the plain form"}
+test_fedgh_whole_round = also(
+    testing.conformance(
+        FedGH(header_batch="round", header_epochs=20, header_lr=0.1), skip={"knobs_bite": "asked of the plain form"}
+    )
 )
 
-test_fedgh_counts = testing.conformance(
-    FedGH(header_batch="round", weight="count", header_epochs=5, header_lr=0.1),
-    counted="statistics",
-    skip={"knobs_bite": "asked of the plain form"},
+test_fedgh_counts = also(
+    testing.conformance(
+        FedGH(header_batch="round", weight="count", header_epochs=5, header_lr=0.1),
+        counted="statistics",
+        skip={"knobs_bite": "asked of the plain form"},
+    )
 )
 
-test_fedgh_unit_length = testing.conformance(
-    FedGH(normalize="l2", lar_dtype="float16", header_lr=0.1),
-    oracle=cross_entropy,
-    expected_bytes=fedgh_half_bytes,
-    skip={"order_of_uploads": ORDER, "numbering": ORDER, "knobs_bite": "asked of the plain form"},
+test_fedgh_unit_length = also(
+    testing.conformance(
+        FedGH(normalize="l2", lar_dtype="float16", header_lr=0.1),
+        oracle=cross_entropy,
+        expected_bytes=fedgh_half_bytes,
+        skip={"order_of_uploads": ORDER, "numbering": ORDER, "knobs_bite": "asked of the plain form"},
+    )
 )
 
 NO_MEAN = "there is no K_bar"
@@ -569,41 +581,45 @@ test_fedhenn_homogeneous = testing.conformance(
     },
 )
 
-test_fedhenn_kernel_uploads = testing.conformance(
-    FedHeNN(
-        rad_size=16,
-        rad_batch=8,
-        eta0=0.5,
-        similarity="rbf",
-        landmarks=8,
-        uploads="kernels",
-        rad_refresh=0,
-        rad_transport="indices",
-        kernel_weights="capacity",
-        precision="int8",
-        eta_schedule="constant",
-    ),
-    skip={"knobs_bite": "asked of the plain form"},
+test_fedhenn_kernel_uploads = also(
+    testing.conformance(
+        FedHeNN(
+            rad_size=16,
+            rad_batch=8,
+            eta0=0.5,
+            similarity="rbf",
+            landmarks=8,
+            uploads="kernels",
+            rad_refresh=0,
+            rad_transport="indices",
+            kernel_weights="capacity",
+            precision="int8",
+            eta_schedule="constant",
+        ),
+        skip={"knobs_bite": "asked of the plain form"},
+    )
 )
 
-test_fedhenn_procrustes = testing.conformance(
-    FedHeNN(
-        setting="homogeneous",
-        similarity="procrustes",
-        rad_size=16,
-        rad_batch=8,
-        eta0=0.5,
-        rad_source="train",
-        rad_refresh=2,
-        rad_chunk=3,
-        final_average=True,
-        final_finetune_epochs=1,
-    ),
-    skip={
-        "knobs_bite": "asked of the plain form",
-        "batchnorm": "after the last average everybody trains once more",
-        "unselected_are_left_alone": "in the closing round everybody is asked",
-    },
+test_fedhenn_procrustes = also(
+    testing.conformance(
+        FedHeNN(
+            setting="homogeneous",
+            similarity="procrustes",
+            rad_size=16,
+            rad_batch=8,
+            eta0=0.5,
+            rad_source="train",
+            rad_refresh=2,
+            rad_chunk=3,
+            final_average=True,
+            final_finetune_epochs=1,
+        ),
+        skip={
+            "knobs_bite": "asked of the plain form",
+            "batchnorm": "after the last average everybody trains once more",
+            "unselected_are_left_alone": "in the closing round everybody is asked",
+        },
+    )
 )
 
 test_fedin = testing.conformance(
@@ -622,19 +638,23 @@ test_fedin = testing.conformance(
     ],
 )
 
-test_fedin_noise = testing.conformance(
-    FedIN(noise=0.8, aggregation="same-shape", combine="project"),
-    skip={"order_of_uploads": ORDER, "numbering": ORDER, "knobs_bite": "asked of the plain form"},
+test_fedin_noise = also(
+    testing.conformance(
+        FedIN(noise=0.8, aggregation="same-shape", combine="project"),
+        skip={"order_of_uploads": ORDER, "numbering": ORDER, "knobs_bite": "asked of the plain form"},
+    )
 )
 
-test_fedin_without_pairs = testing.conformance(
-    FedIN(train_in=False, mu=0.35, weighting="samples"),
-    oracle=proximal,
-    counted="updates",
-    inert=dict.fromkeys(
-        ("combine", "lambda_", "granularity", "pool", "noise_where", "pairs", "in_every", "feature_dtype"),
-        "there are no pairs",
-    ),
+test_fedin_without_pairs = also(
+    testing.conformance(
+        FedIN(train_in=False, mu=0.35, weighting="samples"),
+        oracle=proximal,
+        counted="updates",
+        inert=dict.fromkeys(
+            ("combine", "lambda_", "granularity", "pool", "noise_where", "pairs", "in_every", "feature_dtype"),
+            "there are no pairs",
+        ),
+    )
 )
 
 
@@ -808,6 +828,7 @@ def test_the_oracles_see_a_difference(mu: float) -> None:
     assert ("oracle" in testing.violations(FedIN(mu=mu), ["oracle"], oracle=proximal)) == (mu != 0.35)
 
 
+@also
 def test_fedin_with_more_pairs_and_local_statistics() -> None:
     """What depends on networks with BatchNorm or on state that clients keep."""
     method = FedIN(pairs=20, in_every=2, feature_dtype="float16", bn_buffers="local")
@@ -846,6 +867,7 @@ def test_companions_with_batchnorm(method: Any) -> None:
     assert not testing.violations(method, asked, models=networks)
 
 
+@also
 def test_slices_with_batchnorm() -> None:
     """What depends on the passage in which statistics are reported, with rates that change."""
     asked = ["any_subset", "bytes_metered", "broadcast_without_side_effects", "nothing_aliased"]

@@ -198,6 +198,7 @@ def test_an_example_without_a_run_folder_says_so(
     assert "expected the folder of a finished run" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_rounds_runs() -> None:
     words = ["recipes/quickstart.toml", "--methods", "local", "--rounds", "3", "--repeats", "1"]
     words += ["--set", "data.max_train=20", "--set", "data.clients=5"]
@@ -210,6 +211,7 @@ def test_the_benchmark_of_rounds_runs() -> None:
     assert 0 < other["ratio"] < 10
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_memory_runs() -> None:
     words = ["--model", "resnet10", "--rows", "12", "--chunks", "5", "12"]
     program = [sys.executable, str(ROOT / "benchmarks" / "alignment_memory.py"), *words]

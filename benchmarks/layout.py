@@ -62,8 +62,8 @@ def measured(
     torch.manual_seed(0)
     x, y = torch.randn(samples, *shape), torch.randint(classes, (samples,))
     first, last = build(name, shape, classes), build(name, shape, classes)
-    convolution = next((p for p in first.parameters() if p.dim() == 4 and p.shape[1] > 1), None)
-    is_last = convolution is not None and not convolution.is_contiguous()
+    kernels = [p for p in first.parameters() if p.dim() == 4 and p.shape[2:].numel() > 1]
+    is_last = any(kernel.stride(1) == 1 for kernel in kernels)
     first.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     last.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     last.load_state_dict(first.state_dict())

@@ -7,8 +7,8 @@
 The job is `recipes/reference.toml`: CIFAR-10, 20 clients of 500 images, five CNNs. The bare loop is what one writes by
 hand for it with one computing thread: float images that are normalised already, `torch.optim.SGD` as it comes, no
 message, no record, no check; with the method's own passes (class means, the RAD, pairs of features), and one test pass
-per stage that is scored. Both make the clients' networks in round 1. The two take turns in one process, and workers are counted with what they work for. Neither
-loading the data nor PyTorch's first optimiser counts.
+per stage that is scored. Both make the clients' networks in round 1. The two take turns in one process, and workers are
+counted with what they work for. Neither loading the data nor PyTorch's first optimiser counts.
 
 A line of JSON per method: medians of processor and of wall seconds per round, and `ratio_to_bare_loop`, polyfed's over
 the bare loop's: of processor time with one worker, of wall time with more. Wall times are worth something on a quiet

@@ -16,7 +16,9 @@ BRIEF = ("training.rounds=1", "data.clients=5")
 def test_without_a_folder_nothing_is_written_and_it_runs_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     first = pf.run(QUICKSTART, method="local", overrides=BRIEF)
-    again = pf.run(QUICKSTART, method="local", overrides=BRIEF)
+    seen: list[object] = []
+    again = pf.run(QUICKSTART, method="local", overrides=BRIEF, trackers=[seen.append])
+    assert seen == again.history
     assert first.path is None
     assert not list(tmp_path.iterdir())
     assert first.result["accuracy_per_client"] == again.result["accuracy_per_client"]

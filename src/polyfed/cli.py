@@ -361,7 +361,7 @@ def predict(
         Path,
         typer.Argument(
             metavar="DATA",
-            help="Parquet or image files (one, or a folder of them), or a .npy file.",
+            help="Parquet or image files (one, or a folder of them), a .csv file or a .npy file.",
             show_default=False,
         ),
     ],
@@ -371,7 +371,7 @@ def predict(
     json: _Json = False,
     device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1.")] = "cpu",
     image_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of Parquet files.")] = None,
-    label_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of Parquet files.")] = None,
+    label_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of Parquet or CSV files.")] = None,
 ) -> None:
     """Use a client's model on new data.
 

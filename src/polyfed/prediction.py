@@ -30,6 +30,7 @@ from polyfed.core.method import Method
 from polyfed.core.networks import exported
 from polyfed.core.randomness import scoped_global
 from polyfed.data.inputs import Form, Inputs, numbered, read
+from polyfed.data.text import Words
 from polyfed.data.transforms import Prepare
 from polyfed.errors import RequestError
 from polyfed.models.zoo import build
@@ -128,7 +129,7 @@ def predict(
         run: a finished run's folder. client: number.
         data: files as `polyfed.data.inputs.read` takes them, or inputs (N, ...) as the run stored them.
         device: where the network computes.
-        image_column, label_column: of Parquet files, where they cannot be told.
+        image_column, label_column: of Parquet files, where they cannot be told; of CSV files the latter.
 
     Raises:
         RequestError: see `load_model` and `polyfed.data.inputs.read`.
@@ -142,7 +143,14 @@ def predict(
 
 
 def _predicted(model: ClientModel, inputs: Inputs) -> Predictions:
-    return Predictions(inputs.names, model.scores(inputs.x), inputs.y, model.form.class_names)
+    try:
+        scores = model.scores(inputs.x)
+    except IndexError:
+        if inputs.x.dtype != torch.int64:
+            raise
+        low, high = inputs.x.aminmax()
+        raise RequestError(f"expected ids of the run's vocabulary, came {int(low)} to {int(high)}") from None
+    return Predictions(inputs.names, scores, inputs.y, model.form.class_names)
 
 
 # loading ----------------------------------------------------------------------------------------------------------
@@ -165,13 +173,21 @@ def load_model(run: str | Path, client: int, device: str = "cpu") -> ClientModel
                 f"client {client}'s network came as a module, which a run folder does not hold; make it again and "
                 f"load {folder / name} into it with safetensors.torch.load_model"
             )
+        if entry.get("vectors") is not None:
+            raise RequestError(
+                f"client {client}'s network looks words up in the vectors of '{entry['vectors']}', which a run folder "
+                f"does not hold; such runs are scored while they train"
+            )
         form = Form(
             tuple(entry["input"]["shape"]),
             getattr(torch, entry["input"]["type"]),
             entry["image_size"],
             tuple(entry["class_names"]),
+            tuple(entry.get("feature_names", ())),
+            entry.get("label_column"),
         )
-        prepare = Prepare(tuple(entry["prepare"]["mean"]), tuple(entry["prepare"]["std"]))
+        normalised = entry["prepare"]
+        prepare = Prepare(tuple(normalised["mean"]), tuple(normalised["std"]), bool(normalised.get("table", False)))
         method = _method(entry["method"], entry["knobs"])
         files = {file: _checked(folder / file, wanted) for file, wanted in entry["sha256"].items()}
         state = next((from_bytes(data) for file, data in files.items() if file != name), {})
@@ -192,8 +208,9 @@ def load_model(run: str | Path, client: int, device: str = "cpu") -> ClientModel
 def _built(entry: Mapping[str, Any], method: Method, shape: tuple[int, ...]) -> nn.Module:
     """The network that the client trained, as an entry of the index says; its weights are any."""
     own, companion = entry["architecture"], entry.get("companion")
+    words = None if entry.get("vocabulary") is None else Words(vocabulary=entry["vocabulary"]).ids
     builders = {
-        name: functools.partial(build, name, shape, entry["classes"], entry["feature_dim"])
+        name: functools.partial(build, name, shape, entry["classes"], entry["feature_dim"], words)
         for name in (own, companion)
         if name is not None
     }

@@ -47,6 +47,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 
 from polyfed.core.architectures import Precision
 from polyfed.core.settings import Availability, Evaluation, Positive, Settings, Training
+from polyfed.data.text import Words
 from polyfed.data.transforms import augmentation
 from polyfed.errors import RequestError
 from polyfed.registry import METHODS, MODELS, PARTITIONS, nearest
@@ -55,11 +56,12 @@ from polyfed.report import published
 __all__ = ["Data", "MethodChoice", "Models", "Recipe", "RunSettings"]
 
 _FLWR = "flwr:"  # before the name of a partitioner of flwr-datasets
+_CLIENTS = "clients:"  # before the path of a folder with one folder per client
 _KEYS_OF = {
     "dirichlet": {"alpha", "min_size"},
     "quantity": {"alpha", "min_size"},
     "classes": {"classes_per_client", "deal"},
-    "natural": {"natural_column"},
+    "natural": {"natural_column", "natural_groups"},
     _FLWR: {"partitioner"},
 }  # the keys of [data] that one partition alone looks at
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # a variant's name is a folder's name, too
@@ -69,11 +71,21 @@ class Data(Settings):
     """``[data]``: which samples, and how they are dealt to the clients."""
 
     name: Annotated[str, Field(min_length=1)] = Field(
-        description="a data set of `polyfed datasets`, a folder of Parquet files below root, or 'hub:owner/name'"
+        description="a data set of `polyfed datasets`, a folder of Parquet files below root, 'hub:owner/name', "
+        "'images:PATH' (a folder per class), 'csv:PATH' (a table) or 'clients:PATH' (a folder per client)"
     )
     root: str | None = Field(None, description="folder that holds the data sets' folders; default: $POLYFED_DATA")
     image_column: str | None = Field(None, description="Parquet column with images, where it cannot be told")
-    label_column: str | None = Field(None, description="Parquet column with labels, where it cannot be told")
+    label_column: str | None = Field(None, description="Parquet or CSV column with labels, where it cannot be told")
+    feature_columns: Annotated[list[str], Field(min_length=1)] | None = Field(
+        None, description="csv: the columns to learn from; default: all that hold numbers"
+    )
+    text_column: str | None = Field(None, description="Parquet column with texts, which makes other sets than images")
+    vocabulary: Positive | None = Field(None, description="texts: most words with an id of their own; default: 5000")
+    length: Positive | None = Field(None, description="texts: first words that are used of each; default: 25")
+    vectors: str | None = Field(
+        None, description="texts: file of fixed word vectors, a word and its numbers a line; default: learned"
+    )
     train_splits: Annotated[list[str], Field(min_length=1)] = Field(
         ["train"], description="stored splits that make the training side; cinic10 also has 'validation', svhn 'extra'"
     )
@@ -96,6 +108,9 @@ class Data(Settings):
     natural_column: str | None = Field(
         None, description="natural: rows that share a value of this column go to one client"
     )
+    natural_groups: Positive | None = Field(
+        None, description="natural: values are first put into so many groups by their hash; default: each is its own"
+    )
     partitioner: dict[str, Any] = Field(default_factory=dict, description="flwr: arguments of the partitioner")
     split: str = Field("8:1:1", description="train:validation:test, 'official' or 'official:train:validation'")
     test: Literal["client", "global"] = Field("client", description="whose test rows: each client's own, or one set")
@@ -111,6 +126,14 @@ class Data(Settings):
     skew_strength: Annotated[float, Field(ge=0, le=1)] = Field(0.25, description="skew: how much; 0 is off")
     public: str | None = Field(None, description="another data set, whose training inputs everybody may see")
     public_rows: Positive | None = Field(None, description="public: how many, drawn; default: 5000, or all if fewer")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _clients_as_they_come(cls, given: Any) -> Any:
+        """A folder per client is dealt so, unless another partition is asked for."""
+        if isinstance(given, Mapping) and str(given.get("name")).startswith(_CLIENTS) and "partition" not in given:
+            return {"natural_column": "client", **given, "partition": "natural"}
+        return given
 
     @field_validator("partition")
     @classmethod
@@ -128,6 +151,10 @@ class Data(Settings):
             raise ValueError(f"[data.partitioner] expects a partition 'flwr:...', came '{self.partition}'")
         if (self.subset is not None or self.revision is not None) and not self.name.startswith("hub:"):
             raise ValueError(f"subset and revision expect a name 'hub:owner/name', came '{self.name}'")
+        if self.feature_columns is not None and not self.name.startswith(("csv:", _CLIENTS)):
+            raise ValueError(f"feature_columns expects a name 'csv:PATH' or 'clients:PATH', came '{self.name}'")
+        if self.name.startswith(_CLIENTS) and (self.max_rows or self.max_test_rows):
+            raise ValueError(f"max_rows would leave out whole clients of '{self.name}'; use max_train and max_test")
         if self.public is not None and _same_inputs(self.public, self.name):
             raise ValueError(
                 f"public expects another data set than name, came '{self.public}' for both; rows of the same one that "
@@ -139,6 +166,11 @@ class Data(Settings):
     def client_count(self) -> int | None:
         """How many clients; None for one per value of `natural_column`, which is so unless `clients` is set."""
         return None if self.partition == "natural" and "clients" not in self.model_fields_set else self.clients
+
+    @property
+    def words(self) -> Words:
+        """How texts are read."""
+        return Words(self.text_column, self.vocabulary, self.length, self.vectors)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -158,6 +190,7 @@ class Data(Settings):
             "public_rows": self.public is None,
             "halved": not self.halved,
             "train_splits": self.train_splits == ["train"],
+            "feature_columns": self.feature_columns is None,
             "partitioner": not self.partitioner,
         }
         return idle | {key for key, is_off in off.items() if is_off}
@@ -172,7 +205,8 @@ class Models(Settings):
     """``[models]``: which network each client gets."""
 
     architectures: Annotated[list[str], Field(min_length=1)] = Field(
-        description="names from `polyfed models`, or 'package.module:function' of your own"
+        description="names from `polyfed models`, 'timm:...', 'torchvision:...', 'hf:owner/name', or "
+        "'package.module:function' of your own; '@layer1' behind it ends the extractor there"
     )
     assign: Literal["cycle", "blocks", "random"] = Field(
         "cycle", description="client k gets the (k mod A)th; equal blocks in order; or a seeded draw"

@@ -99,7 +99,8 @@ METHODS = Registry(
     },
 )
 
-_CNN, _RESNET = "polyfed.models.cnn", "polyfed.models.resnet"
+_CNN, _RESNET, _VIT = "polyfed.models.cnn", "polyfed.models.resnet", "polyfed.models.vit"
+_LSTM = "polyfed.models.lstm"
 MODELS = Registry(
     "model",
     {
@@ -107,12 +108,17 @@ MODELS = Registry(
         **{f"fedhenn-h{i}": f"{_CNN}:fedhenn_h{i}" for i in range(1, 6)},
         "fedhenn-cifar10": f"{_CNN}:fedhenn_cifar10",
         "fedhenn-cifar100": f"{_CNN}:fedhenn_cifar100",
+        **{f"fedhenn-lstm{i}": f"{_LSTM}:fedhenn_lstm{i}" for i in (1, 2)},
         **{f"digits-cnn{i}": f"{_CNN}:digits_cnn{i}" for i in range(1, 6)},
+        "mlp-64-32": "polyfed.models.mlp:mlp_64_32",
+        "mlp-64-64-32": "polyfed.models.mlp:mlp_64_64_32",
         **{f"resnet{d}": f"{_RESNET}:resnet{d}" for d in (10, 14, 18, 22, 26)},
         **{f"resnet{d}-cifar": f"{_RESNET}:resnet{d}_cifar" for d in (10, 14, 18, 22, 26)},
         **{f"resnet{d}-half": f"{_RESNET}:resnet{d}_half" for d in (10, 14, 18, 22, 26)},
         "resnet152-preact": f"{_RESNET}:resnet152_preact",
         "resnet152-preact-1000": f"{_RESNET}:resnet152_preact_1000",
+        **{f"vit-s{d}": f"{_VIT}:vit_s{d}" for d in (8, 9, 10, 11, 12)},
+        **{f"vit-s{d}-half": f"{_VIT}:vit_s{d}_half" for d in (8, 9, 10, 11, 12)},
     },
 )
 
@@ -121,7 +127,17 @@ DATASETS = Registry(
     "dataset",
     {
         name: f"{_SOURCES}:{name.replace('-', '_')}"
-        for name in ("digits", "cifar10", "cifar100", "cifar100-coarse", "cinic10", "fashion_mnist", "svhn", "parquet")
+        for name in (
+            "digits",
+            "cifar10",
+            "cifar100",
+            "cifar100-coarse",
+            "cinic10",
+            "fashion_mnist",
+            "svhn",
+            "sentiment140",
+            "parquet",
+        )
     },
 )
 PARTITIONS = Registry(

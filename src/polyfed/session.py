@@ -20,7 +20,7 @@ from polyfed.data.federate import Federated, federate
 from polyfed.data.public import public_inputs
 from polyfed.data.samples import Samples
 from polyfed.data.sources import Source, load
-from polyfed.data.transforms import Prepare, resized
+from polyfed.data.transforms import resized
 from polyfed.engine.federation import Federation, Run, Tracker
 from polyfed.engine.folder import RunFolder
 from polyfed.errors import Interrupted, PolyfedError, RequestError
@@ -62,8 +62,11 @@ class Prepared:
             "columns": data.columns,
             "subset": data.subset,
             "revision": data.revision,
+            "words": data.words,
+            "feature_columns": data.feature_columns,
+            "image_size": data.image_size,
         }
-        key = (data.name, data.root, options, *rows, data.image_size)
+        key = (data.name, data.root, options, *rows)
         if self._source is None or self._source[0] != key:
             whole = load(data.name, data.root, **options)
             if data.max_test_rows is not None and whole.test is None:
@@ -95,6 +98,7 @@ class Prepared:
                 max_test=data.max_test,
                 halved=data.halved,
                 natural_column=data.natural_column,
+                natural_groups=data.natural_groups,
                 partitioner=data.partitioner,
                 skew=data.skew,
                 skew_strength=data.skew_strength,
@@ -105,12 +109,12 @@ class Prepared:
     def public(self, recipe: Recipe) -> Public | None:
         """What everybody may see: inputs of ``data.public`` where there is one, else the hold-out, if there is any."""
         data, seed, dealt = recipe.data, recipe.run.seed, self.dealt(recipe)
-        stored_as_is = Prepare(dealt.source.mean, dealt.source.std)
+        stored_as_is = dealt.source.prepare
         if data.public is None:
             return Public(dealt.holdout, stored_as_is) if len(dealt.holdout) else None
         key = (data, seed)
         if self._public is None or self._public[0] != key:
-            other = load(data.public, data.root)
+            other = load(data.public, data.root, image_size=data.image_size)
             drawn = public_inputs(other, dealt.source, data.public_rows, numpy_generator(seed, "data public"))
             self._public = (key, drawn)
         return Public(self._public[1], stored_as_is, origin="other")
@@ -120,7 +124,7 @@ def prepare(
     recipe: Recipe,
     *,
     out: str | Path | None = None,
-    trackers: Sequence[Tracker] = (),
+    trackers: Sequence[object] = (),
     data: Prepared | None = None,
     timings: bool = False,
 ) -> Federation:
@@ -141,7 +145,9 @@ def prepare(
     data = data or Prepared()
     dealt = data.dealt(recipe)
     source = dealt.source
-    stored_as_is = Prepare(source.mean, source.std)
+    stored_as_is = source.prepare
+    if recipe.training.augment != "none" and source.train.x.dim() != 4:
+        raise RequestError(f"training.augment '{recipe.training.augment}' expects images, '{source.name}' has none")
     names = _assign(recipe, len(dealt.clients))
     in_shape = tuple(source.train.x.shape[1:])
     width = recipe.models.feature_dim
@@ -165,8 +171,9 @@ def prepare(
         test=dealt.test,
         classes=dealt.classes,
         class_names=source.class_names,
+        feature_names=source.feature_names,
         builders={
-            name: functools.partial(build, name, in_shape, dealt.classes, width)
+            name: functools.partial(build, name, in_shape, dealt.classes, width, source.words)
             for name in (*names, *_companions(method))
         },
         device=recipe.run.device,
@@ -239,6 +246,7 @@ def run(
     workers: int | None = None,
     timings: bool = False,
     profile: str | None = None,
+    trackers: Sequence[object] = (),
 ) -> Run:
     """Run a recipe.
 
@@ -257,6 +265,7 @@ def run(
             pays. The result does not depend on it.
         timings: have records and result tell where the time went, too.
         profile: one of the recipe's ``[profiles]``, or several with commas between.
+        trackers: who watches: functions of a round's record, and objects with any of `Tracker`'s methods.
 
     Raises:
         RequestError: the request is wrong; nothing has been written.
@@ -273,7 +282,8 @@ def run(
         raise RequestError("expected a run folder to resume from, came none; name it with out=...")
     elif resolved.run.track:
         raise RequestError("run.track: expected a run folder for live curves, came none; name it with out=...")
-    federation = prepare(resolved, out=folder, trackers=[Console()] if progress else (), timings=timings)
+    watchers = [*([Console()] if progress else []), *trackers]
+    federation = prepare(resolved, out=folder, trackers=watchers, timings=timings)
     return federation.run(resume=resume, force=force)
 
 

@@ -262,6 +262,31 @@ def test_a_registered_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     check(deal(source, clients=4, partition="halves", split="official"), source)
 
 
+def test_a_function_as_partition() -> None:
+    def tens(y: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        return [np.arange(10 * k, 10 * k + 10)[::-1] for k in range(clients)]
+
+    source = numbered(20, 4, 2)
+    federated = deal(source, clients=3, partition=tens, split="official")
+    assert [ids(client.train) for client in federated.clients] == [list(range(10 * k, 10 * k + 10)) for k in range(3)]
+    assert sum(map(len, sets(federated))) + federated.unused == 48
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (3, "row numbers for every client.*came int"),
+        ([[0.5], [1.0]], "row numbers for every client.*came list"),
+        ([[0, 1], [1, 2]], "row 1 more than once"),
+        ([[0, 1]], "partition of 2 clients, came one of 1"),
+        ([[0], [99]], "client 1 has 99"),
+    ],
+)
+def test_a_function_that_deals_wrongly(found: Any, said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        deal(numbered(20, 4, 2), clients=2, partition=lambda y, clients, rng: found, split="official")
+
+
 # refusals ------------------------------------------------------------------------------------------------------------
 
 

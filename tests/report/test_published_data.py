@@ -37,11 +37,8 @@ COUNTS = {
 
 # rows that no recipe runs -> why
 NOT_RUN = {
-    ("fedhenn/table1", "sentiment140"): "polyfed reads no text yet",
-    ("fedhenn/table2", "sentiment140"): "polyfed reads no text yet",
-    ("fedhenn/table3", "sentiment140"): "polyfed reads no text yet",
     ("fedgh/table1", "fd", "cifar100"): "diverged in the paper",
-    ("fedin/table2",): "polyfed has no Vision Transformers yet",
+    ("fedin/table2",): "its Vision Transformers start from weights trained on ImageNet",
     ("fedin/table4", "inclusivefl"): "it is made of what small and large networks share",
     ("fedin/table1", "heterofl"): "wants the profile slices, whose variants --methods names",
     ("fedin/table1", "fedrolex"): "wants the profile slices",
@@ -106,7 +103,7 @@ def test_shares_are_shares_and_spreads_are_small() -> None:
 
 
 def test_data_sets_stages_and_units_are_known() -> None:
-    assert {e.dataset for e in entries()} <= {*DATASETS, "sentiment140", ""}
+    assert {e.dataset for e in entries()} <= {*DATASETS, ""}
     assert {e.stage for e in entries()} == {"received", "personal", ""}
     assert {e.unit for e in entries()} == {"%", "rounds", "KiB", "MiB", "million", ""}
     assert all(bool(e.stage) == (e.quantity == "accuracy") for e in entries())

@@ -134,6 +134,11 @@ class Architectures:
             self._buffers[key] = {name: buffer.clone() for name, buffer in made.named_buffers()}
         return self._templates[key]
 
+    def as_built(self, architecture: str) -> nn.Module:
+        """A client's own network as its builder makes it, before the method has its say; with any weights."""
+        with scoped_global(0):
+            return self._builders[architecture]()
+
     def tensors(self, architecture: str, variant: str = "", alone: bool = False) -> dict[str, Tensor]:
         """The present tensors of `template`, which see, by name in the order of its state dict; not copies."""
         key = (architecture, variant, alone and self.together)

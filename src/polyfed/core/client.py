@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from polyfed.core.message import State
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Training
-from polyfed.data.samples import ClientData, Samples
+from polyfed.data.samples import ClientData, Samples, from_dataset
 from polyfed.errors import RequestError
 
 Prepare = Callable[[Tensor], Tensor]  # stored inputs -> what a model takes
@@ -47,8 +47,10 @@ class Client:
     Args:
         model: the client's own network (its present weights are where it starts), or the name of an architecture
             that the federation builds (its initial weights are then a function of the seed and the client's number).
-        train: training samples, or a pair (x, y) of tensors; x (N, ...), y (N,).
-        test: test samples; without any, the client is not scored.
+        train: training samples; a pair (x, y) of tensors or arrays, x (N, ...), y (N,); or a
+            ``torch.utils.data.Dataset`` or one of the package `datasets`, which is read once
+            (`polyfed.data.samples.from_dataset`).
+        test: test samples, likewise; without any, the client is not scored.
         validation: samples for choosing the best round; optional.
         prepare: turns stored inputs into what the model takes; default: bytes to [0, 1], floats unchanged.
 
@@ -63,9 +65,9 @@ class Client:
     def __init__(
         self,
         model: nn.Module | str,
-        train: Samples | tuple[Any, Any],
-        test: Samples | tuple[Any, Any] | None = None,
-        validation: Samples | tuple[Any, Any] | None = None,
+        train: Samples | tuple[Any, Any] | Any,
+        test: Samples | tuple[Any, Any] | Any | None = None,
+        validation: Samples | tuple[Any, Any] | Any | None = None,
         *,
         prepare: Prepare = as_floats,
     ) -> None:
@@ -107,11 +109,13 @@ class Client:
         return generator(self.seed, purpose, self.exchange, self.round, self.id)
 
 
-def _samples(data: Samples | tuple[Any, Any] | None) -> Samples:
+def _samples(data: Any) -> Samples:
     if isinstance(data, Samples):
         return data
     if data is None:
         return Samples(torch.empty(0), torch.empty(0, dtype=torch.int64))
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        return from_dataset(data)
     x, y = (torch.as_tensor(part) for part in data)
     if y.is_floating_point():
         raise RequestError(f"expected whole numbers as labels, came {y.dtype}")

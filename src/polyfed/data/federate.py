@@ -28,6 +28,7 @@ from polyfed.data.partition import (
     classes,
     deal_alike,
     dirichlet,
+    hashed_groups,
     natural,
     natural_alike,
     proportional_counts,
@@ -84,6 +85,7 @@ class _Knobs:
     classes_per_client: int
     deal: str
     natural_column: str | None
+    natural_groups: int | None
     partitioner: Mapping[str, Any]
 
 
@@ -104,6 +106,7 @@ def federate(
     max_test: int | None = None,
     halved: float = 0.0,
     natural_column: str | None = None,
+    natural_groups: int | None = None,
     partitioner: Mapping[str, Any] | None = None,
     skew: str = "none",
     skew_strength: float = 0.25,
@@ -121,10 +124,11 @@ def federate(
     Args:
         source: what to deal.
         clients: K; None with "natural": one per value.
-        partition: a name in `polyfed.registry.PARTITIONS` (one of your own is called with labels, clients and
-            generator); "flwr:" and the name of a partitioner of flwr-datasets; such a partitioner itself; or a ready
-            `Partition` of the rows to deal: training rows first, then, where they are pooled, test rows. A ready one
-            needs ``holdout=0``, and with ``test="global"`` an official test side.
+        partition: a name in `polyfed.registry.PARTITIONS`, or a function (one of your own is called with labels (N,),
+            clients and generator, and returns the row numbers of every client, or a `Partition`); "flwr:" and the name
+            of a partitioner of flwr-datasets; such a partitioner itself; or a ready `Partition` of the rows to deal:
+            training rows first, then, where they are pooled, test rows. A ready one needs ``holdout=0``, and with
+            ``test="global"`` an official test side.
         rng: purpose -> generator; all draws come from these.
         alpha: of "dirichlet" and "quantity".
         min_size: of "dirichlet" and "quantity": smallest number of dealt rows (before the split) per client.
@@ -140,6 +144,9 @@ def federate(
         halved: share of the clients, drawn at random, that keep half of their training rows (FedHeNN's Figure 3), each
             class in proportion, a single row always; those of a smaller share are among those of a larger one.
         natural_column: of "natural": which of the source's columns to deal by.
+        natural_groups: of "natural": its values are put into so many groups by their hash (`hashed_groups`), and whole
+            groups are dealt. With an official split a test row of a value that training rows do not have then goes to
+            the client that holds its group; without groups, to nobody.
         partitioner: of "flwr:...": arguments of its constructor.
         skew: "rotation", "noise" or "colour": every client's own rows, its test rows too, are changed as
             `polyfed.data.skew` says; the hold-out and a common test set are not.
@@ -182,7 +189,7 @@ def federate(
     else:
         dealt = train_rows if plan.official else np.concatenate([train_rows, test_rows])
 
-    knobs = _Knobs(alpha, min_size, classes_per_client, deal, natural_column, partitioner or {})
+    knobs = _Knobs(alpha, min_size, classes_per_client, deal, natural_column, natural_groups, partitioner or {})
     given = _deal(partition, pool, dealt, clients, rng, knobs, bool(holdout))
     view = Skew(skew, skew_strength, len(given.rows), rng)
     mine = [dealt[rows] for rows in given.rows]
@@ -191,7 +198,7 @@ def federate(
     trios = [_split_rows(rows, pool.y, parts, generator) for rows in mine]
     if test == "client" and plan.official:
         if _is(partition, natural):
-            values = pool.column(natural_column, np.concatenate([dealt, test_rows]))
+            values = _natural_values(pool, np.concatenate([dealt, test_rows]), knobs)
             alike = natural_alike(given, values[: len(dealt)], values[len(dealt) :])
         else:
             alike = deal_alike(given, pool.y[test_rows])
@@ -301,6 +308,12 @@ def _is(partition: object, function: Callable[..., Partition]) -> bool:
     return isinstance(partition, str) and partition in PARTITIONS and PARTITIONS[partition] is function
 
 
+def _natural_values(pool: _Pool, rows: Rows, knobs: _Knobs) -> NDArray[Any]:
+    """What "natural" deals rows by: a column's values, or their groups."""
+    values = pool.column(knobs.natural_column, rows)
+    return values if knobs.natural_groups is None else hashed_groups(values, knobs.natural_groups)
+
+
 def _deal(
     partition: str | Partition | Any,
     pool: _Pool,
@@ -313,7 +326,7 @@ def _deal(
     """Deal the rows `dealt` of the pool; the result counts among them and always has class shares."""
     y, class_count = pool.y[dealt], pool.source.classes
     if _is(partition, natural):
-        given = natural(pool.column(knobs.natural_column, dealt), clients, rng("partition"))
+        given = natural(_natural_values(pool, dealt, knobs), clients, rng("partition"))
         return Partition(given.rows, given.unused, class_shares(given.rows, y, class_count))
     clients = whole("clients", clients, 1)
     if isinstance(partition, Partition):
@@ -330,13 +343,13 @@ def _deal(
         maker = partitioners.make(name, knobs.partitioner, clients, seed)
         given = partitioners.deal(maker, y, clients, pool.columns(dealt), class_count)
     else:
-        function = PARTITIONS[partition]
+        function = partition if callable(partition) else PARTITIONS[partition]
         if function is dirichlet or function is quantity:
             given = function(y, clients, rng("partition"), knobs.alpha, knobs.min_size, class_count=class_count)
         elif function is classes:
             given = classes(y, clients, rng("partition"), knobs.classes_per_client, knobs.deal, class_count=class_count)
         else:
-            given = function(y, clients, rng("partition"))
+            given = _as_partition(function(y, clients, rng("partition")), len(y))
     if len(given.rows) != clients:
         raise RequestError(f"expected a partition of {clients} clients, came one of {len(given.rows)}")
     for client, rows in enumerate(given.rows):
@@ -345,6 +358,23 @@ def _deal(
     if given.shares is not None and given.shares.shape == (clients, class_count):
         return given
     return Partition(given.rows, given.unused, class_shares(given.rows, y, class_count))
+
+
+def _as_partition(found: Any, rows: int) -> Partition:
+    """What a function of the user's own returned, for so many rows."""
+    if isinstance(found, Partition):
+        return found
+    try:
+        parts = [np.asarray(part) for part in found]
+    except (TypeError, ValueError):
+        parts = []
+    if not parts or any(part.ndim != 1 or (len(part) and part.dtype.kind not in "iu") for part in parts):
+        raise RequestError(
+            f"expected row numbers for every client, or a Partition, from the partition's function, came "
+            f"{type(found).__name__}"
+        )
+    partition = Partition(tuple(np.sort(part.astype(np.int64)) for part in parts))
+    return Partition(partition.rows, max(0, rows - sum(map(len, parts))))
 
 
 def _draw_balanced(y: Rows, count: int, generator: np.random.Generator) -> Rows:

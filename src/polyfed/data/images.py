@@ -14,7 +14,7 @@ import io
 import json
 import numbers
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,13 @@ import torch
 from numpy.typing import NDArray
 
 from polyfed.data import cache
-from polyfed.data.samples import Samples
+from polyfed.data.samples import LABEL_NAMES, Samples
 from polyfed.errors import RequestError
 from polyfed.registry import nearest
 
 _VERSION = "images-1"  # part of every cache key: raise it when decoding or label handling changes
 SPLITS = {"train": ("train", "training"), "test": ("test", "testing"), "validation": ("validation", "valid", "val")}
 _IMAGE_NAMES = ("img", "image", "images", "picture", "pixels")
-_LABEL_NAMES = ("label", "labels", "fine_label", "coarse_label", "target", "targets", "class", "y")
 _ROWS = 1000  # rows decoded at a time
 
 
@@ -88,7 +87,7 @@ def read_folder(
         RequestError: no training files, a file that is not whole Parquet, columns missing or ambiguous, an image that
             does not decode, images of several shapes, labels that are missing or out of range.
     """
-    files = _split_files(folder, train_splits)
+    files = split_files(folder, train_splits)
     every = [path for paths in files.values() for path in paths]
     found = _find_columns(every, image_column, label_column)
     try:
@@ -98,12 +97,12 @@ def read_folder(
     sides = [side for side, paths in files.items() for _ in paths]
     parts = (f"{side} {checksum}" for side, checksum in zip(sides, sums, strict=True))
     key = cache.digest([_VERSION, found.image, found.label, *parts])
-    read = _from_cache(key) or _decoded(files, found, key)
+    read = from_cache(key) or _decoded(files, found, key)
     more = {side: _more_columns(paths, columns, needed=side == "train") for side, paths in files.items()}
     return replace(read, train_columns=more["train"], test_columns=more.get("test", {}))
 
 
-def _from_cache(key: str) -> LabelledImages | None:
+def from_cache(key: str) -> LabelledImages | None:
     """The decoded copy, or None."""
     found = cache.fetch(key)
     if found is None:
@@ -125,6 +124,11 @@ def _decoded(files: dict[str, list[Path]], columns: Columns, key: str) -> Labell
         images[side] = torch.from_numpy(pixels)
     labels, names = number_labels(raw, columns)
     sides = {side: Samples(images[side], torch.from_numpy(labels[side])) for side in files}
+    return kept(key, sides, names)
+
+
+def kept(key: str, sides: Mapping[str, Samples], names: tuple[str, ...]) -> LabelledImages:
+    """Decoded sides ("train", "test"), of which a copy is left in the cache."""
     tensors = {f"{side}_{part}": getattr(sides[side], part) for side in sides for part in ("x", "y")}
     cache.store(key, tensors, {"class_names": json.dumps(names)})
     return LabelledImages(sides["train"], sides.get("test"), names)
@@ -134,8 +138,12 @@ def _decoded(files: dict[str, list[Path]], columns: Columns, key: str) -> Labell
 
 
 def _parquet_files(folder: Path) -> list[Path]:
-    """The Parquet files of a folder, sorted by name; those one folder down when it has none itself."""
-    for pattern in ("*.parquet", "*/*.parquet"):
+    return files_of(folder, "parquet")
+
+
+def files_of(folder: Path, suffix: str) -> list[Path]:
+    """The files of a folder that end so, sorted by name; those one folder down when it has none itself."""
+    for pattern in (f"*.{suffix}", f"*/*.{suffix}"):
         found = sorted(p for p in folder.glob(pattern) if p.is_file() and not p.name.startswith("."))
         if found:
             return found
@@ -183,17 +191,20 @@ def choose_sides(
     return {"train": train, "test": [test]} if test else {"train": train}
 
 
-def _split_files(folder: Path, train_splits: Sequence[str] = ("train",)) -> dict[str, list[Path]]:
-    """The files of the training side and, if there are any, of the test side.
+def split_files(
+    folder: Path, train_splits: Sequence[str] = ("train",), suffix: str = "parquet"
+) -> dict[str, list[Path]]:
+    """The files of the training side and, if there are any, of the test side; `suffix` is parquet or csv.
 
     Raises:
-        RequestError: no Parquet file, no training file, or several data sets in one folder.
+        RequestError: no such file, no training file, or several data sets in one folder.
     """
+    kind = {"parquet": "Parquet", "csv": "CSV"}[suffix]
     if not folder.is_dir():
-        raise RequestError(f"expected a folder with Parquet files at {folder}, came no such folder")
-    found = _parquet_files(folder)
+        raise RequestError(f"expected a folder with {kind} files at {folder}, came no such folder")
+    found = files_of(folder, suffix)
     if not found:
-        raise RequestError(f"expected Parquet files (train*.parquet, test*.parquet) in {folder}, came none")
+        raise RequestError(f"expected {kind} files (train*.{suffix}, test*.{suffix}) in {folder}, came none")
     splits: dict[str, list[Path]] = {}  # "" for files whose names say nothing
     for path in found:
         splits.setdefault(_split_of(path, folder, train_splits) or "", []).append(path)
@@ -201,7 +212,7 @@ def _split_files(folder: Path, train_splits: Sequence[str] = ("train",)) -> dict
         splits = {"train": splits[""]}
     if "train" in train_splits and "train" not in splits:
         raise RequestError(
-            f"expected a training file (train*.parquet) in {folder}, came only {', '.join(p.name for p in found[:4])}"
+            f"expected a training file (train*.{suffix}) in {folder}, came only {', '.join(p.name for p in found[:4])}"
         )
     unread = {word for path in splits.pop("", []) for word in _words_of(path.stem) if len(word) > 2}
     sides = choose_sides(splits, train_splits, folder, unread)
@@ -248,7 +259,7 @@ def _find_columns(paths: Sequence[Path], image_column: str | None, label_column:
                 f"came '{came.image}' and '{came.label}' with other names or classes in {path}"
             )
         chosen = came
-    assert chosen is not None  # _split_files gave at least one path
+    assert chosen is not None  # split_files gave at least one path
     return chosen
 
 
@@ -285,7 +296,7 @@ def _image_columns(schema: Any, features: dict[str, dict[str, Any]]) -> list[str
 def _label_columns(schema: Any, features: dict[str, dict[str, Any]]) -> list[str]:
     """Columns of feature type ClassLabel, else those with a usual name that can hold labels."""
     said = [name for name in schema.names if features.get(name, {}).get("_type") == "ClassLabel"]
-    return said or [name for name in schema.names if name in _LABEL_NAMES and _holds_labels(schema.field(name).type)]
+    return said or [name for name in schema.names if name in LABEL_NAMES and _holds_labels(schema.field(name).type)]
 
 
 def _holds_bytes(kind: Any) -> bool:
@@ -520,6 +531,13 @@ def number_labels(
             return {side: marks.astype(np.int64) for side, marks in raw.items()}, names
     numbered = {side: np.searchsorted(values, marks).astype(np.int64) for side, marks in raw.items()}
     return numbered, tuple(str(value) for value in values)
+
+
+def ordered(names: Iterable[str]) -> tuple[str, ...]:
+    """Names without repetition, sorted; by value where all are whole numbers."""
+    different = set(names)
+    numbers = all(name.isascii() and name.isdigit() for name in different)
+    return tuple(sorted(different, key=lambda name: (int(name) if numbers else 0, name)))
 
 
 def first_line(error: BaseException) -> str:

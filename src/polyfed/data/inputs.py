@@ -1,6 +1,7 @@
 """New inputs for a model that has been trained, brought into the form in which the run stored its own.
 
-What is read: Parquet files with encoded images, PNG and JPEG files, one array in a .npy file. Conversions are those of
+What is read: Parquet files with encoded images, PNG and JPEG files, a CSV file with the features that a run was trained
+on, one array in a .npy file. Conversions are those of
 loading (`data.image_size`), and from grey to RGB and back where nothing is guessed; anything else is refused.
 
 Shapes: N inputs, C channels, H x W pixels.
@@ -18,13 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.data import images
+from polyfed.data import images, tables
 from polyfed.data.samples import Samples
 from polyfed.data.transforms import resized
 from polyfed.errors import RequestError
 
 _PICTURES = (".png", ".jpg", ".jpeg")
-_KINDS = "a folder of Parquet or image files (.png, .jpg), one such file, or a .npy file"
+_KINDS = "a folder of Parquet or image files (.png, .jpg), one such file, a .csv file, or a .npy file"
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,16 @@ class Form:
         dtype: uint8 for images.
         image_size: pixels a side to which images are resized; None: they come in their size.
         class_names: one per class, in order; for reading labels.
+        feature_names: the columns of a CSV file, in order, where the run was trained on one.
+        label_column: that the run's recipe names.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     image_size: int | None
     class_names: tuple[str, ...]
+    feature_names: tuple[str, ...] = ()
+    label_column: str | None = None
 
     @property
     def images(self) -> bool:
@@ -65,32 +70,34 @@ def read(path: Path, form: Form, image_column: str | None = None, label_column: 
     """Read inputs from files.
 
     Args:
-        path: Parquet files (one, or all of a folder), PNG or JPEG files (likewise), or a ``.npy`` file.
+        path: Parquet files (one, or all of a folder), PNG or JPEG files (likewise), a ``.csv`` or a ``.npy`` file.
         form: what the inputs must become.
-        image_column, label_column: of Parquet files, where they cannot be told. Without one clear label column there
-            are no labels. Labels are the classes' names, or their numbers.
+        image_column, label_column: of Parquet files, where they cannot be told; of CSV files the latter. Without one
+            clear label column there are no labels. Labels are the classes' names, or their numbers.
 
     Raises:
         RequestError: nothing readable there, or inputs that cannot be brought into the form.
     """
     if not path.exists():
         raise RequestError(f"expected {_KINDS}, came '{path}', which is not there")
+    if path.suffix.lower() == ".csv" and path.is_file():
+        return _from_csv(path, form, image_column, label_column)
     if path.is_dir():
-        tables, pictures = images._parquet_files(path), _pictures_in(path)
-        if tables and pictures:
+        parquet, pictures = images._parquet_files(path), pictures_in(path)
+        if parquet and pictures:
             raise RequestError(f"expected Parquet files or image files in {path}, came both")
     else:
-        tables = [path] if path.suffix.lower() == ".parquet" else []
+        parquet = [path] if path.suffix.lower() == ".parquet" else []
         pictures = [path] if path.suffix.lower() in _PICTURES else []
-    if not tables and (given := image_column or label_column):
+    if not parquet and (given := image_column or label_column):
         raise RequestError(f"image_column and label_column are of Parquet files, came '{given}' with '{path}'")
     if path.suffix.lower() == ".npy" and path.is_file():
         return numbered(_array(path), form, str(path))
-    if not tables and not pictures:
+    if not parquet and not pictures:
         raise RequestError(f"expected {_KINDS}, came '{path}'{' without any' if path.is_dir() else ''}")
     if not form.images:
         raise RequestError(f"expected a .npy file with inputs {form}, as the run stored them, came images in '{path}'")
-    return _from_tables(tables, form, image_column, label_column) if tables else _from_pictures(pictures, form)
+    return _from_tables(parquet, form, image_column, label_column) if parquet else _from_pictures(pictures, form)
 
 
 def numbered(x: Tensor, form: Form, place: str) -> Inputs:
@@ -154,7 +161,7 @@ def _array(path: Path) -> Tensor:
         ) from error
 
 
-def _pictures_in(folder: Path) -> list[Path]:
+def pictures_in(folder: Path) -> list[Path]:
     found = [p for p in folder.iterdir() if p.suffix.lower() in _PICTURES and p.is_file()]
     return sorted(p for p in found if not p.name.startswith("."))
 
@@ -166,11 +173,11 @@ def _from_pictures(paths: Sequence[Path], form: Form) -> Inputs:
             data = path.read_bytes()
         except OSError as error:
             raise RequestError(f"cannot read '{path}': {images.first_line(error)}") from error
-        rows.append(_fitted(_decoded(data, str(path)), form, str(path)))
+        rows.append(_fitted(decoded(data, str(path)), form, str(path)))
     return Inputs(tuple(path.name for path in paths), torch.cat(rows))
 
 
-def _decoded(data: bytes | None, place: str) -> Tensor:
+def decoded(data: bytes | None, place: str) -> Tensor:
     """One image as (1, C, H, W) uint8: grey stays one channel, palettes become RGB, an alpha without effect goes."""
     from PIL import Image, UnidentifiedImageError
 
@@ -191,6 +198,24 @@ def _decoded(data: bytes | None, place: str) -> Tensor:
     return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1).copy()).unsqueeze(0)
 
 
+def _from_csv(path: Path, form: Form, image_column: str | None, label_column: str | None) -> Inputs:
+    if image_column is not None:
+        raise RequestError(f"image_column is of Parquet files, came '{image_column}' with '{path}'")
+    if not form.feature_names:
+        raise RequestError(f"expected inputs {form}, as the run stored them, came a CSV file: {path}")
+    x_NF, spelt = tables.read_new(path, form.feature_names, label_column, form.label_column)
+    x = torch.from_numpy(x_NF).to(form.dtype)
+    names = tuple(map(str, range(len(x))))
+    if spelt is None:
+        return Inputs(names, x)
+    labels = [_numbered_label(_parsed(label), form, f"row {row} of {path}") for row, label in enumerate(spelt)]
+    return Inputs(names, x, torch.tensor(labels))
+
+
+def _parsed(label: str) -> str | int:
+    return int(label) if label.isascii() and label.isdigit() else label
+
+
 # Parquet -------------------------------------------------------------------------------------------------------------
 
 
@@ -202,7 +227,7 @@ def _from_tables(paths: Sequence[Path], form: Form, image_column: str | None, la
         for number, (cell, label) in enumerate(_table(path, form, image_column, label_column)):
             place = f"row {number} of {path}"
             names.append(str(number) if len(paths) == 1 else f"{path.name}:{number}")
-            rows.append(_fitted(_decoded(cell, place), form, place))
+            rows.append(_fitted(decoded(cell, place), form, place))
             labels += [] if label is None else [_numbered_label(label, form, place)]
     if not rows:
         raise RequestError(f"expected at least one row in {paths[0]}, came an empty file")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import numbers
 import warnings
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -306,6 +307,23 @@ def deal_alike(partition: Partition, y: ArrayLike) -> Partition:
             held[client].append(part)
         sizes_K += take
     return _partition([np.concatenate(parts) for parts in held], labels, class_count, partition.shares)
+
+
+def hashed_groups(values: ArrayLike, groups: int) -> NDArray[np.int64]:
+    """(N,) group 0..groups-1 of each value by its CRC-32: the same on every machine and for every seed.
+
+    Args:
+        values: (N,) whole numbers or strings.
+        groups: how many.
+
+    Raises:
+        RequestError: no whole number of groups.
+    """
+    whole("natural_groups", groups, 1)
+    names, place_N = np.unique(np.asarray(values), return_inverse=True)
+    group_V = np.array([zlib.crc32(str(name).encode()) % groups for name in names], dtype=np.int64)
+    found: NDArray[np.int64] = group_V[place_N]
+    return found
 
 
 def natural_alike(partition: Partition, values: NDArray[Any], other: NDArray[Any]) -> Partition:

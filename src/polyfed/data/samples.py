@@ -6,16 +6,20 @@ Shapes: N samples; x is (N, C, H, W) for images, (N, ...) for anything else.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from polyfed.errors import RequestError
 
+LABEL_NAMES = ("label", "labels", "fine_label", "coarse_label", "target", "targets", "class", "y")  # the usual ones
+
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs as they are stored (uint8 images in 0..255, or float32) and int64 labels.
+    """Inputs as they are stored (uint8 images in 0..255, float32, or int64 ids of words) and int64 labels.
 
     Args:
         x: (N, ...) inputs; a model sees them only after `Prepare`.
@@ -48,6 +52,84 @@ class Samples:
     def first(self, count: int | None) -> Samples:
         """The first `count` samples (all of them for None)."""
         return self if count is None else Samples(self.x[:count], self.y[:count])
+
+
+def from_dataset(dataset: Any) -> Samples:
+    """All items of a data set in Python, read once: ``torch.utils.data.Dataset``, or one of the package `datasets`.
+
+    Args:
+        dataset: has a length; an item is a pair (input, label), or a dictionary of two entries, one of them with
+            a usual name of a label. An input is a tensor, an array, numbers, or a Pillow image (grey or RGB), which
+            becomes (C, H, W) uint8; all have one shape. A label is a whole number.
+
+    Returns:
+        x of the items' type; float64 becomes float32.
+
+    Raises:
+        RequestError: no length or no items, items of another form, shapes or types that differ, a label that is missing
+            or no whole number from 0 on.
+    """
+    try:
+        count = len(dataset) if hasattr(dataset, "__getitem__") and not isinstance(dataset, dict) else None
+    except TypeError:  # a stream
+        count = None
+    if count is None:
+        raise RequestError(
+            f"expected (x, y), Samples, or a data set with a length and numbered items, came {type(dataset).__name__}"
+        )
+    if not count:
+        raise RequestError(f"expected at least one item in a data set, came an empty {type(dataset).__name__}")
+    inputs: list[Tensor] = []
+    labels: list[int] = []
+    for row in range(count):
+        given, label = _pair(dataset[row], row)
+        x = _input(given, row)
+        if inputs and (x.shape != inputs[0].shape or x.dtype != inputs[0].dtype):
+            raise RequestError(
+                f"expected items of one shape and type, {tuple(inputs[0].shape)}, {inputs[0].dtype} as the first, came "
+                f"{tuple(x.shape)}, {x.dtype} in item {row}"
+            )
+        inputs.append(x)
+        labels.append(_label(label, row))
+    x = torch.stack(inputs)
+    return Samples(x.float() if x.dtype == torch.float64 else x, torch.tensor(labels))
+
+
+def _pair(item: Any, row: int) -> tuple[Any, Any]:
+    """An item's input and label."""
+    if isinstance(item, tuple | list) and len(item) == 2:
+        return item[0], item[1]
+    if not isinstance(item, dict):
+        raise RequestError(f"expected (input, label) or a dictionary as item {row}, came {type(item).__name__}")
+    names = [name for name in LABEL_NAMES if name in item]
+    if len(item) != 2 or len(names) != 1:
+        raise RequestError(
+            f"expected one input and one label (named {', '.join(LABEL_NAMES[:2])}, ...) in item {row}, came "
+            f"{', '.join(map(str, item))}; keep two columns (select_columns) and rename them"
+        )
+    return next(value for name, value in item.items() if name != names[0]), item[names[0]]
+
+
+def _input(given: Any, row: int) -> Tensor:
+    """An input as a tensor; a Pillow image as (C, H, W) uint8."""
+    picture = getattr(given, "mode", None) if hasattr(given, "getbands") else None
+    if picture not in (None, "L", "RGB"):
+        raise RequestError(f"expected grey (L) or RGB images, came mode {picture} in item {row}")
+    try:
+        x = given.detach().cpu() if isinstance(given, Tensor) else torch.from_numpy(np.array(given))
+    except (TypeError, ValueError) as error:
+        raise RequestError(
+            f"expected a tensor, an array or an image in item {row}, came {type(given).__name__}"
+        ) from error
+    return x if picture is None else x.reshape(*x.shape[:2], -1).permute(2, 0, 1)
+
+
+def _label(label: Any, row: int) -> int:
+    """A label as a whole number from 0 on."""
+    value = label.tolist() if isinstance(label, Tensor | np.generic | np.ndarray) else label
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise RequestError(f"expected a whole number from 0 on as label of item {row}, came {str(label)[:40]}")
+    return value
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Where samples come from: bundled digits, Parquet folders in the Hugging Face layout, its Hub, or your own arrays.
+"""Where samples come from: bundled digits, Parquet folders in the Hugging Face layout, its Hub, your files or arrays.
 
 Every source gives both sides as they are stored (uint8 images) and the channel means and deviations for `Prepare`.
 Files are found through `root`, else the environment variable POLYFED_DATA; nothing is downloaded, except for a name
@@ -22,8 +22,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyfed.data import hub, images
+from polyfed.data import client_folders, hub, images, picture_folders, tables
 from polyfed.data.samples import Samples
+from polyfed.data.text import LabelledTexts, Words
+from polyfed.data.text import read_folder as read_texts
+from polyfed.data.transforms import Prepare
 from polyfed.errors import RequestError
 from polyfed.registry import DATASETS, nearest
 
@@ -35,7 +38,7 @@ _FASHION_MNIST = ((0.2860,), (0.3530,))  # the values usually quoted
 _SVHN = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))  # no statistics: FedIN's code maps the pixels to -1..1, so we do
 
 _TRAIN = ("train",)
-_HUB = "hub:"
+_HUB, _IMAGES, _CSV, _CLIENTS = "hub:", "images:", "csv:", "clients:"
 
 
 @dataclass(frozen=True)
@@ -48,10 +51,12 @@ class Source:
         test: the official test side, or None.
         classes: how many classes there are; labels lie in 0..classes-1.
         class_names: one name per class.
-        mean: per channel in 0..1, for `Prepare`; empty for inputs without channels.
+        mean: per channel in 0..1, for `Prepare`; per feature of a table; empty for other inputs.
         std: likewise.
         train_columns: further values of the training rows by column, each (N,) int64 or strings: a user, a writer.
         test_columns: likewise of the test rows.
+        words: of texts: how many ids there are, or the fixed vectors of all ids, (V, E) float32; None: no texts.
+        feature_names: of a table, x (N, F): what its columns are called; empty for other inputs.
 
     Raises:
         RequestError: an empty side, a label out of range, sides of different shapes or types, or numbers of names,
@@ -67,6 +72,8 @@ class Source:
     std: tuple[float, ...]
     train_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     test_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    words: int | Tensor | None = None
+    feature_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.classes < 1 or len(self.class_names) != self.classes:
@@ -88,10 +95,11 @@ class Source:
                     f"({tuple(self.train.x.shape[1:])}, {self.train.x.dtype}), came {tuple(samples.x.shape[1:])}, "
                     f"{samples.x.dtype}"
                 )
-        channels = int(self.train.x.shape[1]) if self.train.x.dim() == 4 else 0
+        channels = int(self.train.x.shape[1]) if self.train.x.dim() == 4 or self.feature_names else 0
         if len(self.mean) != channels or len(self.std) != channels:
+            what = "features" if self.feature_names else "channels"
             raise RequestError(
-                f"expected a mean and a std for each of the {channels} channels of '{self.name}', came "
+                f"expected a mean and a std for each of the {channels} {what} of '{self.name}', came "
                 f"{len(self.mean)} and {len(self.std)}"
             )
         for what, rows, columns in (
@@ -103,6 +111,11 @@ class Source:
                     raise RequestError(
                         f"expected {rows} {what} values in column '{column}' of '{self.name}', came {values.shape}"
                     )
+
+    @property
+    def prepare(self) -> Prepare:
+        """From inputs as they are stored to what a network takes."""
+        return Prepare(self.mean, self.std, table=bool(self.feature_names))
 
     def sides(self) -> list[tuple[str, Samples]]:
         """The sides there are, with their names."""
@@ -129,12 +142,19 @@ def load(
     columns: Sequence[str] = (),
     subset: str | None = None,
     revision: str | None = None,
+    words: Words | None = None,
+    feature_columns: Sequence[str] | None = None,
+    image_size: int | None = None,
 ) -> Source:
     """Load a data set by name.
 
     Args:
         name: an entry of `polyfed.registry.DATASETS`; or any folder name for which ``<root>/<name>`` holds Parquet
-            files; or ``hub:owner/name`` for a data set of the Hugging Face Hub, which is downloaded.
+            files; or ``hub:owner/name`` for a data set of the Hugging Face Hub, which is downloaded; or
+            ``images:PATH``, a folder per class (`polyfed.data.picture_folders.read`); or ``csv:PATH``, a table
+            (`polyfed.data.tables.read`); or ``clients:PATH``, a folder per client, each of Parquet files, of CSV files
+            or of images, with the further column "client" (`polyfed.data.client_folders`). PATH is looked for below
+            `root`; without one, below the present folder, then below $POLYFED_DATA.
         root: the folder that holds the data sets' folders (for ``parquet``: the folder itself); default: $POLYFED_DATA.
         image_column: the column with images, when it cannot be told.
         label_column: the column with labels, when it cannot be told or is not the usual one.
@@ -142,24 +162,34 @@ def load(
         columns: further columns of whole numbers or strings, for `Source.train_columns` and `test_columns`.
         subset: which configuration, of a Hub data set with several.
         revision: branch, tag or commit on the Hub; default: the newest.
+        words: how texts are read; with a column, a folder of Parquet files holds texts.
+        feature_columns: of a table, which columns to learn from; default: all that hold numbers.
+        image_size: of image folders, pixels a side; needed where images differ in size. Others are not resized here.
 
     Raises:
         RequestError: an unknown name (with the nearest), files that are missing or wrong, or an option that the data
             set does not take.
     """
-    name = str(name)
+    name, words = str(name), words or Words()
+    if not name.startswith((_CSV, _CLIENTS)):
+        _refuse(name, feature_columns=feature_columns)
     if name.startswith(_HUB):
+        _refuse_words(name, words)
         repository = name.removeprefix(_HUB)
         read = hub.read(repository, subset, revision, image_column, label_column, train_splits, columns)
         return _from_images(name, read)
     if subset is not None or revision is not None:
         raise RequestError(f"expected subset and revision with a name 'hub:owner/name' only, came '{name}'")
+    if name.startswith((_CSV, _IMAGES, _CLIENTS)):
+        _refuse_words(name, words)
+        kind, _, path = name.partition(":")
+        asked = _Asked(image_column, label_column, feature_columns, train_splits, tuple(columns), image_size)
+        return _READERS[f"{kind}:"](name, _located(path, root), asked)
     if name in DATASETS:
-        return _registered(name, root, image_column, label_column, tuple(train_splits), tuple(columns))
+        return _registered(name, root, image_column, label_column, tuple(train_splits), tuple(columns), words)
     place = _place(root)
     if place is not None and _plain(name) and images.has_parquet(place / name):
-        read = images.read_folder(place / name, image_column, label_column, train_splits, columns)
-        return _from_images(name, read)
+        return _from_folder(name, place / name, image_column, label_column, train_splits, columns, words)
     looked = f"{place / name}" if place is not None and _plain(name) else "neither root nor POLYFED_DATA is set"
     kept: list[str] = []
     with contextlib.suppress(OSError):  # only to suggest a name
@@ -174,6 +204,7 @@ def _registered(
     label_column: str | None,
     train_splits: tuple[str, ...],
     columns: tuple[str, ...],
+    words: Words,
 ) -> Source:
     """An entry of the registry; a loader of your own needs to take `root`, `image_column` and `label_column` only."""
     loader = DATASETS[name]
@@ -185,11 +216,22 @@ def _registered(
         more["train_splits"] = train_splits
     if columns and "columns" in takes:
         more["columns"] = columns
+    if "words" in takes:
+        more["words"] = words
+    else:
+        _refuse_words(name, words)
     source: Source = loader(root, image_column, label_column, **more)
     for column in columns:
         if column not in source.train_columns:
             raise RequestError(f"dataset '{name}' has no column '{column}'{_hint(column, source)}")
     return source
+
+
+def _refuse_words(name: str, words: Words) -> None:
+    """Settings of texts where there are none."""
+    if given := words.given():
+        more = "" if given == "text_column" or name.startswith(_HUB) else "; text_column names the column of texts"
+        raise RequestError(f"expected {given} with texts in Parquet files only, came dataset '{name}'{more}")
 
 
 def _hint(column: str, source: Source) -> str:
@@ -289,6 +331,28 @@ fashion_mnist = _published(
     "Fashion-MNIST (Zalando) from ``<root>/fashion_mnist/{train,test}*.parquet``: 60 000 + 10 000 of (1, 28, 28).",
     _FASHION_MNIST,
 )
+
+
+def sentiment140(
+    root: str | Path | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    train_splits: Sequence[str] = _TRAIN,
+    columns: Sequence[str] = (),
+    words: Words | None = None,
+) -> Source:
+    """Sentiment140's tweets (Go et al. 2009) from ``<root>/sentiment140/{train,test}*.parquet``: classes 0 and 4.
+
+    Its columns are text, date, user, sentiment and query; `text` and `sentiment` are read unless others are named.
+    """
+    if image_column is not None:
+        raise RequestError("expected no image_column with dataset 'sentiment140', whose column of texts is text_column")
+    how = words or Words()
+    how = replace(how, column=how.column or "text")
+    read = read_texts(_folder_of("sentiment140", root), how, label_column or "sentiment", train_splits, columns)
+    return _from_texts("sentiment140", read, how)
+
+
 svhn = _published(
     "svhn",
     """SVHN (Netzer et al. 2011), cropped, from ``<root>/svhn/{train,test}*.parquet``: 73 257 + 26 032 of (3, 32, 32).
@@ -307,18 +371,19 @@ def parquet(
     label_column: str | None = None,
     train_splits: Sequence[str] = _TRAIN,
     columns: Sequence[str] = (),
+    words: Words | None = None,
 ) -> Source:
-    """Any image data set in Parquet files; `root` (else $POLYFED_DATA) is the folder that holds them.
+    """Any images or texts in Parquet files; `root` (else $POLYFED_DATA) is the folder that holds them.
 
-    Which files are which side and how labels are numbered: `polyfed.data.images.read_folder`.
+    They are texts where text_column is set. Sides and numbers of labels: `polyfed.data.images.read_folder`.
     """
     place = _place(root)
     if place is None:
         raise RequestError(
             "dataset 'parquet' needs root: the folder with train*.parquet; came neither it nor POLYFED_DATA"
         )
-    read = images.read_folder(place, image_column, label_column, train_splits, columns)
-    return _from_images(place.resolve().name or "parquet", read)
+    name = place.resolve().name or "parquet"
+    return _from_folder(name, place, image_column, label_column, train_splits, columns, words or Words())
 
 
 def from_tensors(
@@ -357,7 +422,8 @@ def from_tensors(
         {key: images.column_values(values, f"column '{key}' of '{name}'") for key, values in (given or {}).items()}
         for given in (train_columns, test_columns)
     ]
-    return Source(name, sides[0], sides[1] if len(sides) > 1 else None, classes, names, mean, std, *further)
+    test_side = sides[1] if len(sides) > 1 else None
+    return Source(name, sides[0], test_side, classes, names, mean, std, further[0], further[1])
 
 
 def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -382,6 +448,22 @@ def _place(root: str | Path | None) -> Path | None:
     """`root`, else $POLYFED_DATA, else None."""
     chosen = root if root not in (None, "") else os.environ.get("POLYFED_DATA")
     return Path(chosen).expanduser() if chosen else None
+
+
+def _located(path: str, root: str | Path | None) -> Path:
+    """The file or folder of a name with PATH; where it should be, if it is nowhere."""
+    if not path:
+        raise RequestError("expected a path behind 'images:', 'csv:' or 'clients:', came none")
+    shelves = [Path(root)] if root not in (None, "") else [Path(), _place(None) or Path()]
+    found = [shelf.expanduser() / Path(path).expanduser() for shelf in shelves]
+    return next((place for place in found if place.exists()), found[0])
+
+
+def _refuse(name: str, **options: object) -> None:
+    """Options that a data set has no use for."""
+    for option, value in options.items():
+        if value is not None:
+            raise RequestError(f"dataset '{name}' has no use for {option}, came '{value}'")
 
 
 def _plain(name: str) -> bool:
@@ -415,6 +497,122 @@ def _from_images(
     mean, std = statistics or channel_statistics(read.train.x)
     classes, names = len(read.class_names), read.class_names
     return Source(name, read.train, read.test, classes, names, mean, std, read.train_columns, read.test_columns)
+
+
+def _from_folder(
+    name: str,
+    folder: Path,
+    image_column: str | None,
+    label_column: str | None,
+    train_splits: Sequence[str],
+    columns: Sequence[str],
+    words: Words,
+) -> Source:
+    """A source from a folder of Parquet files: texts where their column is named, else images."""
+    if words.column is None:
+        _refuse_words(name, words)
+        return _from_images(name, images.read_folder(folder, image_column, label_column, train_splits, columns))
+    if image_column is not None:
+        raise RequestError(f"expected image_column or text_column with dataset '{name}', came both")
+    return _from_texts(name, read_texts(folder, words, label_column, train_splits, columns), words)
+
+
+def _from_texts(name: str, read: LabelledTexts, how: Words) -> Source:
+    """A source from numbered texts."""
+    return Source(
+        name,
+        read.train,
+        read.test,
+        len(read.class_names),
+        read.class_names,
+        (),
+        (),
+        read.train_columns,
+        read.test_columns,
+        how.ids if read.vectors is None else read.vectors,
+    )
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What `load` was asked for of a user's own files."""
+
+    image_column: str | None
+    label_column: str | None
+    feature_columns: Sequence[str] | None
+    train_splits: Sequence[str]
+    columns: tuple[str, ...]
+    image_size: int | None
+
+
+def _own_images(name: str, folder: Path, asked: _Asked) -> Source:
+    _refuse_columns(name, asked)
+    return _from_images(name, picture_folders.read(folder, asked.train_splits, asked.image_size))
+
+
+def _own_table(name: str, place: Path, asked: _Asked) -> Source:
+    _refuse(name, image_column=asked.image_column)
+    return _from_table(name, _table(place, asked), place)
+
+
+def _own_clients(name: str, place: Path, asked: _Asked) -> Source:
+    """All clients' rows, with the further column that says whose they are."""
+    kind, homes = client_folders.folders(place)
+    asked = replace(asked, columns=tuple(column for column in asked.columns if column != client_folders.COLUMN))
+    if kind == "csv":
+        _refuse(name, image_column=asked.image_column)
+        read = {home: _table(home, asked) for home in homes}
+        features = read[homes[0]].feature_names
+        for home, table in read.items():
+            if table.feature_names != features:
+                raise RequestError(
+                    f"expected the columns of client '{homes[0].name}' ({', '.join(features)}) of every client, came "
+                    f"{', '.join(table.feature_names)} of '{home.name}'; name those to use in feature_columns"
+                )
+        joined = client_folders.read(homes, lambda home: read[home].sides)
+        return _from_table(name, tables.LabelledTable(joined, features), place)
+    if kind == "images":
+        _refuse_columns(name, asked)
+        return _from_images(
+            name,
+            client_folders.read(
+                homes, lambda home: picture_folders.read(home, asked.train_splits, asked.image_size, whole=False)
+            ),
+        )
+    _refuse(name, feature_columns=asked.feature_columns)
+    options = (asked.image_column, asked.label_column, asked.train_splits, asked.columns)
+    return _from_images(name, client_folders.read(homes, lambda home: images.read_folder(home, *options)))
+
+
+_READERS = {_IMAGES: _own_images, _CSV: _own_table, _CLIENTS: _own_clients}
+
+
+def _refuse_columns(name: str, asked: _Asked) -> None:
+    """Folders of images have none."""
+    columns = ", ".join(asked.columns) or None
+    options = {"label_column": asked.label_column, "feature_columns": asked.feature_columns, "columns": columns}
+    _refuse(name, image_column=asked.image_column, **options)
+
+
+def _table(place: Path, asked: _Asked) -> tables.LabelledTable:
+    return tables.read(place, asked.label_column, asked.feature_columns, asked.train_splits, asked.columns)
+
+
+def _from_table(name: str, read: tables.LabelledTable, where: Path) -> Source:
+    mean, std = tables.statistics(read, where)
+    sides = read.sides
+    return Source(
+        name,
+        Samples(sides.train.x.float(), sides.train.y),
+        None if sides.test is None else Samples(sides.test.x.float(), sides.test.y),
+        len(sides.class_names),
+        sides.class_names,
+        mean,
+        std,
+        sides.train_columns,
+        sides.test_columns,
+        feature_names=read.feature_names,
+    )
 
 
 def _samples(side: Any, what: str, name: str) -> Samples:

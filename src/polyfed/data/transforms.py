@@ -71,15 +71,18 @@ def recoloured(x: Tensor, channels: int) -> Tensor:
 class Prepare:
     """Stored inputs to network inputs: ``(x / 255 - mean) / std`` for uint8 images, on whatever device they are.
 
-    Only uint8 means "a stored image". Float inputs are taken to be ready (features, embeddings, or images that the user
-    has normalised) and pass unchanged, whatever their shape.
+    Only uint8 means "a stored image". Rows of a table, floats (..., F) with F means, become ``(x - mean) / std``. Other
+    float inputs are taken to be ready (embeddings, or images that the user has normalised) and pass unchanged, as int64
+    does where there are no means (ids of words).
 
     Args:
-        mean: per channel, in 0..1.
-        std: per channel, in 0..1, above 0.
+        mean: per channel, in 0..1; or per feature of a table; empty for inputs that are ready.
+        std: per channel, in 0..1, above 0; or per feature.
+        table: whether mean and std are those of a table's features.
 
     Raises:
-        RequestError: as many means as stds are expected, and positive stds; on call: images with other channels.
+        RequestError: as many means as stds are expected, and positive stds; on call: images with other channels, rows
+            with other features.
 
     >>> Prepare((0.5,), (0.25,))(torch.tensor([[[[0, 255]]]], dtype=torch.uint8))
     tensor([[[[-2.,  2.]]]])
@@ -87,14 +90,17 @@ class Prepare:
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    table: bool = False
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std) or not all(s > 0 for s in self.std):
             raise RequestError(f"expected one positive std per mean, came mean {self.mean} and std {self.std}")
 
     def __call__(self, x: Tensor) -> Tensor:
-        """(..., C, H, W) uint8 to float32 of the same shape; float inputs as they are."""
-        if x.is_floating_point():
+        """(..., C, H, W) uint8 to float32 of the same shape; (..., F) rows of a table likewise; others as they are."""
+        if self.table:
+            return self._standardised(x)
+        if x.is_floating_point() or (x.dtype == torch.int64 and not self.mean):
             return x
         channels = len(self.mean)
         if x.dtype != torch.uint8 or x.dim() < 3 or x.shape[-3] != channels:
@@ -103,6 +109,21 @@ class Prepare:
             )
         scale_C11, shift_C11 = self._constants.to(x.device, non_blocking=True)
         return x.to(torch.float32).mul_(scale_C11).add_(shift_C11)
+
+    def _standardised(self, x: Tensor) -> Tensor:
+        if not x.is_floating_point() or x.shape[-1] != len(self.mean):
+            raise RequestError(
+                f"expected rows of {len(self.mean)} features as floats, came {tuple(x.shape)}, {x.dtype}"
+            )
+        mean_F, std_F = self._features.to(x.device, non_blocking=True)
+        standardised: Tensor = (x - mean_F) / std_F
+        return standardised
+
+    @functools.cached_property
+    def _features(self) -> Tensor:
+        """(2, F): mean and std of a table's features."""
+        with torch.inference_mode(False):
+            return torch.tensor([self.mean, self.std], dtype=torch.float32)
 
     @functools.cached_property
     def _constants(self) -> Tensor:

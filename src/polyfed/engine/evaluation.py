@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -16,15 +18,17 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten
 from polyfed.core.method import Method, scores_are_outputs
 from polyfed.core.networks import split
-from polyfed.core.settings import Evaluation, Stage
+from polyfed.core.settings import Evaluation, Metric, Stage
 from polyfed.core.timings import timed
 from polyfed.data.samples import Samples
+from polyfed.errors import RequestError, RunError
 from polyfed.functional import metrics
 from polyfed.functional.modes import evaluating
 from polyfed.models.split import SplitModel
 
 CHUNK = 128  # rows per forward pass: what goes in and out of a layer then fits the caches
 _REMEMBERED = 256 * 2**20  # bytes of representations that are kept at most
+Measure = Callable[[Tensor], float]  # of a client's counts (C, C), int64, rows the true class; NaN: not defined
 _Place = tuple[int, str, int]  # client, variant, identity of the samples
 
 
@@ -111,7 +115,9 @@ def _represented(client: Client, samples: Samples, model: SplitModel) -> list[Te
         return [model.represent(client.prepare(x.to(device))) for x in samples.x.split(CHUNK)]
 
 
-def summary(scores: Iterable[Score], mean: str, figure: str = "accuracy") -> dict[str, float]:
+def summary(
+    scores: Iterable[Score], mean: str, figure: str | Callable[[Score], float] = "accuracy"
+) -> dict[str, float]:
     """Mean, standard deviation over clients (population), minimum and maximum of a figure; n clients.
 
     Of the accuracy also `worst_tenth`, the mean of the lowest tenth of the clients, rounded up.
@@ -120,9 +126,10 @@ def summary(scores: Iterable[Score], mean: str, figure: str = "accuracy") -> dic
         scores: one per client that has test data. Those for which the figure is not defined are left out.
         mean: "clients" (each counts once) or "samples" (each as often as it has samples; for the accuracy that is the
             accuracy over all samples, for the others the mean of the clients' own figures).
-        figure: "accuracy", "balanced_accuracy", "f1" or "auc".
+        figure: "accuracy", "balanced_accuracy", "f1" or "auc", or a function of the score.
     """
-    pairs = [(float(getattr(score, figure)), score.total) for score in scores]
+    value_of = operator.attrgetter(figure) if isinstance(figure, str) else figure
+    pairs = [(float(value_of(score)), score.total) for score in scores]
     pairs = [(value, total) for value, total in pairs if math.isfinite(value)]
     if not pairs:
         return {}
@@ -138,20 +145,27 @@ def summary(scores: Iterable[Score], mean: str, figure: str = "accuracy") -> dic
 
 
 def figures(
-    stages: Mapping[Stage, Mapping[int, Score]], architectures: Sequence[str], evaluation: Evaluation
+    stages: Mapping[Stage, Mapping[int, Score]],
+    architectures: Sequence[str],
+    evaluation: Evaluation,
+    measures: Mapping[str, Measure] | None = None,
 ) -> dict[str, Any]:
     """A record's part about test data.
 
     Args:
         stages: stage -> client number -> score, the main stage first. Clients that were not scored are not in it.
-        architectures: of all clients, in order. evaluation: what is asked for.
+        architectures: of all clients, in order. evaluation: what is asked for. measures: further figures, by name.
+
+    Raises:
+        RunError: one of the further figures fails, or is no number.
     """
     main = next(iter(stages.values()))
     by_architecture: dict[str, list[Score]] = {}
     for number, score in sorted(main.items()):
         by_architecture.setdefault(architectures[number], []).append(score)
     scored = {stage: list(scores.values()) for stage, scores in stages.items()}
-    asked = [name for name in evaluation.metrics if name != "confusion"]
+    asked: dict[str, str | Callable[[Score], float]] = {n: n for n in evaluation.metrics if n != "confusion"}
+    asked |= {name: functools.partial(_measured, name, measure) for name, measure in (measures or {}).items()}
     clients = [main[number].accuracy if number in main else math.nan for number in range(len(architectures))]
     return {
         "accuracy": _known({stage: summary(scores, evaluation.mean) for stage, scores in scored.items()}),
@@ -167,7 +181,7 @@ def figures(
         ),
         "metrics": _known(
             {
-                stage: _known({name: summary(scores, evaluation.mean, name) for name in asked})
+                stage: _known({name: summary(scores, evaluation.mean, figure) for name, figure in asked.items()})
                 for stage, scores in scored.items()
             }
         ),
@@ -184,6 +198,31 @@ NOT_EVALUATED: Mapping[str, Any] = {
     "confusion": None,
     "validation": None,
 }
+
+
+def check_measures(measures: Mapping[str, Measure]) -> dict[str, Measure]:
+    """Figures of the user's own, by name.
+
+    Raises:
+        RequestError: a name that is taken or has more than letters, digits, "_" and "-", or something that cannot be
+            called.
+    """
+    taken = ("accuracy", *get_args(Metric))
+    for name, measure in measures.items():
+        if not isinstance(name, str) or not re.fullmatch(r"\w[\w-]*", name) or name in taken:
+            raise RequestError(
+                f"metrics: expected a name of letters, digits, '_' and '-', none of {', '.join(taken)}, came {name!r}"
+            )
+        if not callable(measure):
+            raise RequestError(f"metrics: expected a function of a client's counts as '{name}', came {measure!r}")
+    return dict(measures)
+
+
+def _measured(name: str, measure: Measure, score: Score) -> float:
+    try:
+        return float(measure(score.confusion.clone()))
+    except Exception as error:
+        raise RunError(f"metric '{name}': {type(error).__name__}: {error}") from error
 
 
 def _known(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,44 +32,40 @@ from polyfed.engine import checkpoint
 from polyfed.engine.attendance import Attendance, LateUpload, Post, Roll
 from polyfed.engine.checkpoint import Snapshot
 from polyfed.engine.cohort import stack_size
-from polyfed.engine.evaluation import NOT_EVALUATED, Memory, Score, figures, summary
+from polyfed.engine.evaluation import NOT_EVALUATED, Measure, Memory, Score, check_measures, figures, summary
 from polyfed.engine.executors import Executor, Job, Outcome, Scoring, at_work, has_own
 from polyfed.engine.fit import check_companion, check_fit
 from polyfed.engine.folder import RunFolder
-from polyfed.engine.history import result_of, stopped_after
+from polyfed.engine.guide import Guide
+from polyfed.engine.history import History, result_of, stopped_after
 from polyfed.engine.pool import chosen
 from polyfed.engine.store import Row, Store, row_of
+from polyfed.engine.tracking import Tracker as Tracker
+from polyfed.engine.tracking import tell, watcher
 from polyfed.engine.workers import Crew
 from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError
 
 
-class Tracker(Protocol):
-    """Somebody who watches a run: progress on a terminal, curves elsewhere."""
-
-    def start(self, info: Mapping[str, Any]) -> None:
-        """A run begins; `info` holds its facts, its first round and the bytes spent before."""
-
-    def client_done(self, done: int, total: int) -> None:
-        """So many of a round's clients are through."""
-
-    def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
-        """A round is through; `record` is its line in `rounds.jsonl`."""
-
-    def message(self, text: str) -> None:
-        """Something worth a line."""
-
-    def end(self, result: Mapping[str, Any] | None) -> None:
-        """The run is over; None: it failed or was interrupted."""
-
-
 @dataclass(frozen=True)
 class Run:
-    """A finished run. history: the records of `rounds.jsonl`; result: that of `result.json`; models: one per client."""
+    """A finished run.
+
+    Args:
+        result: that of `result.json`. history: the records of `rounds.jsonl`; `history.to_frame()` is a table of them.
+        models: one per client, by number. path: the run folder, if there is one.
+    """
 
     result: Mapping[str, Any]
-    history: Sequence[Mapping[str, Any]]
+    history: History
     models: Mapping[int, nn.Module]
     path: Path | None
+
+    def __repr__(self) -> str:
+        told, accuracy = self.result, self.result["accuracy"]
+        scored = "not scored" if accuracy is None else f"accuracy {accuracy:.4f} ({told['evaluation']['stage']})"
+        sent = f"{told['bytes_up']:,} bytes up, {told['bytes_down']:,} down"
+        where = "" if self.path is None else f", in {self.path}"
+        return f"Run({told['method']}, {_count(len(self.history), 'round')}: {scored}, {sent}{where})"
 
 
 class Federation:
@@ -83,6 +79,7 @@ class Federation:
         seed: every random draw of the run is derived from it.
         public: hold-out data that everybody may see. test: one test set shared by all clients, in place of their own.
         classes: of the task; default: the largest label anywhere plus one. class_names: what they are called.
+        feature_names: of a table's columns, for whoever uses a model later.
         builders: architecture name -> function that makes the network, for clients given by architecture name, and for
             a companion that the method names.
         device: where networks compute ("cpu", "cuda", "cuda:1").
@@ -95,11 +92,14 @@ class Federation:
             cohorts of 32.
         out: run folder; None writes nothing. checkpoint_every: rounds between checkpoints.
         dataset: name for the records. settings: the resolved recipe, if there is one. label: name of the run in tables.
-        trackers: who watches. timings: whether the records tell where the time of each round went.
+        trackers: who watches: functions of a round's record, and objects with any of `Tracker`'s methods.
+        metrics: figures of your own, name -> function of a client's counts (C, C), int64, rows the true class, columns
+            the predicted one; NaN where it is not defined. They stand in records and tables beside the others.
+        timings: whether the records tell where the time of each round went.
 
     Raises:
         RequestError: models or data do not fit the method or the settings, a device is not there, the executor is not
-            possible here, there are no clients.
+            possible here, there are no clients, or a tracker or a metric is none.
     """
 
     def __init__(
@@ -115,6 +115,7 @@ class Federation:
         test: Samples | None = None,
         classes: int | None = None,
         class_names: Sequence[str] | None = None,
+        feature_names: Sequence[str] = (),
         builders: Mapping[str, Builder] | None = None,
         device: str = "cpu",
         precision: Precision = "float32",
@@ -125,13 +126,16 @@ class Federation:
         dataset: str = "own data",
         settings: Mapping[str, Any] | None = None,
         label: str | None = None,
-        trackers: Sequence[Tracker] = (),
+        trackers: Sequence[object] = (),
+        metrics: Mapping[str, Measure] | None = None,
         timings: bool = False,
     ) -> None:
         if not clients:
             raise RequestError("expected at least one client, came none")
         self.clients = [copy.copy(client) for client in clients]
         self.method = method
+        self.trackers = [watcher(given) for given in trackers]
+        self.metrics = check_measures(metrics or {})
         self.training = training or Training()
         self.evaluation = evaluation or Evaluation()
         self.availability = availability or Availability()
@@ -144,6 +148,7 @@ class Federation:
         self.class_names = [*(map(str, range(self.classes)) if class_names is None else class_names)]
         if len(self.class_names) != self.classes:
             raise RequestError(f"expected {self.classes} class names, came {len(self.class_names)}")
+        self.feature_names = tuple(feature_names)
         for number, client in enumerate(self.clients):
             data = client.data if test is None else ClientData(client.data.train, client.data.validation, test)
             client.id, client.classes, client.seed, client.data = number, self.classes, seed, data
@@ -175,7 +180,6 @@ class Federation:
         say = functools.partial(self._tell, "message")
         self.executor: Executor = chosen(executor, workers, crew, self.training, say)
         self.checkpoint_every = checkpoint_every
-        self.trackers = list(trackers)
         self.timings = timings
         self.facts: dict[str, Any] = {
             "method": method.name or type(method).__name__,
@@ -205,6 +209,12 @@ class Federation:
         self.history: list[dict[str, Any]] = []
         self._waiting: Sequence[LateUpload] = ()
         self._before: dict[int, tuple[Row | None, State]] = {}  # weights and state of those whom this round has changed
+
+    def __repr__(self) -> str:
+        facts, kinds = self.facts, len({client.architecture for client in self.clients})
+        who = f"{_count(len(self.clients), 'client')} with {_count(kinds, 'architecture')}"
+        what = f"{_count(facts['rounds'], 'round')}, seed {self.seed}"
+        return f"Federation({facts['method']}, {who}, {facts['dataset']}, {what})"
 
     # running ------------------------------------------------------------------------------------------------
 
@@ -382,7 +392,8 @@ class Federation:
         wanted = [(stage, "test") for stage in self.stages if stage != "after_local"] + [(validated, "validation")]
         found = self._scores(wanted)
         scores = {stage: after_local if stage == "after_local" else found[stage, "test"] for stage in self.stages}
-        record = figures(scores, [client.architecture for client in self.clients], self.evaluation)
+        names = [client.architecture for client in self.clients]
+        record = figures(scores, names, self.evaluation, self.metrics)
         held = found[validated, "validation"].values()
         return {**record, "validation": summary(held, self.evaluation.mean).get("mean")}
 
@@ -502,21 +513,29 @@ class Federation:
         return [{"id": c.id, "architecture": c.architecture, "samples": c.n} for c in self.clients]
 
     def _write_models(self, folder: RunFolder) -> None:
+        guide = Guide(self.architectures)
         with folder.models() as write:
             for client in self._present():
                 keeper = self._keeper(client.id)
                 weights = exported(self.method.personal(keeper.model))
                 alone = scores_are_outputs(self.method)  # else what it keeps may have a say
-                write(client.id, weights, {} if alone else keeper.state, self._about(client))
+                about = self._about(client)
+                write(client.id, weights, {} if alone else keeper.state, about)
+                guide.add(client.id, weights, about)
+        folder.write_guide(guide.text())
 
     def _about(self, client: Client) -> dict[str, Any]:
         """What somebody who has neither the data nor the recipe must know to use the client's model."""
         models, x, prepare = self.settings.get("models"), client.data.train.x, client.prepare
-        normalised = {"mean": list(prepare.mean), "std": list(prepare.std)} if isinstance(prepare, Prepare) else None
+        normalised = dataclasses.asdict(prepare) if isinstance(prepare, Prepare) else None
         return {
             "architecture": client.architecture,
             "classes": self.classes,
             "class_names": self.class_names,
+            "feature_names": list(self.feature_names),
+            "label_column": self.settings.get("data", {}).get("label_column"),
+            "vocabulary": self.settings.get("data", {}).get("vocabulary"),
+            "vectors": self.settings.get("data", {}).get("vectors"),
             "samples": client.n,
             "zoo": models is not None,
             "feature_dim": None if models is None else models.get("feature_dim"),
@@ -531,7 +550,7 @@ class Federation:
 
     def _finished(self, result: Mapping[str, Any]) -> Run:
         path = None if self.folder is None else self.folder.path
-        return Run(result, self.history, _Models(self.export, list(self.server.clients)), path)
+        return Run(result, History(self.history), _Models(self.export, list(self.server.clients)), path)
 
     def _read(self, result: Mapping[str, Any]) -> Run:
         """A finished run, from its folder, which stays as it is; its models need the last checkpoint."""
@@ -543,7 +562,7 @@ class Federation:
             self._take_back(snapshot)
             return self._finished(result)
         present = self.attendance.present(last)
-        return Run(result, self.history, _Models(self._gone, present), self.folder.path)
+        return Run(result, History(self.history), _Models(self._gone, present), self.folder.path)
 
     def _gone(self, client_id: int) -> nn.Module:
         raise RequestError(f"the run's last checkpoint is gone; client {client_id}'s weights are in its models/ folder")
@@ -552,8 +571,7 @@ class Federation:
         self._tell("client_done", done, total)
 
     def _tell(self, event: str, *what: Any) -> None:
-        for tracker in self.trackers:
-            getattr(tracker, event)(*what)
+        tell(self.trackers, event, *what)
 
     def _settings(self) -> dict[str, Any]:
         """What a run folder records of a federation that was made in Python."""
@@ -568,6 +586,7 @@ class Federation:
                 "dataset": self.facts["dataset"],
                 "architectures": [client.architecture for client in self.clients],
                 "samples": [client.n for client in self.clients],
+                **({"metrics": list(self.metrics)} if self.metrics else {}),
             },
         }
 
@@ -709,6 +728,10 @@ def _check_settings(
             "evaluation.patience: expected validation data, by which a run stops early, came none; give data.split a "
             "validation part ('8:1:1', 'official:9:1')"
         )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _largest_label(data: ClientData, test: Samples | None) -> int:

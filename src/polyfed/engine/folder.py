@@ -2,7 +2,7 @@
 
     recipe.toml      the resolved settings                     rounds.jsonl   one object per round
     result.json      written when the run is done              checkpoint/    the last two whole states
-    models/          client-007.safetensors, and index.json, which says what each is
+    models/          client-007.safetensors, index.json, which says what each is, and README.md, how each is loaded
     tensorboard/     live curves, if they were asked for
 
 Every file is written under a temporary name, flushed to disk and renamed, so that a process killed at any moment leaves
@@ -184,6 +184,10 @@ class RunFolder:
 
         yield write
         write_atomically(folder / "index.json", (json.dumps(index, indent=2) + "\n").encode())
+
+    def write_guide(self, text: str) -> None:
+        """How the models are loaded, beside them."""
+        write_atomically(self.path / "models" / "README.md", text.encode())
 
 
 def _remove(entry: Path) -> None:

@@ -2,15 +2,49 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from polyfed.errors import RequestError
 from polyfed.version import __version__
+
+
+class History(list[dict[str, Any]]):
+    """The records of a run, one per round, in order: a list."""
+
+    def to_frame(self) -> Any:
+        """A `pandas.DataFrame`: one row per round, indexed by its number, and one column per number of the records.
+
+        What lies deeper goes by its path: "accuracy.personal.mean". Lists and what is told client by client stay in the
+        records. Where a round lacks a number, it is NaN.
+
+        Raises:
+            RequestError: pandas is not installed.
+        """
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError:
+            raise RequestError("to_frame needs the package 'pandas'; install it with: pip install pandas") from None
+        rows = [dict(_numbers(record)) for record in self]
+        columns = [name for name in dict.fromkeys(name for row in rows for name in row) if name != "round"]
+        index = pandas.Index([record["round"] for record in self], name="round")
+        return pandas.DataFrame(rows, index=index, columns=columns)
+
+
+def _numbers(record: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, float | None]]:
+    """The numbers of a record by their paths; None where one is not known."""
+    for name, value in record.items():
+        path = f"{above}{name}"
+        if isinstance(value, Mapping) and path != "bytes_by_client":
+            yield from _numbers(value, f"{path}.")
+        elif isinstance(value, int | float) or (value is None and path != "confusion"):
+            yield path, value
 
 
 def best_by_validation(records: Sequence[Mapping[str, Any]], stage: str) -> float | None:

@@ -33,11 +33,12 @@ def split(
     *,
     example: Tensor | None = None,
     architecture: str | None = None,
-) -> SplitModel:
+) -> Adapted:
     """Cuts a module into extractor, intermediate part and head, without changing it; the parameters stay shared.
 
     Args:
-        module: takes one tensor (further arguments keep their defaults), returns the logits, a tensor.
+        module: takes one tensor (further arguments keep their defaults), returns the logits, a tensor, or what has
+            them as its attribute ``logits``, as networks of Hugging Face do.
         head: dotted name of the submodule that turns the representation into logits. It is called last.
         extractor: dotted name of the last submodule of the extractor, which ends at its output; for FedIN the first
             block. None: everything before the head, and an empty intermediate part (enough for FedGH and FedHeNN).
@@ -69,7 +70,7 @@ def split(
         return model
     with evaluating(model), torch.no_grad():
         z = model.represent(example)
-        agrees = torch.equal(model.head(z), module(example))
+        agrees = torch.equal(model.head(z), _logits(module(example)))
     if not isinstance(z, Tensor) or z.dim() != 2:
         shape = tuple(z.shape) if isinstance(z, Tensor) else type(z).__name__
         raise RequestError(f"the input of head '{head}' should be N x D; {shape} came: name a later submodule as head")
@@ -83,9 +84,14 @@ def split(
 
 
 class Adapted(SplitModel):
-    """What `split` returns: holds the module as `original` and runs the two halves of its recorded forward."""
+    """What `split` returns: holds the module as `original` and runs the two halves of its recorded forward.
+
+    Attributes:
+        original: the module. found: whether a builder returned the module itself, and polyfed found where to cut it.
+    """
 
     original: nn.Module
+    found: bool = False
 
     def __init__(self, module: nn.Module, head: str, extractor: str | None, architecture: str) -> None:
         super().__init__(architecture, feature_dim=0)  # split sets the width
@@ -99,6 +105,11 @@ class Adapted(SplitModel):
     def head(self) -> nn.Module:
         """The submodule of `original` that was named as its head."""
         return self.original.get_submodule(self._head)
+
+    @property
+    def head_name(self) -> str:
+        """The head's dotted name within `original`."""
+        return self._head
 
     def extract(self, x: Tensor) -> Tensor:
         """The input to what leaves the named end of the extractor."""
@@ -127,7 +138,9 @@ class Adapted(SplitModel):
         projection, head = projection_and_head(self.head, feature_dim)
         module = copy.deepcopy(self.original)
         module.set_submodule(self._head, nn.Sequential(OrderedDict(projection=projection, relu=nn.ReLU(), head=head)))
-        return split(module, f"{self._head}.head", self._extractor, architecture=self.architecture)
+        narrow = split(module, f"{self._head}.head", self._extractor, architecture=self.architecture)
+        narrow.found = self.found
+        return narrow
 
     def _mode(self) -> bool:
         """Which record applies, train or eval; they differ only where the module's own code asks for its mode."""
@@ -306,7 +319,12 @@ class _Entry(nn.Module):
         self.original = module
 
     def forward(self, x: Tensor) -> Any:
-        return self.original(x)
+        return _logits(self.original(x))
+
+
+def _logits(returned: Any) -> Any:
+    """What a module returned, or the logits in it; a recorded value has every attribute, and is the tensor itself."""
+    return returned if isinstance(returned, Tensor | fx.Proxy) else getattr(returned, "logits", returned)
 
 
 def _trace(module: nn.Module, entered: Sequence[str], architecture: str) -> tuple[fx.Graph, nn.Module]:

@@ -4,40 +4,59 @@ from __future__ import annotations
 
 import fnmatch
 import importlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from polyfed.errors import PolyfedError, RequestError
+from polyfed.models import outside
 from polyfed.models.split import SplitModel, with_projection
 from polyfed.registry import MODELS
 
 _CIFAR10, _CIFAR100, _DIGITS = ((3, 32, 32), 10), ((3, 32, 32), 100), ((1, 8, 8), 10)
+_SENTIMENT140 = ((25,), 2)
 _FEDHENN = "FedHeNN, Makhija et al., ICML 2022"
 _PREACT = "He et al., ECCV 2016, arXiv 1603.05027; as HeteroFL and FedRolex cut it"
 _HOMES = (  # pattern of names -> (home data: image shape, classes), paper; the first that fits counts
     ("fedgh-*", _CIFAR10, "FedGH, Yi et al., ACM MM 2023, doi:10.1145/3581783.3611781"),
     ("fedhenn-cifar100", _CIFAR100, _FEDHENN),
+    ("fedhenn-lstm*", _SENTIMENT140, _FEDHENN),
     ("fedhenn-*", _CIFAR10, _FEDHENN),
     ("resnet152-preact-1000", ((3, 32, 32), 1000), _PREACT),
     ("resnet152-preact", _CIFAR10, _PREACT),
     ("resnet*-cifar", _CIFAR10, "He et al., CVPR 2016, arXiv 1512.03385; stem for 32 x 32 images"),
     ("resnet*-half", _CIFAR10, "FedIN's, Chan et al., arXiv 2304.00759, half as wide"),
     ("resnet*", _CIFAR10, "FedIN, Chan et al., arXiv 2304.00759"),
+    ("vit-s*-half", _CIFAR10, "FedIN's, Chan et al., arXiv 2304.00759, half as wide"),
+    ("vit-s*", ((3, 224, 224), 10), "FedIN, Chan et al., arXiv 2304.00759"),
     ("digits-*", _DIGITS, "polyfed"),
+    ("mlp-*", ((30,), 2), "polyfed; for tables, here of 30 features"),
 )
 
 
-def build(name: str, in_shape: tuple[int, ...], classes: int, feature_dim: int | None = None) -> SplitModel:
+def build(
+    name: str,
+    in_shape: tuple[int, ...],
+    classes: int,
+    feature_dim: int | None = None,
+    words: int | Tensor | None = None,
+) -> SplitModel:
     """A fresh model with its architecture's name set; weights are drawn from torch's current generator.
 
     Args:
-        name: a registered model, or ``"package.module:function"`` for a builder of your own, called as
-            ``function(in_shape, classes)`` and returning a `SplitModel` (`polyfed.models.adapt.split` makes one).
+        name: a registered model; ``"timm:resnet10t"``, ``"torchvision:resnet18"``, ``"hf:owner/name"``; or
+            ``"package.module:function"`` for a builder of your own, called as ``function(in_shape, classes)`` and
+            returning a `SplitModel` (`polyfed.models.adapt.split` makes one) or an ``nn.Module``. What is no
+            `SplitModel` is cut before its classifier and after its first block, or after ``layer2`` where the name
+            ends with ``"@layer2"`` (see `polyfed.models.outside.cut`).
         in_shape: shape of one sample; (channels, height, width) for the zoo.
         classes: C.
         feature_dim: adds a projection to this width (see `with_projection`); None leaves the network as it is.
+        words: of texts: how many ids there are, or their fixed vectors (V, E); goes to builders with a parameter of
+            this name, and to no others.
 
     Raises:
         RequestError: no such model or builder; the data do not fit the network; the builder failed or returned
@@ -46,7 +65,12 @@ def build(name: str, in_shape: tuple[int, ...], classes: int, feature_dim: int |
     >>> build("digits-cnn1", (1, 8, 8), 10).feature_dim
     64
     """
-    model = _call(name, _imported(name) if ":" in name else MODELS[name], in_shape, classes)
+    called, _, end = name.partition("@")
+    builder = outside.made_by(called) or (_imported(called) if ":" in called else MODELS[called])
+    made = _call(name, builder, in_shape, classes, words)
+    if end and isinstance(made, SplitModel):
+        raise RequestError(f"model '{called}' is a SplitModel already; expected no '@{end}' behind its name")
+    model = made if isinstance(made, SplitModel) else outside.cut(made, name, classes, end or None)
     model.architecture = name
     return model if feature_dim is None else with_projection(model, feature_dim)
 
@@ -88,11 +112,14 @@ def _imported(name: str) -> Callable[..., Any]:
         ) from error
 
 
-def _call(name: str, builder: Callable[..., Any], in_shape: tuple[int, ...], classes: int) -> SplitModel:
+def _call(
+    name: str, builder: Callable[..., Any], in_shape: tuple[int, ...], classes: int, words: int | Tensor | None
+) -> nn.Module:
     if not callable(builder):
         raise RequestError(f"model '{name}' should be a function (in_shape, classes); a {type(builder).__name__} came")
     try:
-        model = builder(tuple(in_shape), classes)
+        more = {} if words is None or "words" not in inspect.signature(builder).parameters else {"words": words}
+        model = builder(tuple(in_shape), classes, **more)
     except PolyfedError:
         raise
     except Exception as error:  # the builder may be the user's
@@ -100,11 +127,8 @@ def _call(name: str, builder: Callable[..., Any], in_shape: tuple[int, ...], cla
         raise RequestError(
             f"building '{name}' for {shape} inputs, {classes} classes failed: {_reason(error)}"
         ) from error
-    if not isinstance(model, SplitModel):
-        raise RequestError(
-            f"model '{name}' should return a SplitModel; a {type(model).__name__} came: wrap it with "
-            "polyfed.models.adapt.split(module, head=..., extractor=...)"
-        )
+    if not isinstance(model, nn.Module):
+        raise RequestError(f"model '{name}' should return a SplitModel or an nn.Module; a {type(model).__name__} came")
     return model
 
 

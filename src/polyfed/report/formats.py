@@ -171,7 +171,7 @@ def to_csv(table: Table) -> str:
                 del line[key]
             for group, prefix in groups.items():
                 found = line.pop(group)
-                line |= {f"{prefix}_{key}" if prefix else key: found.get(key) for key in keys[group]}
+                line |= {_head(prefix, key): found.get(key) for key in keys[group]}
             lines.append(line | _more(row))
     heads = dict.fromkeys(["table", *(key for line in lines for key in line)])
     stream = io.StringIO()
@@ -179,6 +179,12 @@ def to_csv(table: Table) -> str:
     writer.writeheader()
     writer.writerows(lines)
     return stream.getvalue()
+
+
+def _head(prefix: str, key: str) -> str:
+    """A column's name; a figure of the user's own keeps out of the way of the other columns."""
+    prefix = prefix or ("" if key in _METRICS else "metric")
+    return f"{prefix}_{key}" if prefix else key
 
 
 def _more(row: Row) -> dict[str, Any]:
@@ -256,9 +262,11 @@ def _of_stage(section: Section, stage: str) -> Column:
 
 
 def _metrics_of(section: Section) -> list[Column]:
-    """The figures beside the accuracy."""
+    """The figures beside the accuracy; those of the user's own, whose unit nobody knows here, as they are."""
     lowest = Column("lowest\ntenth", [percent(row.accuracy_worst_tenth) for row in section.rows])
     others = [(h, [percent(row.metrics.get(key)) for row in section.rows]) for key, h in _METRICS.items()]
+    own = sorted({name for row in section.rows for name in row.metrics} - set(_METRICS))
+    others += [(n, [f"{row.metrics[n]:.4g}" if n in row.metrics else "-" for row in section.rows]) for n in own]
     return [lowest, *(Column(heading, cells) for heading, cells in others)]
 
 

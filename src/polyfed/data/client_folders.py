@@ -1,0 +1,120 @@
+"""One folder per client, as a real federation keeps its data: ``0/train.csv``, ``clinic-a/train/cat/1.png``, ...
+
+Shapes: N samples over all clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from polyfed.data import images
+from polyfed.data.samples import Samples
+from polyfed.errors import RequestError
+
+COLUMN = "client"  # the further column that says whose a row is
+
+_Read = images.LabelledImages
+
+
+def folders(place: Path) -> tuple[str, list[Path]]:
+    """The clients' folders and what all of them hold: "parquet", "csv" or "images" (a folder per class).
+
+    They are in the order of their names, by value where all are whole numbers.
+
+    Raises:
+        RequestError: no such folder, no folder in it, a client's without data, or clients with several kinds of data.
+    """
+    if not place.is_dir():
+        raise RequestError(f"expected a folder with one folder per client at {place}, came no such folder")
+    homes = {p.name: p for p in place.iterdir() if p.is_dir() and not p.name.startswith(".")}
+    if not homes:
+        raise RequestError(f"expected one folder per client (0/train.csv, 1/train.csv) in {place}, came none")
+    names = images.ordered(homes)
+    kinds = {name: _kind(homes[name]) for name in names}
+    kind = kinds[names[0]]
+    for name in names:
+        if kinds[name] is None:
+            raise RequestError(
+                f"expected Parquet files, CSV files or folders of images of client '{name}' in {homes[name]}, came none"
+            )
+        if kinds[name] != kind:
+            raise RequestError(
+                f"expected {kind} of every client in {place}, as of '{names[0]}', came {kinds[name]} of '{name}'"
+            )
+    assert kind is not None  # the first client was looked at above
+    return kind, [homes[name] for name in names]
+
+
+def _kind(home: Path) -> str | None:
+    for suffix in ("parquet", "csv"):
+        if images.files_of(home, suffix):
+            return suffix
+    below = any(p.is_dir() and not p.name.startswith(".") for p in home.iterdir())
+    return "images" if below else None
+
+
+def read(homes: Sequence[Path], one: Callable[[Path], _Read]) -> _Read:
+    """All clients' rows, client by client, with the further column `COLUMN`: numbers where all names are, else text.
+
+    Classes are those of all clients, in the order of the files where all name the same, else sorted.
+
+    Args:
+        homes: the clients' folders, called as the clients.
+        one: reads one.
+
+    Raises:
+        RequestError: some clients have a test side and others none, or inputs of one are unlike the first one's.
+    """
+    parts = {home.name: one(home) for home in homes}
+    first = parts[homes[0].name]
+    for name, part in parts.items():
+        if (part.test is None) != (first.test is None):
+            raise RequestError(
+                f"expected a test side of every client or of none, came {'none' if part.test is None else 'one'} of "
+                f"'{name}', unlike '{homes[0].name}'"
+            )
+        if part.train.x.shape[1:] != first.train.x.shape[1:]:
+            raise RequestError(
+                f"expected inputs of every client like those of '{homes[0].name}' ({_by(first)}), came {_by(part)} of "
+                f"'{name}'; data.image_size resizes folders of images"
+            )
+    names = {part.class_names for part in parts.values()}
+    classes = first.class_names if len(names) == 1 else images.ordered({name for every in names for name in every})
+    train = {name: part.train for name, part in parts.items()}
+    test = {name: part.test for name, part in parts.items() if part.test is not None}
+    return _Read(
+        _joined(train, parts, classes),
+        _joined(test, parts, classes) if test else None,
+        classes,
+        _columns({name: part.train_columns for name, part in parts.items()}, train),
+        _columns({name: part.test_columns for name, part in parts.items()}, test) if test else {},
+    )
+
+
+def _by(part: _Read) -> str:
+    return " x ".join(map(str, part.train.x.shape[1:]))
+
+
+def _joined(sides: Mapping[str, Samples], parts: Mapping[str, _Read], classes: Sequence[str]) -> Samples:
+    """One side of all clients, its labels numbered as `classes`."""
+    number = {name: place for place, name in enumerate(classes)}
+    known = {name: torch.tensor([number[label] for label in parts[name].class_names]) for name in sides}
+    y = torch.cat([known[name][side.y] for name, side in sides.items()])
+    return Samples(torch.cat([side.x for side in sides.values()]), y)
+
+
+def _columns(given: Mapping[str, Mapping[str, NDArray[Any]]], sides: Mapping[str, Samples]) -> dict[str, NDArray[Any]]:
+    """Further columns of one side that all clients have, and whose the rows are."""
+    common = set.intersection(*(set(columns) for columns in given.values()))
+    numbers = all(name.isascii() and name.isdigit() for name in sides)
+    owners = np.array([int(name) for name in sides] if numbers else list(sides))
+    whose = {COLUMN: np.repeat(owners, [len(side) for side in sides.values()])}
+    return {
+        column: np.concatenate([columns[column] for columns in given.values()]) for column in sorted(common)
+    } | whose

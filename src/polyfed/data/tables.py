@@ -1,0 +1,290 @@
+"""Labelled rows of numbers from CSV files; nothing is guessed, and whatever is no number is refused by its row.
+
+Shapes: N rows, F features.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from polyfed.data import images
+from polyfed.data.samples import LABEL_NAMES, Samples
+from polyfed.errors import RequestError
+from polyfed.registry import nearest
+
+_LEAST_SPREAD = 1e-4  # of a column's deviation to its largest value: float32 keeps 7 digits, so 3 are left
+
+
+@dataclass(frozen=True)
+class LabelledTable:
+    """What was read: both sides as they stand in the files, (N, F) float64, and what the features are called."""
+
+    sides: images.LabelledImages
+    feature_names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Sheet:
+    """One file: its cells by column."""
+
+    path: Path
+    cells: dict[str, list[str]]
+
+
+def read(
+    place: Path,
+    label_column: str | None = None,
+    feature_columns: Sequence[str] | None = None,
+    train_splits: Sequence[str] = ("train",),
+    columns: Sequence[str] = (),
+) -> LabelledTable:
+    """Read a CSV file, or a folder with train*.csv and test*.csv.
+
+    The first line names the columns; they are separated by commas, semicolons or tabs. Labels are whole numbers or
+    words; those that do not fill 0..C-1 are numbered in sorted order, and their spelling names the classes.
+
+    Args:
+        place: a file, which is the training side, or a folder; its files' names say which side they are of.
+        label_column: None for the one that has a usual name (label, target, class, y, ...).
+        feature_columns: None for all that hold numbers, besides the label and `columns`.
+        train_splits: the words in files' names that say "training side".
+        columns: further columns of whole numbers or words; one that the test side lacks is left out there.
+
+    Raises:
+        RequestError: no such file or column, rows of another length than the first, a label that is missing or
+            fractional, a feature that is no finite number.
+    """
+    sheets = {side: [_sheet(path) for path in paths] for side, paths in _files(place, train_splits).items()}
+    first = sheets["train"][0]
+    label = _label_column(first, label_column)
+    features = _features(sheets["train"], label, feature_columns, columns)
+    raw, x = {}, {}
+    for side, parts in sheets.items():
+        raw[side] = [cell for sheet in parts for cell in _labels(sheet, label)]
+        x[side] = np.concatenate([_matrix(sheet, features) for sheet in parts])
+    numbers, names = images.number_labels(_typed(raw, label, place), images.Columns("", label, None))
+    sides = {side: Samples(torch.from_numpy(x[side]), torch.from_numpy(numbers[side])) for side in sheets}
+    more = {side: _further(parts, columns, needed=side == "train") for side, parts in sheets.items()}
+    read = images.LabelledImages(sides["train"], sides.get("test"), names, more["train"], more.get("test", {}))
+    return LabelledTable(read, features)
+
+
+def statistics(table: LabelledTable, where: object) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and (population) deviation of each feature over the training side; 1 for one that never varies.
+
+    Raises:
+        RequestError: labels that are all the same, or a feature that cannot be told from a constant in float32.
+    """
+    if len(table.sides.class_names) < 2:
+        raise RequestError(
+            f"expected labels of two or more classes in {where}, came '{table.sides.class_names[0]}' alone"
+        )
+    x_NF = table.sides.train.x.numpy()
+    varies = (x_NF != x_NF[0]).any(axis=0)
+    mean, std = x_NF.mean(axis=0), np.where(varies, x_NF.std(axis=0), 1.0)
+    flat = varies & (std < _LEAST_SPREAD * np.abs(x_NF).max(axis=0))
+    if flat.any():
+        raise RequestError(
+            f"column '{table.feature_names[int(flat.argmax())]}' of {where} varies too little beside its size to be "
+            f"kept in float32; subtract a constant from it first"
+        )
+    return tuple(mean.tolist()), tuple(std.tolist())
+
+
+def read_new(
+    path: Path, features: Sequence[str], label_column: str | None = None, usual_label: str | None = None
+) -> tuple[NDArray[np.float64], list[str] | None]:
+    """Rows for a trained model.
+
+    Args:
+        path: a CSV file; it may hold other columns, in any order.
+        features: the columns to take, in this order.
+        label_column: that must be there; None for `usual_label` or a column of a usual name, if there is one.
+        usual_label: the label column of the files that the model was trained on.
+
+    Returns:
+        (N, F) values and the N labels as they are spelt, or None.
+
+    Raises:
+        RequestError: a column that is not there, a value that is no finite number, a label that is missing.
+    """
+    sheet = _sheet(path)
+    likely = LABEL_NAMES if usual_label is None else (usual_label,)
+    there = [name for name in likely if name in sheet.cells and name not in features]
+    label = label_column or (there[0] if len(there) == 1 else None)
+    return _matrix(sheet, features), None if label is None else list(map(_plain, _labels(sheet, label)))
+
+
+# files ---------------------------------------------------------------------------------------------------------------
+
+
+def _files(place: Path, train_splits: Sequence[str]) -> dict[str, list[Path]]:
+    if place.is_dir():
+        return images.split_files(place, train_splits, "csv")
+    if not place.exists():
+        raise RequestError(f"expected a CSV file, or a folder with train*.csv and test*.csv, at {place}, came neither")
+    if list(train_splits) != ["train"]:
+        raise RequestError(f"the file {place} has no splits to choose from, came train_splits {list(train_splits)}")
+    return {"train": [place]}
+
+
+def _sheet(path: Path) -> _Sheet:
+    """A whole file.
+
+    Raises:
+        RequestError: it is no such file, has no rows, or rows of other lengths than its first line.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as stream:
+            head = stream.readline()
+            stream.seek(0)
+            reader = csv.reader(stream, delimiter=max(",;\t", key=head.count), skipinitialspace=True, strict=True)
+            names = [name.strip() for name in next(reader, [])]
+            _check_names(names, path)
+            rows = []
+            for row in reader:
+                if row and len(row) != len(names):
+                    raise RequestError(
+                        f"expected {len(names)} values in every line of {path}, came {len(row)} in line "
+                        f"{reader.line_num}"
+                    )
+                rows += [row] if row else []
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise RequestError(f"expected a CSV file in UTF-8, came {path}: {images.first_line(error)}") from error
+    if not rows:
+        raise RequestError(f"expected at least one row below the columns' names in {path}, came none")
+    return _Sheet(path, {name: [cell.strip() for cell in cells] for name, *cells in zip(names, *rows, strict=True)})
+
+
+def _check_names(names: Sequence[str], path: Path) -> None:
+    """The first line has to name the columns."""
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if not names or "" in names or twice or all(_number(name) is not None for name in names):
+        came = f"'{twice[0]}' twice" if twice and twice[0] else f"'{','.join(names)[:40]}'"
+        raise RequestError(f"expected a name of its own for every column in the first line of {path}, came {came}")
+
+
+# columns -------------------------------------------------------------------------------------------------------------
+
+
+def _label_column(sheet: _Sheet, named: str | None) -> str:
+    if named is not None:
+        _check_column("label", named, sheet)
+        return named
+    usual = [name for name in LABEL_NAMES if name in sheet.cells]
+    if len(usual) == 1:
+        return usual[0]
+    came = f"several: {', '.join(usual)}" if usual else f"none among: {', '.join(sheet.cells)[:200]}"
+    raise RequestError(f"expected one label column in {sheet.path}, came {came}; name it with label_column")
+
+
+def _features(
+    sheets: Sequence[_Sheet], label: str, asked: Sequence[str] | None, others: Sequence[str]
+) -> tuple[str, ...]:
+    """The columns to learn from: those asked for, else all with a number in them, so that a stray word is noticed."""
+    if asked is None:
+        cells = sheets[0].cells
+        found = [name for name in cells if name != label and name not in others]
+        asked = [name for name in found if any(_number(cell) is not None for cell in cells[name])]
+    if not asked:
+        raise RequestError(f"expected columns of numbers besides '{label}' in {sheets[0].path}, came none")
+    if label in asked or len(set(asked)) < len(asked):
+        raise RequestError(f"expected different feature_columns, without the label '{label}', came {list(asked)}")
+    return tuple(asked)
+
+
+def _check_column(what: str, name: str, sheet: _Sheet) -> None:
+    if name not in sheet.cells:
+        raise RequestError(
+            f"expected the {what} column '{name}' in {sheet.path}, came no such{nearest(name, sheet.cells)}"
+        )
+
+
+def _matrix(sheet: _Sheet, features: Sequence[str]) -> NDArray[np.float64]:
+    """(N, F) finite numbers."""
+    for name in features:
+        _check_column("feature", name, sheet)
+    values = [[_number(cell) for cell in sheet.cells[name]] for name in features]
+    x_NF = np.array([[np.nan if value is None else value for value in column] for column in values]).T
+    with np.errstate(over="ignore"):
+        wrong = np.argwhere(~np.isfinite(x_NF.astype(np.float32)))
+    if len(wrong):
+        row, column = wrong[0]
+        raise RequestError(
+            f"expected a finite number in row {row} of column '{features[column]}' of {sheet.path}, came "
+            f"'{sheet.cells[features[column]][row][:40]}'; fill or drop such rows, or name other feature_columns"
+        )
+    return x_NF
+
+
+def _number(cell: str) -> float | None:
+    try:
+        return None if "_" in cell else float(cell)
+    except ValueError:
+        return None
+
+
+def _further(sheets: Sequence[_Sheet], names: Sequence[str], needed: bool) -> dict[str, NDArray[Any]]:
+    """Columns to deal by: whole numbers where all cells are, else words."""
+    found = {}
+    for name in dict.fromkeys(names):
+        if not needed and name not in sheets[0].cells:
+            continue
+        for sheet in sheets:
+            _check_column("further", name, sheet)
+        cells = [cell for sheet in sheets for cell in sheet.cells[name]]
+        if "" in cells:
+            raise RequestError(
+                f"expected a value in every row of column '{name}' of {sheets[0].path}, came an empty one"
+            )
+        found[name] = images.column_values(_whole(cells) or cells, f"column '{name}' of {sheets[0].path}")
+    return found
+
+
+# labels --------------------------------------------------------------------------------------------------------------
+
+
+def _labels(sheet: _Sheet, label: str) -> list[str]:
+    """A side's labels as they are spelt; none is empty."""
+    _check_column("label", label, sheet)
+    cells = sheet.cells[label]
+    if "" in cells:
+        raise RequestError(
+            f"expected a label in every row, came an empty one in row {cells.index('')} of '{label}' of {sheet.path}"
+        )
+    return cells
+
+
+def _typed(raw: Mapping[str, list[str]], label: str, place: Path) -> dict[str, NDArray[Any]]:
+    """Labels as int64 where all of both sides are whole numbers, else as words."""
+    every = [cell for cells in raw.values() for cell in cells]
+    if _whole(every) is not None:
+        return {side: np.array(_whole(cells), dtype=np.int64) for side, cells in raw.items()}
+    if all(_number(cell) is not None for cell in every):
+        wrong = next(cell for cell in every if _whole([cell]) is None)
+        raise RequestError(
+            f"expected classes, whole numbers or words, in label column '{label}' of {place}, came '{wrong[:40]}'"
+        )
+    return {side: np.array(cells, dtype=np.str_) for side, cells in raw.items()}
+
+
+def _whole(cells: Sequence[str]) -> list[int] | None:
+    """Whole numbers, also spelt 3.0; None where one cell is none."""
+    values = [_number(cell) for cell in cells]
+    if all(value is not None and value.is_integer() and abs(value) < 2**53 for value in values):
+        return [int(value) for value in values if value is not None]
+    return None
+
+
+def _plain(cell: str) -> str:
+    """A label's usual spelling: 3 for 3.0."""
+    whole = _whole([cell])
+    return cell if whole is None else str(whole[0])

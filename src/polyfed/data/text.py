@@ -1,0 +1,279 @@
+"""Labelled texts from Parquet files as numbered words, padded to one length.
+
+The words of a text are its runs of letters, digits and apostrophes, in lower case, and the marks . , ! ? ; one by one:
+the rule of FedRep's Sentiment140, which is FedHeNN's. It is one regular expression that learns nothing, so a package of
+tokenisers has nothing to add. Id 0 is padding and 1 any word without an id of its own; the vocabulary's words follow
+from 2 on, the most frequent first. It is made of the training side alone.
+
+Shapes: N texts, L ids per text, V ids, E numbers per word vector.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from polyfed.data import images
+from polyfed.data.samples import Samples
+from polyfed.errors import RequestError
+
+PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
+
+_WORD = re.compile(r"[\w']+|[.,!?;]")
+_TEXT_NAMES = ("text", "sentence", "tweet", "content", "review")
+
+
+@dataclass(frozen=True)
+class Words:
+    """How texts become ids; None stands for the default.
+
+    Args:
+        column: the column with texts; None to find it.
+        vocabulary: at most so many words have ids of their own; default 5000.
+        length: L, ids per text: the first words, padded; default 25, FedHeNN's.
+        vectors: a text file with a word and its numbers on each line, as GloVe's are; then only its words are in the
+            vocabulary, and networks take their vectors as they are. Default: networks learn vectors.
+
+    Raises:
+        RequestError: a vocabulary or a length below 1.
+    """
+
+    column: str | None = None
+    vocabulary: int | None = None
+    length: int | None = None
+    vectors: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("vocabulary", self.vocabulary), ("length", self.length)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise RequestError(f"expected {name} to be a whole number >= 1, came {value!r}")
+
+    @property
+    def most(self) -> int:
+        """The vocabulary's size at most."""
+        return 5000 if self.vocabulary is None else self.vocabulary
+
+    @property
+    def ids(self) -> int:
+        """V of networks that learn vectors: the same whatever the texts are."""
+        return FIRST_WORD + self.most
+
+    def given(self) -> str | None:
+        """The first setting that is not left at its default."""
+        values = {"text_column": self.column, "vocabulary": self.vocabulary, "length": self.length}
+        return next((name for name, v in {**values, "vectors": self.vectors}.items() if v is not None), None)
+
+
+@dataclass(frozen=True)
+class LabelledTexts:
+    """What was read: x is (N, L) int64; words[i] has id i + 2; vectors is (V, E) float32, zeros for ids 0 and 1."""
+
+    train: Samples
+    test: Samples | None
+    class_names: tuple[str, ...]
+    words: tuple[str, ...]
+    vectors: Tensor | None
+    train_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    test_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+
+def words_of(text: str) -> list[str]:
+    """A text's words in order.
+
+    >>> words_of("Can't wait... see @Ann!")
+    ["can't", 'wait', '.', '.', '.', 'see', 'ann', '!']
+    """
+    return _WORD.findall(text.lower())
+
+
+def vocabulary(texts: Iterable[Sequence[str]], most: int, known: Collection[str] | None = None) -> tuple[str, ...]:
+    """The most frequent words, equally frequent ones in alphabetical order.
+
+    Args:
+        texts: the words of each text.
+        most: how many at most.
+        known: only these; None for any.
+    """
+    counts = Counter(word for text in texts for word in text)
+    found = [word for word in counts if known is None or word in known]
+    return tuple(sorted(found, key=lambda word: (-counts[word], word))[:most])
+
+
+def numbered(texts: Sequence[Sequence[str]], words: Sequence[str], length: int) -> Tensor:
+    """(N, length) int64 ids of the first words of each text, padded with 0.
+
+    >>> numbered([["so", "good", "!"], []], ["good", "so"], 4)
+    tensor([[3, 2, 1, 0],
+            [0, 0, 0, 0]])
+    """
+    id_of = {word: number for number, word in enumerate(words, FIRST_WORD)}
+    ids = np.full((len(texts), length), PADDING, dtype=np.int64)
+    for row, text in enumerate(texts):
+        first = [id_of.get(word, UNKNOWN) for word in text[:length]]
+        ids[row, : len(first)] = first
+    return torch.from_numpy(ids)
+
+
+def read_folder(
+    folder: Path,
+    how: Words,
+    label_column: str | None = None,
+    train_splits: Sequence[str] = ("train",),
+    columns: Sequence[str] = (),
+) -> LabelledTexts:
+    """Read a folder of Parquet files with texts.
+
+    Sides, labels and further columns as in `polyfed.data.images.read_folder`.
+
+    A text without any word is a row of padding.
+
+    Args:
+        folder: holds ``*.parquet``, directly or one folder down.
+        how: columns, vocabulary, length and vectors.
+        label_column: the column with labels; None to find it.
+        train_splits: the words in files' names that say "training side".
+        columns: further columns of whole numbers or strings.
+
+    Raises:
+        RequestError: as for images; a text that is missing or no string; a file of vectors that is wrong.
+    """
+    files = images.split_files(folder, train_splits)
+    found = _find_columns([path for paths in files.values() for path in paths], how.column, label_column)
+    texts: dict[str, list[list[str]]] = {}
+    raw: dict[str, NDArray[Any]] = {}
+    for side, paths in files.items():
+        rows = [row for path in paths for row in _rows(path, found)]
+        if not rows:
+            raise RequestError(f"expected at least one row in {paths[0]}, came an empty file")
+        texts[side] = [words_of(text) for text, _ in rows]
+        raw[side] = np.array([label for _, label in rows])
+    labels, class_names = images.number_labels(raw, found)
+    vectors = None
+    if how.vectors is None:
+        words = vocabulary(texts["train"], how.most)
+    else:
+        known = read_vectors(Path(how.vectors), {word for text in texts["train"] for word in text})
+        words = vocabulary(texts["train"], how.most, known)
+        width = len(next(iter(known.values())))
+        vectors = torch.from_numpy(np.stack([np.zeros(width, np.float32)] * FIRST_WORD + [known[w] for w in words]))
+    length = 25 if how.length is None else how.length
+    sides = {s: Samples(numbered(texts[s], words, length), torch.from_numpy(labels[s])) for s in files}
+    more = {side: images._more_columns(paths, columns, needed=side == "train") for side, paths in files.items()}
+    return LabelledTexts(
+        sides["train"], sides.get("test"), class_names, words, vectors, more["train"], more.get("test", {})
+    )
+
+
+# Parquet -------------------------------------------------------------------------------------------------------------
+
+
+def _find_columns(paths: Sequence[Path], text_column: str | None, label_column: str | None) -> images.Columns:
+    """The text and the label column, the same in every file."""
+    chosen: images.Columns | None = None
+    for path in paths:
+        schema = images._open(path).schema_arrow
+        features = images._features(schema.metadata)
+        texts = [name for name in schema.names if name in _TEXT_NAMES and _holds_text(schema.field(name).type)]
+        text = images._pick("text", text_column, texts, schema.names, path)
+        label = images._pick("label", label_column, images._label_columns(schema, features), schema.names, path)
+        if not _holds_text(schema.field(text).type):
+            raise RequestError(f"expected texts in column '{text}' of {path}, came type {schema.field(text).type}")
+        if not images._holds_labels(schema.field(label).type):
+            raise RequestError(
+                f"expected whole numbers or strings in label column '{label}' of {path}, came type "
+                f"{schema.field(label).type}"
+            )
+        names = features.get(label, {}).get("names")
+        came = images.Columns(text, label, tuple(map(str, names)) if isinstance(names, list) else None)
+        if chosen is not None and came != chosen:
+            raise RequestError(f"expected the same columns and classes in every file, came others in {path}")
+        chosen = came
+    assert chosen is not None  # split_files gave at least one path
+    return chosen
+
+
+def _holds_text(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    return bool(types.is_string(kind) or types.is_large_string(kind))
+
+
+def _rows(path: Path, columns: images.Columns) -> Iterator[tuple[str, Any]]:
+    """Texts and raw labels of one file."""
+    import pyarrow as pa
+
+    row = 0
+    try:
+        for batch in images._open(path).iter_batches(columns=[columns.image, columns.label]):
+            cells, marks = batch.column(columns.image).to_pylist(), batch.column(columns.label).to_pylist()
+            for text, label in zip(cells, marks, strict=True):
+                if text is None or label is None:
+                    what = columns.image if text is None else columns.label
+                    raise RequestError(f"expected '{what}' in every row, came an empty one in row {row} of {path}")
+                row += 1
+                yield text, label if isinstance(label, str) else int(label)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"expected a whole Parquet file, came {path}: {images.first_line(error)}") from error
+
+
+# word vectors --------------------------------------------------------------------------------------------------------
+
+
+def read_vectors(path: Path, wanted: Collection[str]) -> dict[str, NDArray[np.float32]]:
+    """The vectors of some words, (E,) each, from a text file: a word and E numbers on every line, as GloVe's are.
+
+    Lines of other words are only checked for their width, and words with blanks in them passed over.
+
+    Args:
+        path: the file, in UTF-8.
+        wanted: the words to take.
+
+    Raises:
+        RequestError: no such file, another encoding, lines of different widths, something else than finite numbers, or
+            none of the words.
+    """
+    found: dict[str, NDArray[np.float32]] = {}
+    width = 0
+    try:
+        with path.open(encoding="utf-8", newline="\n") as lines:
+            for number, line in enumerate(lines, 1):
+                fields = line.rstrip("\r\n ").split(" ")
+                width = width or len(fields) - 1
+                if width < 1 or len(fields) - 1 < width or (len(fields) - 1 > width and _number(fields[-width - 1])):
+                    raise RequestError(
+                        f"expected a word and {width or 'its'} numbers on every line of {path}, as on the first, came "
+                        f"{len(fields) - 1} in line {number}"
+                    )
+                if len(fields) - 1 == width and fields[0] in wanted:
+                    found[fields[0]] = _vector(fields[1:], number, path)
+    except OSError as error:
+        raise RequestError(f"cannot read data.vectors '{path}': {images.first_line(error)}") from error
+    except UnicodeDecodeError as error:
+        raise RequestError(f"expected UTF-8 in data.vectors '{path}', came other bytes: {error.reason}") from error
+    if not found:
+        raise RequestError(f"expected words of the training texts in data.vectors '{path}', came none of them")
+    return found
+
+
+def _vector(fields: Sequence[str], line: int, path: Path) -> NDArray[np.float32]:
+    values = [_number(field) for field in fields]
+    wrong = next((f for f, v in zip(fields, values, strict=True) if v is None or not abs(v) < 3e38), None)
+    if wrong is not None:
+        raise RequestError(f"expected finite numbers in line {line} of {path}, came '{wrong[:40]}'")
+    return np.array(values, dtype=np.float32)
+
+
+def _number(field: str) -> float | None:
+    try:
+        return float(field)
+    except ValueError:
+        return None

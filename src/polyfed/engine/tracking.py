@@ -1,0 +1,69 @@
+"""Who watches a run: a whole tracker, an object with some of its methods, or a function of a round's record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+from polyfed.errors import RequestError
+
+_EVENTS = ("start", "client_done", "round", "message", "end")
+
+
+class Tracker(Protocol):
+    """Somebody who watches a run: progress on a terminal, curves elsewhere."""
+
+    def start(self, info: Mapping[str, Any]) -> None:
+        """A run begins; `info` holds its facts, its first round and the bytes spent before."""
+
+    def client_done(self, done: int, total: int) -> None:
+        """So many of a round's clients are through."""
+
+    def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
+        """A round is through; `record` is its line in `rounds.jsonl`."""
+
+    def message(self, text: str) -> None:
+        """Something worth a line."""
+
+    def end(self, result: Mapping[str, Any] | None) -> None:
+        """The run is over; None: it failed or was interrupted."""
+
+
+class _OfRounds:
+    """A function of the record, called after every round."""
+
+    def __init__(self, function: Callable[[Mapping[str, Any]], object]) -> None:
+        self._function = function
+
+    def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
+        """See `Tracker`."""
+        self._function(record)
+
+
+def watcher(given: Any) -> Any:
+    """What to tell about a run: the object itself, or a function made one.
+
+    Args:
+        given: an object with at least one of `Tracker`'s methods, or a function of a round's record.
+
+    Raises:
+        RequestError: neither.
+    """
+    if isinstance(given, type):
+        raise RequestError(f"trackers: expected an object, came the class {given.__name__}; write {given.__name__}()")
+    if any(callable(getattr(given, event, None)) for event in _EVENTS):
+        return given
+    if callable(given):
+        return _OfRounds(given)
+    raise RequestError(
+        f"trackers: expected a function of a round's record or an object with one of {', '.join(_EVENTS)}, came "
+        f"{type(given).__name__}"
+    )
+
+
+def tell(watchers: Iterable[Any], event: str, *what: Any) -> None:
+    """Tell those who want to know. event: the name of one of `Tracker`'s methods; what: its arguments."""
+    for one in watchers:
+        answer = getattr(one, event, None)
+        if callable(answer):
+            answer(*what)

@@ -1,0 +1,78 @@
+"""FedHeNN's two networks for texts (Makhija et al., ICML 2022): word vectors, LSTM 128, FC 10, and a linear head.
+
+Inputs are (N, L) int64 ids with padding 0 behind the words (`polyfed.data.text`). The LSTM's output at the last word is
+taken, so padding changes nothing. The authors' code scans 300 steps of 25 numbers, and carries the state from batch to
+batch; here a text is 25 steps of 300 numbers, from zero. Cuts: extractor = word vectors and LSTM (s_in: 128),
+intermediate = Linear 128-10, ReLU, dropout 0.5, head = Linear 10-C; D = 10. In eval mode, in which FedHeNN compares
+representations, dropout is off. Word vectors are learned (V x 300 more parameters); given ones stay as they are, are no
+parameters, and are neither sent nor stored.
+
+    name           LSTM      parameters besides word vectors, 2 classes
+    fedhenn-lstm1  1 layer   221 472
+    fedhenn-lstm2  2 layers  353 568
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from polyfed.errors import RequestError
+from polyfed.models.split import SplitModel, Staged
+
+PADDING = 0
+IDS = 5002  # padding, unknown and 5000 words
+
+_WIDTH, _STATE, _HIDDEN, _DROPOUT = 300, 128, 10, 0.5
+
+
+class LastState(nn.Module):
+    """Ids (N, L) to the LSTM's output at the last id that is no padding (N, 128); at the first where all are.
+
+    Args:
+        words: V, the number of ids, whose vectors are learned; or (V, E) float32 vectors, which stay as they are.
+        layers: of the LSTM.
+    """
+
+    vectors: Tensor
+
+    def __init__(self, words: int | Tensor, layers: int) -> None:
+        super().__init__()
+        if isinstance(words, Tensor):
+            self.embedding = None
+            self.register_buffer("vectors", words.clone(), persistent=False)
+        else:
+            self.embedding = nn.Embedding(words, _WIDTH, padding_idx=PADDING)
+        width = words.shape[1] if isinstance(words, Tensor) else _WIDTH
+        self.lstm = nn.LSTM(width, _STATE, layers, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        x_NLE = functional.embedding(x, self.vectors) if self.embedding is None else self.embedding(x)
+        out_NLH, _ = self.lstm(x_NLE)
+        place_L = torch.arange(x.shape[1], device=x.device)
+        last_N = ((x != PADDING) * place_L).amax(dim=1)
+        last: Tensor = out_NLH.gather(1, last_N[:, None, None].expand(-1, 1, out_NLH.shape[2])).squeeze(1)
+        return last
+
+
+def fedhenn_lstm1(in_shape: tuple[int, ...], classes: int, words: int | Tensor = IDS) -> SplitModel:
+    """FedHeNN's network for Sentiment140: one LSTM layer. `words`: see `LastState`."""
+    return _lstm("fedhenn-lstm1", in_shape, classes, words, layers=1)
+
+
+def fedhenn_lstm2(in_shape: tuple[int, ...], classes: int, words: int | Tensor = IDS) -> SplitModel:
+    """The same with two LSTM layers, for heterogeneous clients."""
+    return _lstm("fedhenn-lstm2", in_shape, classes, words, layers=2)
+
+
+def _lstm(name: str, in_shape: tuple[int, ...], classes: int, words: int | Tensor, layers: int) -> SplitModel:
+    if len(in_shape) != 1 or in_shape[0] < 1:
+        raise RequestError(f"{name} needs texts (length,); the shape {tuple(in_shape)} came")
+    intermediate = nn.Sequential(
+        OrderedDict(fc1=nn.Linear(_STATE, _HIDDEN), relu1=nn.ReLU(), dropout=nn.Dropout(_DROPOUT))
+    )
+    return Staged(LastState(words, layers), intermediate, nn.Linear(_HIDDEN, classes), name)

@@ -1,0 +1,245 @@
+"""Networks of timm, torchvision and Hugging Face by name, and where a network that nobody cut is cut.
+
+    timm:resnet10t   torchvision:resnet18   hf:owner/name   package.module:function   any of them with @layer1 behind
+
+The part behind ``@`` names the submodule that ends the extractor; ``@none`` leaves the intermediate part empty. Weights
+are drawn, never fetched: for pre-trained ones write a function of your own. `source` writes the same in plain Python.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from polyfed.errors import RequestError
+from polyfed.functional.modes import evaluating
+from polyfed.models.adapt import Adapted, split
+from polyfed.models.split import SplitModel, check_request
+
+FIRST_BLOCKS = (  # what ends the extractor unless the name says otherwise: the first of these that can be cut after
+    "layer1", "stages.0", "trunk_output.block1", "denseblock1", "encoder_layer_0", "blocks.0", "layers.0", "layer.0",
+    "features.1",
+)  # fmt: skip
+_IMAGES = {"timm", "torchvision", "hf"}
+
+
+def made_by(name: str) -> Callable[[tuple[int, ...], int], nn.Module] | None:
+    """The builder of ``timm:resnet10t`` and its like, (image shape, classes) -> network; None for other names."""
+    package, _, called = name.partition(":")
+    if package not in _IMAGES:
+        return None
+    make = {"timm": _timm, "torchvision": _torchvision, "hf": _hugging_face}[package]
+
+    def build(in_shape: tuple[int, ...], classes: int) -> nn.Module:
+        module = make(called, check_request(name, in_shape, classes), classes)
+        _try(name, module, in_shape, classes)
+        return module
+
+    return build
+
+
+def cut(module: nn.Module, name: str, classes: int, end: str | None) -> SplitModel:
+    """A network as a split model, its head being its last ``nn.Linear`` with as many outputs as there are classes.
+
+    Args:
+        module: returns logits (N x C), or has them as the ``logits`` of what it returns.
+        name: for messages. classes: C.
+        end: dotted name of the submodule that ends the extractor, "none" for an empty intermediate part; None: the
+            first of `FIRST_BLOCKS` after which the network can be cut, and an empty intermediate part without any.
+
+    Raises:
+        RequestError: no such head; the network cannot be cut there.
+    """
+    names = [found for found, _ in module.named_modules() if found]
+    heads = [n for n in names if getattr(module.get_submodule(n), "out_features", None) == classes]
+    if not heads:
+        raise RequestError(
+            f"model '{name}' should return a SplitModel, or a module with an nn.Linear of {classes} outputs for its "
+            f"head; a {type(module).__name__} without one came: wrap it with polyfed.split(module, head=..., "
+            "extractor=...)"
+        )
+    model = _cut(module, heads[-1], name, end, names)
+    model.found = True
+    return model
+
+
+def _cut(module: nn.Module, head: str, name: str, end: str | None, names: list[str]) -> Adapted:
+    if end is not None:
+        return split(module, head, None if end == "none" else end, architecture=name)
+    for block in FIRST_BLOCKS:
+        for found in (n for n in names if f".{n}".endswith(f".{block}")):
+            try:
+                return split(module, head, found, architecture=name)
+            except RequestError:
+                continue
+    return split(module, head, None, architecture=name)
+
+
+def source(
+    name: str,
+    model: nn.Module,
+    in_shape: tuple[int, ...],
+    classes: int,
+    feature_dim: int | None = None,
+    words: int | None = None,
+) -> list[str]:
+    """Lines of Python that make ``model``, a network that takes the exported weights of `model`.
+
+    They do without polyfed, unless the network is one of polyfed's own classes.
+
+    Args:
+        name: the architecture's. model: what `polyfed.models.build` made of the other arguments.
+        in_shape: of one sample. classes: C. feature_dim: of the projection, if there is one. words: how many ids texts
+            have, if the samples are texts.
+    """
+    package, _, called = name.partition("@")[0].partition(":")
+    given = f"{tuple(in_shape)}, {classes}"
+    if not isinstance(model, Adapted):
+        more = {"feature_dim": feature_dim, "words": words}
+        given += "".join(f", {key}={value}" for key, value in more.items() if value is not None)
+        return ["from polyfed.models import build", f"model = build({name!r}, {given})"]
+    if package == "timm":
+        options = _timm_options(called, in_shape, classes)
+        lines = ["import timm", f"model = timm.create_model({called!r}, {_said(options)})"]
+    elif package == "torchvision":
+        options = _torchvision_options(called, in_shape, classes)
+        lines = ["import torchvision", f"model = torchvision.models.get_model({called!r}, {_said(options)})"]
+        if in_shape[0] != 3:
+            first, conv = _first_convolution(model.original)
+            lines += ["from torch import nn", f"model.set_submodule({first!r}, nn.{conv!r})"]
+    elif package == "hf":
+        options = _hf_options(in_shape, classes)
+        lines = [
+            "from transformers import AutoConfig, AutoModelForImageClassification",
+            f"config = AutoConfig.from_pretrained({called!r}, {_said(options)})",
+            "model = AutoModelForImageClassification.from_config(config)",
+        ]
+    else:
+        kind, function = type(model.original), getattr(importlib.import_module(package), called)
+        if words is not None and "words" in inspect.signature(function).parameters:
+            given += f", words={words}"
+        unwrap = "" if model.found else f".original  # or a {kind.__module__}.{kind.__qualname__} made by yourself"
+        lines = [f"from {package} import {called}", f"model = {called}({given}){unwrap}"]
+    return lines + _projection(model)
+
+
+def _projection(model: Adapted) -> list[str]:
+    """The lines that put `with_projection`'s layers in place of the head."""
+    place = model.head_name.rpartition(".")[0]
+    layers = dict(model.original.get_submodule(place).named_children())
+    if list(layers) != ["projection", "relu", "head"]:
+        return []
+    said = ", ".join(f"{key}=nn.{layer!r}" for key, layer in layers.items())
+    return [
+        "from collections import OrderedDict",
+        "from torch import nn",
+        f"model.set_submodule({place!r}, nn.Sequential(OrderedDict({said})))",
+    ]
+
+
+def _said(options: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in options.items())
+
+
+def _try(name: str, module: nn.Module, in_shape: tuple[int, ...], classes: int) -> None:
+    """Whether the network takes images of this size: two of them, in eval mode."""
+    shape = " x ".join(map(str, in_shape))
+    try:
+        with torch.random.fork_rng(devices=[]), evaluating(module), torch.no_grad():
+            came = module(torch.zeros(2, *in_shape))
+    except Exception as error:  # somebody else's code
+        raise RequestError(f"{name} cannot take {shape} images ({_first_line(error)}); set data.image_size") from error
+    logits = getattr(came, "logits", came)
+    if not isinstance(logits, torch.Tensor) or logits.shape != (2, classes):
+        raise RequestError(f"{name} should give {classes} logits per image; it is not a classifier of {shape} images")
+
+
+# the packages -------------------------------------------------------------------------------------------------------
+
+
+def _package(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision's operators are another PyTorch's
+        raise RequestError(
+            f"{name} cannot be imported ({_first_line(error)}); install the extra 'vision': pip install "
+            "'polyfed[vision]', with torch and torchvision of versions that belong together"
+        ) from error
+
+
+def _unknown(name: str, package: str, known: Iterable[str]) -> RequestError:
+    near = ", ".join(f"'{package}:{found}'" for found in difflib.get_close_matches(name, list(known), 3, 0.6))
+    return RequestError(
+        f"unknown model '{package}:{name}'; "
+        + (f"did you mean {near}?" if near else f"{package}.list_models() lists those that there are")
+    )
+
+
+def _timm(name: str, in_shape: tuple[int, ...], classes: int) -> nn.Module:
+    timm = _package("timm")
+    if not timm.is_model(name):
+        raise _unknown(name, "timm", timm.list_models())
+    module: nn.Module = timm.create_model(name, **_timm_options(name, in_shape, classes))
+    return module
+
+
+def _timm_options(name: str, in_shape: tuple[int, ...], classes: int) -> dict[str, Any]:
+    config = _package("timm").get_pretrained_cfg(name)
+    fixed = {"img_size": tuple(in_shape[1:])} if config is not None and config.fixed_input_size else {}
+    return {"num_classes": classes, "in_chans": in_shape[0], **fixed}
+
+
+def _torchvision(name: str, in_shape: tuple[int, ...], classes: int) -> nn.Module:
+    models = _package("torchvision").models
+    known = models.list_models(module=models)
+    if name not in known:
+        raise _unknown(name, "torchvision", known)
+    module: nn.Module = models.get_model(name, **_torchvision_options(name, in_shape, classes))
+    if in_shape[0] != 3:
+        first, conv = _first_convolution(module)
+        kept = {key: getattr(conv, key) for key in ("kernel_size", "stride", "padding", "dilation")}
+        module.set_submodule(first, nn.Conv2d(in_shape[0], conv.out_channels, **kept, bias=conv.bias is not None))
+    return module
+
+
+def _torchvision_options(name: str, in_shape: tuple[int, ...], classes: int) -> dict[str, Any]:
+    sized = {"image_size": in_shape[1]} if name.startswith("vit_") else {}
+    return {"weights": None, "num_classes": classes, **sized}
+
+
+def _first_convolution(module: nn.Module) -> tuple[str, nn.Conv2d]:
+    return next((name, m) for name, m in module.named_modules() if isinstance(m, nn.Conv2d))
+
+
+def _hugging_face(name: str, in_shape: tuple[int, ...], classes: int) -> nn.Module:
+    transformers = _package("transformers")
+    options = _hf_options(in_shape, classes)
+    try:
+        config = transformers.AutoConfig.from_pretrained(name, **options)
+    except Exception as error:  # no such repository, no network, or no configuration of a network in it
+        raise RequestError(f"unknown model 'hf:{name}': {_first_line(error)}") from error
+    kinds = transformers.AutoModelForImageClassification
+    try:
+        module: nn.Module = kinds.from_config(config)
+    except ValueError as error:
+        raise RequestError(
+            f"'hf:{name}' classifies no images (model type '{config.model_type}'); for others write a function that "
+            "returns polyfed.split(module, head=..., extractor=None)"
+        ) from error
+    return module
+
+
+def _hf_options(in_shape: tuple[int, ...], classes: int) -> dict[str, Any]:
+    channels, *size = in_shape
+    return {"num_labels": classes, "num_channels": channels, "image_size": size[0] if len(set(size)) == 1 else size}
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

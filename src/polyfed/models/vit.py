@@ -1,0 +1,210 @@
+"""Vision Transformers ViT-S of depth 8 to 12 (Dosovitskiy et al., ICLR 2021, arXiv 2010.11929), as FedIN has them.
+
+Width 384, 6 heads, hidden layers of 1536; blocks with LayerNorm first, GELU, no dropout. Extractor = patches, class
+token, positions and the first block; intermediate = blocks 2 to depth, and the last LayerNorm of the class token; head
+= Linear(384, C). Images of at least 128 pixels a side are cut into patches of 16 x 16 pixels, smaller ones of 4 x 4, so
+that s_in is 197 x 384 for 224 x 224 images and 65 x 384 for 32 x 32. Every tensor of a shallower model has the name and
+shape it has in the deepest, so layers can be averaged by name. One block has 1 774 464 parameters. All of them, with 3
+channels and 10 classes:
+
+    name     depth  224 x 224   32 x 32     vit-sN-half: 224 x 224  32 x 32
+    vit-s8   8      14 571 658  14 244 490  3 746 890               3 583 306
+    vit-s9   9      16 346 122  16 018 954  4 191 754               4 028 170
+    vit-s10  10     18 120 586  17 793 418  4 636 618               4 473 034
+    vit-s11  11     19 895 050  19 567 882  5 081 482               4 917 898
+    vit-s12  12     21 669 514  21 342 346  5 526 346               5 362 762
+
+FedIN's figures (arXiv 2304.00759, Table 2) want weights trained on ImageNet; these start from random ones.
+`vit-sN-half` is half as wide (192, 3 heads, 768: the width of DeiT-Ti), for machines that carry no more. Another depth,
+width or patch, or dropout: `vision_transformer`, called from a builder of your own.
+
+Shapes: N images, T tokens (class token first), W width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.errors import RequestError
+from polyfed.models.split import SplitModel, Staged, check_request
+
+ImageShape = tuple[int, int, int]  # channels, height, width
+Builder = Callable[[ImageShape, int], SplitModel]
+
+DEPTHS = (8, 9, 10, 11, 12)
+_WIDTH, _HEADS = 384, 6
+_LARGE = 128  # pixels a side; from here on patches are of 16 pixels a side, below of 4
+_STD = 0.02  # of positions, class token and linear layers at the start, as in DeiT (arXiv 2012.12877)
+
+
+class Attention(nn.Module):
+    """Self-attention: softmax(q k' / sqrt(W / heads)) v in every head, then a linear layer.
+
+    Written out, as ``scaled_dot_product_attention`` has no vectorised form on CPUs, which cohorts would want.
+
+    Args:
+        width: W. heads: a divisor of it. dropout: of what comes out.
+    """
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.scale = (width // heads) ** -0.5
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.dropout = _dropout(dropout)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """N x T x W -> N x T x W."""
+        qkv = self.qkv(tokens).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # 3 x N x heads x T x W/heads
+        q, k, v = qkv[0], qkv[1], qkv[2]
+        weights = (q * self.scale @ k.transpose(2, 3)).softmax(dim=3)
+        out: Tensor = self.dropout(self.out((weights @ v).transpose(1, 2).flatten(2)))
+        return out
+
+
+class Block(nn.Module):
+    """Two residual steps, each behind a LayerNorm: attention, and two linear layers (4 W between them) around a GELU.
+
+    Args:
+        width: W. heads: a divisor of it. dropout: of attention's outcome and behind either linear layer.
+    """
+
+    def __init__(self, width: int, heads: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width, eps=1e-6)
+        self.attention = Attention(width, heads, dropout)
+        self.norm2 = nn.LayerNorm(width, eps=1e-6)
+        layers: OrderedDict[str, nn.Module] = OrderedDict()
+        layers["fc1"], layers["gelu"], layers["dropout1"] = nn.Linear(width, 4 * width), nn.GELU(), _dropout(dropout)
+        layers["fc2"], layers["dropout2"] = nn.Linear(4 * width, width), _dropout(dropout)
+        self.mlp = nn.Sequential(layers)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """N x T x W -> N x T x W."""
+        tokens = tokens + self.attention(self.norm1(tokens))
+        out: Tensor = tokens + self.mlp(self.norm2(tokens))
+        return out
+
+
+class Tokens(nn.Module):
+    """An image's patches, each through one linear layer, behind the class token; positions, which are learned, added.
+
+    Args:
+        channels: of the image. patches: h/p * w/p, how many there are. patch: p, pixels a side. width: W.
+        dropout: of the tokens.
+    """
+
+    def __init__(self, channels: int, patches: int, patch: int, width: int, dropout: float) -> None:
+        super().__init__()
+        self.class_token = nn.Parameter(torch.zeros(1, 1, width))
+        self.positions = nn.Parameter(torch.zeros(1, 1 + patches, width))
+        self.patches = nn.Conv2d(channels, width, patch, patch)
+        self.dropout = _dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """N x channels x h x w -> N x T x W, T = 1 + patches."""
+        patches = self.patches(x).flatten(2).transpose(1, 2)
+        first = self.class_token.expand(patches.shape[0], -1, -1)
+        out: Tensor = self.dropout(torch.cat([first, patches], dim=1) + self.positions)
+        return out
+
+
+class ClassToken(nn.Module):
+    """What the head looks at: the first token."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """N x T x W -> N x W."""
+        return tokens[:, 0]
+
+
+def vision_transformer(
+    in_shape: ImageShape,
+    classes: int,
+    depth: int,
+    patch: int | None = None,
+    width: int = _WIDTH,
+    heads: int = _HEADS,
+    dropout: float = 0.0,
+    name: str = "vit",
+) -> SplitModel:
+    """A Vision Transformer, cut behind its first block and before its head.
+
+    Args:
+        in_shape: channels, height, width; height and width are multiples of `patch`, and at least two patches.
+        classes: C.
+        depth: number of blocks, at least 1.
+        patch: pixels a side; None: 16 for images of at least 128 pixels a side, 4 for smaller ones.
+        width: W = D.
+        heads: of attention; a divisor of `width`.
+        dropout: probability, below 1; 0 is off. A network with dropout does not train in cohorts.
+        name: for messages.
+
+    Raises:
+        RequestError: the images do not fit, or these sizes make no network.
+
+    >>> vision_transformer((1, 8, 8), 10, depth=2, width=12, heads=3)(torch.zeros(5, 1, 8, 8)).shape
+    torch.Size([5, 10])
+    """
+    channels, height, breadth = check_request(name, in_shape, classes)
+    patch = patch if patch is not None else 16 if min(height, breadth) >= _LARGE else 4
+    if min(depth, patch, width, heads) < 1 or width % heads or not 0 <= dropout < 1:
+        raise RequestError(
+            f"{name} needs depth, patch, width and heads of at least 1, a width that heads divides, and dropout in "
+            f"[0, 1); came depth {depth}, patch {patch}, width {width}, heads {heads}, dropout {dropout}"
+        )
+    if min(height, breadth) < 2 * patch or height % patch or breadth % patch:
+        fits = patch * max(2, round(min(height, breadth) / patch))
+        raise RequestError(
+            f"{name} needs images of at least {2 * patch} x {2 * patch} whose sides are multiples of {patch}; "
+            f"{height} x {breadth} came: resize them (data.image_size = {fits})"
+        )
+    tokens = Tokens(channels, height // patch * (breadth // patch), patch, width, dropout)
+    extractor = nn.Sequential(OrderedDict(tokens=tokens, block1=Block(width, heads, dropout)))
+    body: OrderedDict[str, nn.Module] = OrderedDict()
+    for i in range(2, depth + 1):
+        body[f"block{i}"] = Block(width, heads, dropout)
+    body["class_token"], body["norm"] = ClassToken(), nn.LayerNorm(width, eps=1e-6)
+    return _initialised(Staged(extractor, nn.Sequential(body), nn.Linear(width, classes), architecture=name))
+
+
+def _dropout(probability: float) -> nn.Module:
+    return nn.Dropout(probability) if probability else nn.Identity()
+
+
+def _initialised(model: SplitModel) -> SplitModel:
+    """Normal weights cut at two standard deviations: of 0.02, of 1 / sqrt(fan in) for patches; biases 0."""
+    for module in model.modules():  # LayerNorm starts at weight 1, bias 0 by itself
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            of_patches = isinstance(module, nn.Conv2d)
+            _draw(module.weight, 1 / math.sqrt(module.weight[0].numel()) if of_patches else _STD)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, Tokens):
+            _draw(module.class_token, _STD)
+            _draw(module.positions, _STD)
+    return model
+
+
+def _draw(weight: Tensor, std: float) -> None:
+    nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
+
+
+def _builder(name: str, depth: int, width: int = _WIDTH, heads: int = _HEADS) -> Builder:
+    def build(in_shape: ImageShape, classes: int) -> SplitModel:
+        return vision_transformer(in_shape, classes, depth, width=width, heads=heads, name=name)
+
+    build.__name__ = name.replace("-", "_")
+    build.__doc__ = f"{depth} blocks of width {width} with {heads} heads."
+    return build
+
+
+vit_s8, vit_s9, vit_s10, vit_s11, vit_s12 = (_builder(f"vit-s{d}", d) for d in DEPTHS)
+vit_s8_half, vit_s9_half, vit_s10_half, vit_s11_half, vit_s12_half = (
+    _builder(f"vit-s{d}-half", d, _WIDTH // 2, _HEADS // 2) for d in DEPTHS
+)

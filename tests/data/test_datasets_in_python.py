@@ -1,0 +1,117 @@
+"""Data sets of PyTorch and of the package `datasets`, read item by item, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+
+import polyfed as pf
+from polyfed.data.samples import from_dataset
+from polyfed.engine.federation import Federation
+from polyfed.errors import RequestError
+from polyfed.methods.local import Local
+
+
+class Items(Dataset[Any]):
+    """Any items."""
+
+    def __init__(self, *items: Any) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, row: int) -> Any:
+        return self.items[row]
+
+
+def test_tensors() -> None:
+    x, y = torch.rand(6, 3, dtype=torch.float64), torch.arange(6) % 2
+    read = from_dataset(Subset(TensorDataset(x, y), [4, 1, 2]))
+    assert torch.equal(read.x, x[[4, 1, 2]].float())
+    assert read.y.tolist() == [0, 1, 0]
+
+
+def test_arrays_numbers_and_every_kind_of_label() -> None:
+    labels = (2, np.int64(1), torch.tensor(0), np.array(3))
+    read = from_dataset(Items(*((np.full(2, row, dtype=np.float32), label) for row, label in enumerate(labels))))
+    assert read.x.tolist() == [[0, 0], [1, 1], [2, 2], [3, 3]]
+    assert read.y.tolist() == [2, 1, 0, 3]
+    assert from_dataset(Items(([1.0, 2.0], 0))).x.dtype == torch.float32
+
+
+@pytest.mark.parametrize("shape", [(4, 5), (4, 5, 3)])
+def test_pillow_images(shape: tuple[int, ...]) -> None:
+    from PIL import Image
+
+    pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    read = from_dataset(Items((Image.fromarray(pixels), 1)))
+    assert read.x.dtype == torch.uint8
+    assert torch.equal(read.x[0], torch.from_numpy(pixels.reshape(4, 5, -1).transpose(2, 0, 1)))
+
+
+def test_a_data_set_of_hugging_face() -> None:
+    datasets = pytest.importorskip("datasets")
+    pixels = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
+    from PIL import Image
+
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+    rows = {"img": [Image.fromarray(image) for image in pixels], "label": [1, 0]}
+    given = datasets.Dataset.from_dict(rows, features=features)
+    read = from_dataset(given)
+    assert torch.equal(read.x[:, 0], torch.from_numpy(pixels))
+    assert read.y.tolist() == [1, 0]
+    with pytest.raises(RequestError, match="came img, label, user; keep two columns"):
+        from_dataset(given.add_column("user", [1, 2]))
+
+
+def test_clients_train_on_them_as_on_pairs() -> None:
+    x, y = torch.rand(12, 3), torch.arange(12) % 2
+    initial = nn.Linear(3, 2)
+
+    def trained(data: Any) -> torch.Tensor:
+        model = nn.Linear(3, 2)
+        model.load_state_dict(initial.state_dict())
+        client = pf.Client(model, train=data, test=data)
+        done = Federation([client], Local(), pf.Training(rounds=1, batch_size=4, lr=0.1)).run()
+        return done.models[0].state_dict()["weight"]
+
+    assert torch.equal(trained(TensorDataset(x, y)), trained((x, y)))
+    assert not torch.equal(trained((x, y)), initial.weight)
+
+
+class Stream(IterableDataset[Any]):
+    """No length."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([(torch.zeros(2), 0)])
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (Stream(), "came Stream"),
+        (7, "came int"),
+        ({"train": 1}, "came dict"),
+        (Items(), "at least one item"),
+        (Items(torch.zeros(2)), "as item 0, came Tensor"),
+        (Items((torch.zeros(2), 0), (torch.zeros(3), 1)), r"\(2,\).* came \(3,\).* in item 1"),
+        (Items((torch.zeros(2), 0.5)), "label of item 0, came 0.5"),
+        (Items((torch.zeros(2), None)), "label of item 0, came None"),
+        (Items((torch.zeros(2), -1)), "label of item 0, came -1"),
+        (Items((torch.zeros(2), torch.tensor([1, 2]))), "label of item 0"),
+        (Items((torch.tensor([0, float("nan")]), 1)), "finite"),
+        (Items((object(), 1)), "came object"),
+        (Items({"img": [1.0], "kind": 1}), "came img, kind"),
+    ],
+)
+def test_refusals(data: Any, words: str) -> None:
+    with pytest.raises(RequestError, match=words) as caught:
+        pf.Client(nn.Linear(2, 2), train=data)
+    assert "\n" not in str(caught.value)

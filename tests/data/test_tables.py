@@ -1,0 +1,205 @@
+"""Tables from CSV files: columns, labels, standardising, a whole run with two networks, and every refusal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import polyfed as pf
+from polyfed import prediction
+from polyfed.data.sources import Source, load
+from polyfed.data.transforms import Prepare
+from polyfed.errors import RequestError
+from polyfed.registry import METHODS
+
+PEOPLE = """height,name,weight,label,town
+1.5,Ann,-3,yes,2
+2.5,Bob,5,no,1
+2.0,Cem,1,yes,2
+"""
+
+
+def table(place: Path, text: str = PEOPLE) -> Path:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(text)
+    return place
+
+
+def read(place: Path, **options: object) -> Source:
+    return load(f"csv:{place}", **options)  # type: ignore[arg-type]
+
+
+def refusal(place: Path, text: str | None = None, **options: object) -> str:
+    if text is not None:
+        table(place, text)
+    with pytest.raises(RequestError) as caught:
+        read(place, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_all_columns_of_numbers_are_features(tmp_path: Path) -> None:
+    source = read(table(tmp_path / "a.csv"))
+    assert source.feature_names == ("height", "weight", "town")
+    assert source.train.x.tolist() == [[1.5, -3, 2], [2.5, 5, 1], [2, 1, 2]]
+    assert source.train.y.tolist() == [1, 0, 1]
+    assert (source.class_names, source.test) == (("no", "yes"), None)
+
+
+def test_columns_of_ones_choice(tmp_path: Path) -> None:
+    source = read(table(tmp_path / "a.csv"), feature_columns=["town", "height"], label_column="name")
+    assert source.train.x.tolist() == [[2, 1.5], [1, 2.5], [2, 2]]
+    assert source.class_names == ("Ann", "Bob", "Cem")
+    assert "label" not in read(tmp_path / "a.csv", label_column="town").feature_names
+
+
+def test_a_column_to_deal_by_is_no_feature(tmp_path: Path) -> None:
+    source = read(table(tmp_path / "a.csv"), columns=["town", "name"])
+    assert source.feature_names == ("height", "weight")
+    assert source.train_columns["town"].tolist() == [2, 1, 2]
+    assert source.train_columns["name"].tolist() == ["Ann", "Bob", "Cem"]
+
+
+def test_inputs_are_standardised_by_the_training_side(tmp_path: Path) -> None:
+    table(tmp_path / "train.csv", "a,b,y\n1,7,0\n3,7,1\n8,7,0\n")
+    table(tmp_path / "test-1.csv", "y,b,a\n1,9,-4\n")
+    source = read(tmp_path)
+    a = np.array([1, 3, 8])
+    assert source.mean == pytest.approx((4, 7))
+    assert source.std == pytest.approx((a.std(), 1))  # b never varies
+    assert source.prepare(source.train.x)[:, 0].tolist() == pytest.approx(((a - 4) / a.std()).tolist(), rel=1e-6)
+    assert source.test is not None
+    assert source.test.x.tolist() == [[-4, 9]]
+    assert source.prepare(source.test.x)[0].tolist() == pytest.approx([-8 / a.std(), 2], rel=1e-6)
+    with pytest.raises(RequestError, match="rows of 2 features"):
+        source.prepare(torch.zeros(1, 3))
+
+
+def test_floats_that_are_no_table_pass_unchanged() -> None:
+    x = torch.rand(2, 3)
+    assert Prepare((1.0,) * 3, (2.0,) * 3)(x) is x
+    assert torch.equal(Prepare((1.0,) * 3, (2.0,) * 3, table=True)(x), (x - 1) / 2)
+
+
+@pytest.mark.parametrize(
+    ("labels", "numbers", "names"),
+    [
+        ("0 1 2", [0, 1, 2], ("0", "1", "2")),
+        ("4 0 4", [1, 0, 1], ("0", "4")),
+        ("1.0 2.0 10", [0, 1, 2], ("1", "2", "10")),
+        ("a 2 b", [1, 0, 2], ("2", "a", "b")),
+    ],
+)
+def test_labels(tmp_path: Path, labels: str, numbers: list[int], names: tuple[str, ...]) -> None:
+    rows = "".join(f"{row},{label}\n" for row, label in enumerate(labels.split()))
+    source = read(table(tmp_path / "a.csv", "x,label\n" + rows))
+    assert (source.train.y.tolist(), source.class_names) == (numbers, names)
+
+
+def test_semicolons_quotes_and_empty_lines(tmp_path: Path) -> None:
+    source = read(table(tmp_path / "a.csv", '\ufeff"a b"; y\n\n"1"; "one; two"\n2;three\n'))
+    assert source.feature_names == ("a b",)
+    assert source.class_names == ("one; two", "three")
+
+
+def test_refusals_of_values(tmp_path: Path) -> None:
+    place = tmp_path / "a.csv"
+    for wrong in ("", "NA", "nan", "inf", "1e39", "1_0", "two"):
+        message = refusal(place, f"a,y\n1,0\n{wrong},1\n")
+        assert f"expected a finite number in row 1 of column 'a' of {place}, came '{wrong}'" in message
+    assert "came an empty one in row 1 of 'y'" in refusal(place, "a,y\n1,0\n2,\n")
+    assert "labels of two or more classes" in refusal(place, "a,y\n1,3\n2,3\n")
+    assert "expected classes, whole numbers or words, in label column 'y'" in refusal(place, "a,y\n1,0.5\n2,1\n")
+    assert "column 'a'" in refusal(place, "a,y\n1600000000,0\n1600000001,1\n")
+    assert "varies too little" in refusal(place, "a,y\n1600000000,0\n1600000001,1\n")
+
+
+def test_refusals_of_columns(tmp_path: Path) -> None:
+    place = tmp_path / "a.csv"
+    assert "none among: a, b; name it with label_column" in refusal(place, "a,b\n1,0\n2,1\n")
+    assert "several: label, y" in refusal(place, "label,y\n1,0\n2,1\n")
+    assert "did you mean 'label'" in refusal(place, PEOPLE, label_column="labels")
+    assert "did you mean 'height'" in refusal(place, feature_columns=["heigth"])
+    assert "row 0 of column 'name'" in refusal(place, feature_columns=["name"])
+    assert "without the label 'label'" in refusal(place, feature_columns=["label", "town"])
+    assert "further column 'towns'" in refusal(place, columns=["towns"])
+    assert "no use for image_column, came 'a'" in refusal(place, image_column="a")
+    assert "expected columns of numbers besides 'y'" in refusal(place, "a,y\nu,0\nv,1\n")
+
+
+def test_refusals_of_files(tmp_path: Path) -> None:
+    place = tmp_path / "a.csv"
+    assert "came neither" in refusal(place)
+    assert "no splits to choose from" in refusal(place, PEOPLE, train_splits=["train", "extra"])
+    assert "came 1 in line 3" in refusal(place, "a,y\n1,0\n2\n")
+    assert "came 'a' twice" in refusal(place, "a,a,y\n1,1,0\n")
+    assert "first line" in refusal(place, "1,0\n2,1\n")
+    assert "came none" in refusal(place, "a,y\n")
+    assert "first line" in refusal(place, "")
+    place.write_bytes(b"a,y\n\xff\xfe,1\n")
+    assert "expected a CSV file in UTF-8" in refusal(place)
+    place.unlink()
+    assert "expected CSV files (train*.csv, test*.csv)" in refusal(tmp_path)
+
+
+def test_feature_columns_belong_to_tables() -> None:
+    rest = {"models": {"architectures": ["mlp-64-32"]}, "method": {"name": "local"}}
+    with pytest.raises(
+        RequestError, match="feature_columns expects a name 'csv:PATH' or 'clients:PATH', came 'digits'"
+    ):
+        pf.Recipe.from_dict({"data": {"name": "digits", "feature_columns": ["a"]}, **rest})
+
+
+@pytest.fixture
+def flowers(tmp_path: Path) -> Path:
+    """120 rows of three classes far apart, at very different scales."""
+    draws = np.random.default_rng(0)
+    y = np.arange(120) % 3
+    x = (draws.normal(size=(120, 2)) + 6 * np.stack([y == 1, y == 2], axis=1)) * [1000, 0.001] + [-9000, 4]
+    rows = "".join(f"{a},{b},{'pqr'[c]}\n" for (a, b), c in zip(x.tolist(), y, strict=True))
+    return table(tmp_path / "flowers.csv", "long,short,kind\n" + rows)
+
+
+RECIPE = {
+    "models": {"architectures": ["mlp-64-32", "mlp-64-64-32"]},
+    "training": {"rounds": 4, "epochs": 3, "batch_size": 8, "lr": 0.1},
+}
+
+
+def test_two_networks_on_a_table_and_their_use_on_new_rows(flowers: Path, tmp_path: Path) -> None:
+    data = {"name": f"csv:{flowers}", "label_column": "kind", "clients": 3}
+    done = pf.run(pf.Recipe.from_dict({"data": data, "method": {"name": "fedgh"}, **RECIPE}), out=tmp_path / "run")
+    assert done.result["accuracy"] > 0.9
+    rows = [line.split(",") for line in flowers.read_text().splitlines()[1:]]
+    new = table(tmp_path / "new.csv", "kind,other,short,long\n" + "".join(f"{c},x,{b},{a}\n" for a, b, c in rows))
+    found = prediction.predict(tmp_path / "run", 1, new)
+    assert found.accuracy is not None
+    assert found.accuracy > 0.9
+    source = load(data["name"], label_column="kind")  # type: ignore[arg-type]
+    with torch.inference_mode():
+        expected = done.models[1](source.prepare(source.train.x))
+    assert torch.allclose(found.scores, expected, atol=1e-5)
+    bare = table(tmp_path / "bare.csv", "long,short\n-3000,4\n")
+    assert prediction.predict(tmp_path / "run", 1, bare).labels is None
+    assert prediction.predict(tmp_path / "run", 1, bare).rows()[0]["class_name"] == "q"
+    for text, words in (
+        ("long\n1\n", "feature column 'short'"),
+        ("long,short,kind\n1,2,s\n", "came 's'"),
+        ("long,short\n1,\n", "finite number in row 0 of column 'short'"),
+    ):
+        with pytest.raises(RequestError, match=words):
+            prediction.predict(tmp_path / "run", 1, table(tmp_path / "wrong.csv", text))
+    with pytest.raises(RequestError, match="image_column is of Parquet files"):
+        prediction.predict(tmp_path / "run", 1, bare, image_column="a")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fd", "fedet", "fedgen", "fedin", "fedkd", "fedl2g", "fedmd", "fedmrl", "fedtgp"])
+def test_methods_for_different_networks_take_both(method: str, flowers: Path) -> None:
+    assert method in METHODS
+    data = {"name": f"csv:{flowers}", "label_column": "kind", "clients": 3, "holdout": 66}
+    done = pf.run(pf.Recipe.from_dict({"data": data, "method": {"name": method}, **RECIPE}))
+    assert 0 <= done.result["accuracy"] <= 1

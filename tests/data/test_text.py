@@ -1,0 +1,205 @@
+"""Texts: words, vocabulary, ids, files of word vectors, users dealt in groups, and what is refused."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from small_data import purposes
+
+from polyfed.data.federate import federate
+from polyfed.data.partition import hashed_groups
+from polyfed.data.samples import Samples
+from polyfed.data.sources import Source, load
+from polyfed.data.text import Words, numbered, read_vectors, vocabulary, words_of
+from polyfed.data.transforms import Prepare
+from polyfed.errors import RequestError
+
+TRAIN = ["Good, good day", "bad day!", "so good", ""]
+TEST = ["good zebra", "awful day"]
+
+
+def write(folder: Path, side: str, texts: list[str | None], labels: list[int], **more: list[str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    table = pa.table({"text": pa.array(texts, pa.string()), "sentiment": labels, **more})
+    pq.write_table(table, folder / f"{side}.parquet")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    place = tmp_path / "sentiment140"
+    write(place, "train", TRAIN, [4, 0, 4, 0], user=["a", "b", "a", "c"])
+    write(place, "test", TEST, [4, 0], user=["b", "z"])
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Hello, World", ["hello", ",", "world"]),
+        ("it's 2 late?!;.", ["it's", "2", "late", "?", "!", ";", "."]),
+        ("@ann http://a.b #x -- (no)", ["ann", "http", "a", ".", "b", "x", "no"]),
+        ("Été 日本", ["été", "日本"]),
+        (" \t", []),
+    ],
+)
+def test_words_are_runs_of_letters_digits_and_apostrophes_and_marks(text: str, words: list[str]) -> None:
+    assert words_of(text) == words
+
+
+def test_the_vocabulary_is_the_most_frequent_words_and_ties_are_alphabetical() -> None:
+    texts = [["b", "a", "c"], ["c", "d"], ["c", "d"]]
+    assert vocabulary(texts, 9) == ("c", "d", "a", "b")
+    assert vocabulary(texts, 3) == ("c", "d", "a")
+    assert vocabulary(texts, 9, known={"a", "d", "x"}) == ("d", "a")
+
+
+def test_ids_by_hand() -> None:
+    ids = numbered([["so", "odd", "good"], [], ["good"]], ["good", "so"], 2)
+    assert ids.dtype == torch.int64
+    assert ids.tolist() == [[3, 1], [0, 0], [2, 0]]
+
+
+def test_sentiment140_is_ids_and_no_word_of_the_test_side_has_one(root: Path) -> None:
+    source = load("sentiment140", root, columns=("user",))
+    assert (source.train.x.shape, source.train.x.dtype) == ((4, 25), torch.int64)
+    assert (source.class_names, source.train.y.tolist(), source.words) == (("0", "4"), [1, 0, 1, 0], 5002)
+    # good 3, day 2, and ! , bad so once: ids 2, 3, 4, 5, 6, 7
+    assert source.train.x[:, :5].tolist() == [[2, 5, 2, 3, 0], [6, 3, 4, 0, 0], [7, 2, 0, 0, 0], [0, 0, 0, 0, 0]]
+    assert source.test is not None
+    assert source.test.x[:, :3].tolist() == [[2, 1, 0], [1, 3, 0]]
+    assert source.train_columns["user"].tolist() == ["a", "b", "a", "c"]
+
+
+def test_length_and_vocabulary_bite(root: Path) -> None:
+    source = load("sentiment140", root, words=Words(vocabulary=1, length=2))
+    assert source.train.x.tolist() == [[2, 1], [1, 1], [1, 2], [0, 0]]
+    assert source.words == 3
+
+
+def test_any_folder_with_a_text_column(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    write(folder, "train", ["a b", "c"], [0, 1])
+    pq.write_table(pq.read_table(folder / "train.parquet").rename_columns(["words", "y"]), folder / "train.parquet")
+    source = load("mine", tmp_path, words=Words(column="words", length=3))
+    assert source.train.x.tolist() == [[2, 3, 0], [4, 0, 0]]
+    assert load("parquet", folder, label_column="y", words=Words(column="words")).class_names == ("0", "1")
+
+
+def test_ids_pass_unchanged_into_a_network() -> None:
+    x = torch.tensor([[3, 0]])
+    assert Prepare((), ())(x) is x
+
+
+# word vectors --------------------------------------------------------------------------------------------------------
+
+
+def test_vectors_are_those_of_the_file_and_only_its_words_are_known(root: Path) -> None:
+    file = root / "glove.txt"
+    file.write_text("day 1 2\nzebra 9 9\n. . 5 5\ngood -1.5 1e-1\nother 0 0\n", encoding="utf-8")
+    source = load("sentiment140", root, words=Words(vectors=file))
+    assert isinstance(source.words, torch.Tensor)
+    torch.testing.assert_close(source.words, torch.tensor([[0, 0], [0, 0], [-1.5, 0.1], [1, 2]]))
+    assert source.train.x[0, :4].tolist() == [2, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"day 1 2\ngood 1\n", "expected a word and 2 numbers on every line of .*, as on the first, came 1 in line 2"),
+        (b"day 1 2\ngood 1 2 3\n", "came 3 in line 2"),
+        (b"day 1 2\ngood 1 nan\n", "expected finite numbers in line 2 of .*, came 'nan'"),
+        (b"day 1 1e39\n", "expected finite numbers in line 1 of .*, came '1e39'"),
+        (b"day 1 x\n", "expected finite numbers in line 1 of .*, came 'x'"),
+        (b"day 1 2\n\xff\xfe 1 2\n", "expected UTF-8 in data.vectors"),
+        (b"zebra 1 2\n", "expected words of the training texts in data.vectors .*, came none of them"),
+        (b"", "came none of them"),
+        (b"day\n", "expected a word and its numbers on every line"),
+    ],
+)
+def test_wrong_vectors_are_one_clear_line(tmp_path: Path, content: bytes, message: str) -> None:
+    file = tmp_path / "vectors.txt"
+    file.write_bytes(content)
+    with pytest.raises(RequestError, match=message) as caught:
+        read_vectors(file, {"day", "good"})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_of_vectors_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"cannot read data\.vectors"):
+        read_vectors(tmp_path / "none.txt", {"day"})
+
+
+# wrong input ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda r: load("sentiment140", r, words=Words(column="txt")), "text column 'txt' .* did you mean 'text'"),
+        (lambda r: load("sentiment140", r, words=Words(column="sentiment")), "expected texts in column 'sentiment'"),
+        (lambda r: load("sentiment140", r, label_column="sentimen"), "did you mean 'sentiment'"),
+        (lambda r: load("sentiment140", r, image_column="img"), "expected no image_column"),
+        (lambda r: load("sentiment140", r / "no"), "dataset 'sentiment140' needs the files"),
+        (
+            lambda r: load("digits", words=Words(vocabulary=9)),
+            "expected vocabulary with texts .* 'digits'",
+        ),
+        (lambda r: load("digits", words=Words(column="text")), "expected text_column with texts"),
+        (lambda r: load("hub:a/b", words=Words(length=9)), "expected length with texts in Parquet files only"),
+        (lambda r: load("parquet", r / "sentiment140", words=Words(length=9)), "text_column names the column"),
+        (lambda r: Words(vocabulary=0), "expected vocabulary to be a whole number >= 1, came 0"),
+        (lambda r: Words(length=True), "expected length to be a whole number"),
+    ],
+)
+def test_wrong_requests_are_one_clear_line(root: Path, ask: Callable[[Path], object], message: str) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
+        ask(root)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_text_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "sentiment140", "train", ["a", None], [0, 4])
+    with pytest.raises(RequestError, match=r"expected 'text' in every row, came an empty one in row 1 of"):
+        load("sentiment140", tmp_path)
+
+
+# users ---------------------------------------------------------------------------------------------------------------
+
+
+def test_groups_are_of_the_values_alone() -> None:
+    assert hashed_groups(["ann", "bob", "ann"], 7).tolist() == [zlib.crc32(n) % 7 for n in (b"ann", b"bob", b"ann")]
+    assert hashed_groups(np.array([5]), 7).tolist() == [zlib.crc32(b"5") % 7]
+    with pytest.raises(RequestError, match="natural_groups"):
+        hashed_groups(["a"], 0)
+
+
+@pytest.mark.parametrize("groups", [6, 40])
+def test_no_user_is_in_two_clients_and_unseen_users_test_somewhere(groups: int) -> None:
+    draw = np.random.default_rng(0)
+    train, test = draw.integers(0, 150, 400), draw.integers(100, 250, 120)
+
+    def side(users: np.ndarray) -> Samples:  # each text is its user's number
+        return Samples(torch.from_numpy(users[:, None]), torch.from_numpy(users % 2))
+
+    columns = [{"user": users.astype(str)} for users in (train, test)]
+    source = Source("t", side(train), side(test), 2, ("0", "1"), (), (), *columns)
+    dealt = federate(
+        source,
+        clients=6,
+        partition="natural",
+        natural_column="user",
+        natural_groups=groups,
+        split="official",
+        rng=purposes(0),
+    )
+    held = [{*client.train.x.flatten().tolist(), *client.test.x.flatten().tolist()} for client in dealt.clients]
+    assert sum(map(len, held)) == len(set.union(*held))
+    assert dealt.unused == 0
+    assert sum(len(client.train) for client in dealt.clients) == 400

@@ -1,0 +1,369 @@
+"""Vision Transformers: counts, cuts and names, what a block computes, images that do not fit, small federations."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import polyfed as pf
+from polyfed.core.channels import plan_of
+from polyfed.core.client import Public
+from polyfed.core.method import Method
+from polyfed.core.settings import Training
+from polyfed.data.samples import Samples
+from polyfed.engine import stacking
+from polyfed.errors import RequestError
+from polyfed.functional.blocks import blocks
+from polyfed.methods import FedAvg, FedHeNN, FedIN, InclusiveFL, Local
+from polyfed.models import SplitModel, build, cuts
+from polyfed.models.vit import DEPTHS, Attention, Block, vision_transformer
+from polyfed.registry import DATASETS
+from polyfed.testing.world import difference, everything, sent, weights
+
+LARGE, SMALL, TINY = (3, 224, 224), (3, 32, 32), (1, 8, 8)
+NAMES = [f"vit-s{depth}" for depth in DEPTHS]
+HALVES = [f"{name}-half" for name in NAMES]
+CLASSES = 4
+
+
+def on_meta(name: str, in_shape: tuple[int, int, int] = SMALL, classes: int = 10, **more: Any) -> SplitModel:
+    """The network without its memory, for counting."""
+    with torch.device("meta"):
+        return build(name, in_shape, classes, **more)
+
+
+def count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def tiny(depth: int = 3, seed: int = 0, **more: Any) -> SplitModel:
+    torch.manual_seed(seed)
+    return vision_transformer(TINY, CLASSES, depth, **{"width": 12, "heads": 3, **more})
+
+
+# counts, cuts, names -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("names", "in_shape", "counts"),
+    [
+        (NAMES, LARGE, [14_571_658, 16_346_122, 18_120_586, 19_895_050, 21_669_514]),
+        (NAMES, SMALL, [14_244_490, 16_018_954, 17_793_418, 19_567_882, 21_342_346]),
+        (HALVES, LARGE, [3_746_890, 4_191_754, 4_636_618, 5_081_482, 5_526_346]),
+        (HALVES, SMALL, [3_583_306, 4_028_170, 4_473_034, 4_917_898, 5_362_762]),
+    ],
+)
+def test_counts(names: list[str], in_shape: tuple[int, int, int], counts: list[int]) -> None:
+    assert [count(on_meta(name, in_shape)) for name in names] == counts
+    assert {later - former for former, later in itertools.pairwise(counts)} == {
+        1_774_464 if names == NAMES else 444_864
+    }
+    assert statistics.mean(counts) == counts[2]
+
+
+def test_counts_by_hand() -> None:
+    """Patches, class token, positions, blocks, last norm, head."""
+    width, tokens, patch = 384, 197, 16 * 16 * 3
+    block = 2 * 2 * width + 4 * (width + 1) * width + (width + 1) * 4 * width + (4 * width + 1) * width
+    whole = (patch + 1) * width + width + tokens * width + 8 * block + 2 * width + (width + 1) * 10
+    assert count(on_meta("vit-s8", LARGE)) == whole
+    assert not list(on_meta("vit-s8").buffers())
+
+
+@pytest.mark.parametrize(
+    ("in_shape", "s_in"),
+    [(LARGE, (197, 384)), (SMALL, (65, 384)), ((1, 28, 28), (50, 384)), ((3, 128, 160), (81, 384)), (TINY, (5, 384))],
+)
+def test_cuts(in_shape: tuple[int, int, int], s_in: tuple[int, int]) -> None:
+    shallow = vision_transformer(in_shape, 10, depth=1)
+    assert cuts(shallow, torch.zeros(1, *in_shape)) == (s_in, (384,))
+    assert shallow.feature_dim == 384
+    registered = on_meta("vit-s8", in_shape).get_parameter("extractor.tokens.patches.weight")
+    assert registered.shape[2:] == ((16, 16) if min(in_shape[1:]) >= 128 else (4, 4))
+
+
+@pytest.mark.parametrize("names", [NAMES, HALVES])
+def test_they_are_nested_by_name_and_shape(names: list[str]) -> None:
+    shapes = [{key: tensor.shape for key, tensor in on_meta(name).state_dict().items()} for name in names]
+    for smaller, larger in itertools.pairwise(shapes):
+        assert smaller.items() < larger.items()
+    found = blocks(shapes[-1])
+    assert list(found["intermediate.block"]) == list(range(2, 13))
+    assert found["intermediate.block"][2].keys() == found["extractor.block"][1].keys()
+
+
+def test_parts() -> None:
+    model = on_meta("vit-s8")
+    firsts = {part: {key.split(".")[1] for key in model.names(part)} for part in ("extractor", "intermediate")}
+    assert firsts["extractor"] == {"tokens", "block1"}
+    assert firsts["intermediate"] == {*(f"block{i}" for i in range(2, 9)), "norm"}
+    assert model.names("head") == ("head.weight", "head.bias")
+
+
+@pytest.mark.parametrize("name", ["tiny", "one block", "vit-s8-half"])
+def test_parts_make_the_whole(name: str) -> None:
+    depth = {"tiny": 3, "one block": 1}.get(name)
+    model, x = tiny(depth) if depth else build(name, TINY, CLASSES), torch.rand(3, *TINY)
+    assert torch.equal(model(x), model.head(model.transform(model.extract(x))))
+    assert model(x).shape == (3, CLASSES)
+
+
+def test_a_projection_goes_behind_the_norm() -> None:
+    model = on_meta("vit-s8", feature_dim=100)
+    assert count(model) == count(on_meta("vit-s8")) + 385 * 100 + 101 * 10 - 385 * 10
+    assert [name for name, _ in model.get_submodule("intermediate").named_children()][-2:] == [
+        "projection",
+        "projection_relu",
+    ]
+
+
+# what is computed --------------------------------------------------------------------------------------------------
+
+
+def test_attention_is_torchs() -> None:
+    torch.manual_seed(1)
+    attention, x = Attention(12, 3, 0.0), torch.randn(4, 5, 12)
+    oracle = nn.MultiheadAttention(12, 3, batch_first=True)
+    oracle.load_state_dict(
+        {
+            "in_proj_weight": attention.qkv.weight,
+            "in_proj_bias": attention.qkv.bias,
+            "out_proj.weight": attention.out.weight,
+            "out_proj.bias": attention.out.bias,
+        }
+    )
+    assert torch.allclose(attention(x), oracle(x, x, x)[0], atol=1e-6)
+
+
+def test_a_block_is_torchs_layer_with_norms_first() -> None:
+    torch.manual_seed(2)
+    block, x = Block(12, 3), torch.randn(4, 5, 12)
+    oracle = nn.TransformerEncoderLayer(12, 3, 48, 0.0, F.gelu, 1e-6, batch_first=True, norm_first=True)
+    oracle.load_state_dict(dict(zip(oracle.state_dict(), _in_torchs_order(block), strict=True)))
+    assert torch.allclose(block(x), oracle(x), atol=1e-6)
+
+
+def _in_torchs_order(block: Block) -> list[Tensor]:
+    attention, mlp = block.attention, block.mlp
+    layers = [attention.qkv, attention.out, mlp.fc1, mlp.fc2, block.norm1, block.norm2]
+    return [tensor.detach() for layer in layers for tensor in layer.parameters()]
+
+
+def test_tokens_are_patches_behind_the_class_token() -> None:
+    """Token 1 + i sees patch i alone, row by row."""
+    tokens = build("vit-s8-half", (1, 8, 12), 3).get_submodule("extractor.tokens")
+    x = torch.rand(2, 1, 8, 12)
+    out, patch = tokens(x), x[:, :, 4:8, 0:4]  # the first of the second row
+    expected = patch.flatten(1) @ tokens.patches.weight.flatten(1).T + tokens.patches.bias + tokens.positions[0, 4]
+    assert torch.allclose(out[:, 4], expected, atol=1e-6)
+    assert torch.equal(out[:, 0], (tokens.class_token + tokens.positions)[:, 0].expand(2, -1))
+
+
+def test_the_order_of_patches_matters_by_their_positions_only() -> None:
+    model, x = tiny(), torch.rand(2, *TINY)
+    turned = torch.cat([x[:, :, 4:], x[:, :, :4]], dim=2)  # the two rows of patches change places
+    assert not torch.allclose(model(x), model(turned), atol=1e-6)
+    with torch.no_grad():
+        model.get_parameter("extractor.tokens.positions").zero_()
+    assert torch.allclose(model(x), model(turned), atol=1e-6)
+
+
+def test_gradients_reach_every_weight() -> None:
+    model = tiny()
+    model(torch.rand(4, *TINY)).square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+def test_start_weights() -> None:
+    torch.manual_seed(0)
+    model = build("vit-s8-half", SMALL, 10)
+    found = dict(model.named_parameters())
+    cut = math.sqrt(0.7737)  # standard deviation of a normal cut at two of its own
+    for name, std in {"intermediate.block2.mlp.fc1": 0.02, "extractor.tokens.patches": 1 / math.sqrt(48)}.items():
+        weight = found[f"{name}.weight"].detach()
+        assert float(weight.std()) == pytest.approx(cut * std, rel=0.02)
+        assert float(weight.abs().max()) <= 2 * std * 1.0001
+        assert abs(float(weight.mean())) < 0.02 * std
+    assert float(found["extractor.tokens.positions"].detach().std()) == pytest.approx(cut * 0.02, rel=0.02)
+    assert all(not p.any() for name, p in found.items() if name.endswith("bias"))
+    assert all(bool((p == 1).all()) for name, p in found.items() if "norm" in name and name.endswith("weight"))
+
+
+def test_dropout_bites_in_training_only() -> None:
+    plain, dropping, x = tiny(), tiny(dropout=0.5), torch.rand(3, *TINY)
+    assert not [m for m in plain.modules() if isinstance(m, nn.Dropout)]
+    assert plain.state_dict().keys() == dropping.state_dict().keys()
+    assert not torch.equal(plain(x), dropping.train()(x))
+    assert torch.equal(plain(x), dropping.eval()(x))
+
+
+def test_under_vmap_and_twice_differentiated(recwarn: pytest.WarningsRecorder) -> None:
+    model, others, x = tiny(), [tiny(seed=1), tiny(seed=2)], torch.rand(2, 3, *TINY)
+    stacked = {key: torch.stack([m.state_dict()[key] for m in others]) for key in model.state_dict()}
+
+    def loss(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        out: Tensor = torch.func.functional_call(model, weights, (x,)).square().sum()
+        return out
+
+    together = torch.func.vmap(torch.func.grad(loss))(stacked, x)
+    for i, other in enumerate(others):
+        loss_of = loss(weights := {k: t.detach().requires_grad_() for k, t in other.state_dict().items()}, x[i])
+        alone = torch.autograd.grad(loss_of, list(weights.values()), create_graph=True)
+        for key, gradient in zip(weights, alone, strict=True):
+            assert torch.allclose(together[key][i], gradient, atol=1e-6)
+    twice = torch.autograd.grad(sum(g.square().sum() for g in alone), list(weights.values()))
+    assert all(bool(torch.isfinite(g).all()) for g in twice)
+    assert not recwarn.list
+
+
+@pytest.mark.slow
+def test_it_learns_digits() -> None:
+    digits = DATASETS["digits"]().train
+    order = torch.randperm(len(digits.x), generator=torch.Generator().manual_seed(0))
+    x, y = digits.x[order].float() / 240, digits.y[order]
+    torch.manual_seed(0)
+    model = vision_transformer(TINY, 10, 3, width=24, heads=3)
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    for _ in range(6):
+        for rows in torch.arange(1400).split(32):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x[rows]), y[rows]).backward()
+            optimizer.step()
+    assert (model(x[1400:]).argmax(1) == y[1400:]).float().mean() > 0.75  # chance is 0.1
+
+
+def test_a_copy_is_its_own() -> None:
+    model, x = tiny(), torch.rand(2, *TINY)
+    twin = copy.deepcopy(model)
+    assert torch.equal(twin(x), model(x))
+    assert not {p.data_ptr() for p in twin.parameters()} & {p.data_ptr() for p in model.parameters()}
+
+
+# what does not fit -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("in_shape", "says"),
+    [
+        ((3, 30, 30), r"at least 8 x 8 whose sides are multiples of 4; 30 x 30 came: .*image_size = (28|32)\)$"),
+        ((3, 32, 34), r"multiples of 4; 32 x 34 came: .*image_size = 32\)$"),
+        ((3, 225, 225), r"at least 32 x 32 whose sides are multiples of 16; 225 x 225 came: .*image_size = 224\)$"),
+        ((1, 4, 4), r"at least 8 x 8 .*; 4 x 4 came: .*image_size = 8\)$"),
+        ((32, 32), r"\(channels, height, width\); the shape \(32, 32\) came"),
+    ],
+)
+def test_images_that_do_not_fit_are_one_line(in_shape: tuple[int, ...], says: str) -> None:
+    with pytest.raises(RequestError, match=f"^vit-s9 needs images .*{says}") as caught:
+        build("vit-s9", in_shape, 10)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"depth": 0}, {"patch": 0}, {"heads": 5}, {"heads": 0}, {"width": 0}, {"dropout": 1.0}, {"dropout": -0.1}]
+)
+def test_sizes_that_make_no_network_are_one_line(wrong: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match=r"^vit needs depth, patch, width and heads of at least 1") as caught:
+        vision_transformer(TINY, CLASSES, **{"depth": 2, "width": 12, "heads": 3, **wrong})
+    assert "\n" not in str(caught.value)
+    assert f"{next(iter(wrong))} {next(iter(wrong.values()))}" in str(caught.value)
+
+
+def test_it_is_not_cut_to_narrower_ones() -> None:
+    with pytest.raises(RequestError) as caught:
+        plan_of(tiny())
+    assert "\n" not in str(caught.value)
+
+
+# federations -------------------------------------------------------------------------------------------------------
+
+NETS: dict[str, Callable[[], SplitModel]] = {
+    "cnn": lambda: build("digits-cnn1", TINY, CLASSES),
+    "vit": lambda: vision_transformer(TINY, CLASSES, 2, width=12, heads=3),
+    "deeper": lambda: vision_transformer(TINY, CLASSES, 3, width=12, heads=3),
+}
+
+
+def federation(method: Method, names: list[str], executor: str = "serial", seed: int = 0, **more: Any) -> pf.Federation:
+    """Four clients of these networks in turn, two rounds."""
+    draws = torch.Generator().manual_seed(3)
+    x, y = torch.randn(4, 20, *TINY, generator=draws), torch.randint(CLASSES, (4, 20), generator=draws)
+    made = pf.Federation(
+        [pf.Client(names[i % len(names)], (x[i, :16], y[i, :16]), (x[i, 16:], y[i, 16:])) for i in range(4)],
+        method,
+        Training(rounds=2, batch_size=8, lr=0.05),
+        classes=CLASSES,
+        seed=seed,
+        builders={name: NETS[name] for name in names},
+        public=Public(Samples(torch.randn(12, *TINY, generator=draws), torch.zeros(12, dtype=torch.long))),
+        executor=executor,
+        **more,
+    )
+    made.run()
+    return made
+
+
+def test_fedavg_averages_depths_layer_by_layer() -> None:
+    ran = federation(FedAvg(weighting="uniform"), ["vit", "deeper"])
+    held = [client.weights for client in ran.clients]
+    found = sent(ran)
+    for client in (0, 1):
+        assert held[client] is not None
+        for name, tensor in held[client].items():
+            owners = [weights[name] for weights in held if weights is not None and name in weights]
+            assert len(owners) == (2 if "block3" in name else 4)
+            (mean,) = (t for key, t in found.items() if key.startswith(f"to client {client}:") and key.endswith(name))
+            assert torch.allclose(mean, torch.stack(owners).mean(0), atol=1e-6)
+            assert not torch.equal(mean, tensor)
+
+
+def test_fedhenn_aligns_a_cnn_with_a_vit() -> None:
+    aligned, off = (
+        weights(federation(FedHeNN(eta0=eta, rad_size=12, rad_batch=12), ["cnn", "vit"])) for eta in (0.5, 0.0)
+    )
+    local = weights(federation(Local(), ["cnn", "vit"]))
+    assert difference(off, local) is None
+    for client in range(4):
+        names = [name for name in local if name.startswith(f"client {client}:")]
+        assert any(not torch.equal(aligned[name], local[name]) for name in names)
+
+
+@pytest.mark.parametrize(
+    "method", [FedIN(), pytest.param(InclusiveFL(), marks=pytest.mark.slow)], ids=lambda method: method.name
+)
+def test_methods_for_nested_networks_take_them(method: Method) -> None:
+    """Nobody is refused, every tensor has moved, and the deeper block, too."""
+    ran = federation(method, ["vit", "deeper"])
+    assert not any(record["refused"] for record in ran.history)
+    for client, start in zip(
+        ran.clients, (ran.server.initial(client.architecture) for client in ran.clients), strict=True
+    ):
+        assert client.weights is not None
+        assert all(not torch.equal(client.weights[name], tensor) for name, tensor in start.items())
+
+
+def test_the_pool_has_the_serial_result_bit_for_bit() -> None:
+    method, names = FedHeNN(rad_size=12, rad_batch=12), ["cnn", "vit"]
+    assert difference(everything(federation(method, names)), everything(federation(method, names, "pool"))) is None
+
+
+def test_a_cohort_comes_to_the_serial_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    plain = stacking.Stack._gradients
+
+    def counted(self: Any, part: Any, turns: Any, *rest: Any, trial: bool = False) -> Any:
+        sizes.append(len(turns))
+        return plain(self, part, turns, *rest, trial=trial)
+
+    monkeypatch.setattr(stacking.Stack, "_gradients", counted)
+    one, other = (everything(federation(FedAvg(), ["vit", "deeper"], executor)) for executor in ("serial", "cohort"))
+    assert difference(one, other, 1e-5) is None
+    assert max(sizes) == 2

@@ -1,0 +1,76 @@
+"""docs/own-model.md, as a stranger would follow it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import polyfed as pf
+from polyfed import cli
+from polyfed.errors import RequestError
+
+PAGE = (Path(__file__).parents[1] / "docs" / "own-model.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the page's network and recipe, as working folder and on Python's path."""
+    (tmp_path / "mynets.py").write_text(blocks("python")[0], encoding="utf-8")
+    (tmp_path / "mine.toml").write_text(blocks("toml")[0], encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "mynets", raising=False)
+    return tmp_path
+
+
+def test_the_path_through_a_recipe(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    commands = [shlex.split(line) for line in blocks("bash")[0].splitlines()]
+    assert len(blocks("python")[0].splitlines()) < 20
+    for path, program, *words in commands:
+        assert (path, program) == ("PYTHONPATH=.", "polyfed")
+        with pytest.raises(SystemExit) as end:
+            cli.main(words)
+        assert end.value.code == 0, capsys.readouterr().err
+    guide = (place / "runs" / "mine" / "models" / "README.md").read_text(encoding="utf-8")
+    first, *_ = re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL)
+    assert first == blocks("python")[2]
+
+
+def test_the_path_through_python(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    exec(compile(blocks("python")[1], "own-model.md", "exec"), {"__name__": "own_model"})
+    assert capsys.readouterr().out.startswith("Branches(")
+
+
+def test_the_lines_in_a_run_folder_do_without_polyfed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where polyfed cannot be imported: the same scores as the run's own models, bit for bit."""
+    run = pf.run("mine.toml", overrides=["training.rounds=1"], out="run")
+    x = torch.rand(3, 1, 8, 8)
+    monkeypatch.chdir(place / "run" / "models")
+    monkeypatch.delitem(sys.modules, "mynets")
+    monkeypatch.setitem(sys.modules, "polyfed", None)
+    sections = re.findall(r"```python\n(.*?)```", Path("README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert len(sections) == 2
+    for client, lines in enumerate(sections):
+        names: dict[str, Any] = {}
+        exec(lines, names)
+        assert type(names["model"]) is nn.Sequential
+        assert torch.equal(names["model"](x), run.models[client](x))
+
+
+def test_what_does_not_fit_is_said_before_anything_is_written(place: Path) -> None:
+    for name, says in (("tiny@9", "no submodule '9' to be its extractor"), ("tinny", "cannot import model")):
+        with pytest.raises(RequestError, match=says):
+            pf.run("mine.toml", overrides=[f'models.architectures=["mynets:{name}"]'], out="run")
+        assert not (place / "run").exists()

@@ -24,7 +24,7 @@ from polyfed.core.settings import Training
 from polyfed.core.timings import timed
 from polyfed.engine.cohort import Cohort, stack_size
 from polyfed.engine.executors import Executor, Job, Outcome, Scores, Scoring, Serial
-from polyfed.engine.workers import Crew, Died, Unable, Worker, warm_up
+from polyfed.engine.workers import Crew, Died, Unable, Worker
 from polyfed.errors import PolyfedError, RequestError, RunError
 
 _STEP, _SAMPLE = 3e-4, 4e-10  # seconds per training step; per sample and parameter. Rough: for convolutions too little
@@ -181,8 +181,6 @@ class Pool:
             self._staff.remove(gone)
             gone.end()
         try:
-            if not self._staff:
-                warm_up()
             fresh = self.workers - len(self._staff)
             for _ in range(fresh):
                 self._staff.append(Worker(self._crew, self._staff))

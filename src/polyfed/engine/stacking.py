@@ -31,7 +31,8 @@ from polyfed.core.networks import load, trainable
 from polyfed.core.timings import timed
 from polyfed.data.transforms import augmentation
 from polyfed.engine.contexts import Packed, Partial, Watched, outline
-from polyfed.engine.training import allow_gaps, data_of, laid_like, only, optimizer_of, shuffled
+from polyfed.engine.optimisers import Optimiser
+from polyfed.engine.training import data_of, only, shuffled
 from polyfed.functional.modes import has_batchnorm
 
 _CLOSE = {"cpu": 1e-4}  # of the largest entry: how far a gradient may be off, by type of device
@@ -430,14 +431,14 @@ class _Part:
     names: Sequence[str]
     phase: Phase
     masks: Tensors
-    optimizer: torch.optim.Optimizer = field(init=False)
+    optimiser: Optimiser = field(init=False)
     _contexts: dict[Hashable, Packed] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.tensors |= {name: self.tensors[name].detach().requires_grad_() for name in self.names}
         client = self.walks[0].client  # all have the same settings, and are in the same round
         rate = client.training.lr_at(client.round, self.phase.lr)
-        self.optimizer = optimizer_of([self.tensors[name] for name in self.names], client.training, rate)
+        self.optimiser = Optimiser([self.tensors[name] for name in self.names], client.training, rate)
 
     def turns(self, method: Method) -> list[_Turn]:
         """The next step of everybody who has one."""
@@ -472,11 +473,8 @@ class _Part:
 
     def move(self, grads: Tensors) -> None:
         """One step of the optimiser; entries whose mask is 0 stay bit for bit."""
-        for name in self.names:
-            self.tensors[name].grad = laid_like(self.tensors[name], grads.get(name))
         before = {name: self.tensors[name].detach().clone() for name in self.masks}
-        allow_gaps(self.optimizer)
-        self.optimizer.step()
+        self.optimiser.step([grads.get(name) for name in self.names])
         with torch.no_grad():
             for name, old in before.items():
                 self.tensors[name].copy_(torch.where(self.masks[name], self.tensors[name], old))
@@ -486,9 +484,7 @@ class _Part:
         index = self._index(rows)
         masks = {name: mask[index] for name, mask in self.masks.items()}
         part = _Part([self.walks[row] for row in rows], self.some(rows), self.names, self.phase, masks)
-        for name in self.names:
-            if state := self.optimizer.state.get(self.tensors[name]):
-                part.optimizer.state[part.tensors[name]] = {key: _of(t, index) for key, t in state.items()}
+        part.optimiser.inherit(self.optimiser, index)
         return part
 
     def bring_home(self, rows: Tensors) -> None:
@@ -499,13 +495,6 @@ class _Part:
 
     def _index(self, rows: Sequence[int]) -> Tensor:
         return torch.tensor(rows).to(next(iter(self.tensors.values())).device)
-
-
-def _of(entry: Any, index: Tensor) -> Any:
-    """Some clients' part of what an optimiser remembers; a number of steps is the same for all."""
-    if not isinstance(entry, Tensor):
-        return entry
-    return entry[index] if entry.dim() else entry.clone()
 
 
 class _Held:

@@ -15,10 +15,10 @@ from polyfed.core.client import Client, Prepare
 from polyfed.core.message import Group, group, tensor
 from polyfed.core.method import Batch, Context, Method, Phase, Trained
 from polyfed.core.networks import split, steady
-from polyfed.core.settings import Training
 from polyfed.core.timings import timed
 from polyfed.data.samples import Samples
 from polyfed.data.transforms import augmentation
+from polyfed.engine.optimisers import Optimiser
 from polyfed.errors import RunError
 from polyfed.functional.modes import has_batchnorm
 
@@ -57,18 +57,14 @@ def train(
         with only(model, phase), steady(model) as (names, parameters):
             if not parameters:
                 continue
-            optimizer = optimizer_of(parameters, client.training, client.training.lr_at(client.round, phase.lr))
+            optimiser = Optimiser(parameters, client.training, client.training.lr_at(client.round, phase.lr))
             for batch in itertools.islice(_batches(client, phase, rows, order, noise), most):
                 with_inputs = {**context, **method.inputs(client, steps, draws)}
                 with step():
                     grads, loss, extra = method.gradients(model, batch, with_inputs)
-                for name, parameter in zip(names, parameters, strict=True):
-                    parameter.grad = laid_like(parameter, grads.get(name))
-                allow_gaps(optimizer)
                 before = {} if mask is None else _copies(names, parameters, mask)
-                optimizer.step()
-                optimizer.zero_grad()  # at once: the next step's gradients then lie where these did, in the caches
-                del grads
+                optimiser.step([grads.get(name) for name in names])
+                del grads  # at once: the next step's gradients then lie where these did, in the caches
                 if mask is not None:
                     _restore(dict(zip(names, parameters, strict=True)), before, mask)
                 steps += 1
@@ -114,28 +110,6 @@ def shuffled(client: Client, phase: Phase, held: int, rows: Tensor | None, order
         for places in torch.randperm(len(rows), generator=order).split(size):
             if len(places) >= smallest:
                 yield rows[places]
-
-
-def optimizer_of(parameters: Sequence[Tensor], training: Training, rate: float) -> torch.optim.Optimizer:
-    """A fresh optimiser, as the settings name it."""
-    if training.optimizer == "sgd":
-        return torch.optim.SGD(parameters, rate, training.momentum, weight_decay=training.weight_decay, fused=True)
-    kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
-    return kind(parameters, rate, weight_decay=training.weight_decay, fused=True)
-
-
-def allow_gaps(optimizer: torch.optim.Optimizer) -> None:
-    """Before a step: let some parameters have no gradient yet, which the fused SGD with momentum cannot take."""
-    for group_ in optimizer.param_groups:
-        if group_.get("momentum") and any(parameter.grad is None for parameter in group_["params"]):
-            group_["fused"] = False  # from now on; the numbers are the same
-
-
-def laid_like(parameter: Tensor, grad: Tensor | None) -> Tensor | None:
-    """The gradient with the parameter's strides, which PyTorch's fused optimisers take for granted without a word."""
-    if grad is None or grad.stride() == parameter.stride():
-        return grad
-    return torch.empty_like(parameter).copy_(grad)
 
 
 @contextlib.contextmanager

@@ -175,11 +175,6 @@ class Worker:
         return "closed its line"
 
 
-def warm_up() -> None:
-    """Have PyTorch import now what it imports with the first optimiser (a second), so that workers to come have it."""
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
-
-
 @contextlib.contextmanager
 def _no_interruption() -> Iterator[None]:
     """Ctrl-C waits until the block is over, so that no process is made that nobody knows of."""

@@ -333,7 +333,7 @@ def test_lists_and_help_fit_the_terminal(polyfed_: Terminal, columns: str, monke
     said = [polyfed_(command, "--help").out for command in commands] + [polyfed_(name).out for name in commands[-3:]]
     assert max(len(line) for text in said for line in text.splitlines()) <= int(columns)
     for row in json.loads(polyfed_("models", "--json").out):
-        assert f"parameters: {row['parameters']:,}" in said[-2]
+        assert f"parameters: {row['parameters']}" in said[-2].replace(",", "")
 
 
 def test_run_tells_why_it_ended_early_and_what_a_closing_round_changed(polyfed_: Terminal) -> None:

@@ -246,11 +246,6 @@ def row_of(client: Client) -> Row | None:
     raise RunError(f"expected a row of the store as client {client.id}'s weights, came {type(client.weights).__name__}")
 
 
-def stacked(rows: Sequence[Row]) -> Tensor:
-    """(K, P): the float32 numbers of K rows of one architecture and variant, copied."""
-    return torch.stack([row.flat for row in rows])
-
-
 @dataclass(frozen=True)
 class _File:
     """What memory is mapped from. number: of the open file; -1: of none, and nobody shares it. grow: to a size."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -22,17 +24,22 @@ def clients(count: int = 2) -> list[pf.Client]:
     return [pf.Client("digits-cnn1", (x[i], y[i]), (x[i], y[i])) for i in range(count)]
 
 
-def run(precision: str, executor: str = "serial", method: object = None) -> Run:
+def made(precision: str, executor: str = "serial", out: Path | None = None) -> pf.Federation:
     training = Training(rounds=2, epochs=2, batch_size=8, lr=0.1, momentum=0.9)
     return pf.Federation(
         clients(),
-        method or pf.methods.FedAvg(),
+        pf.methods.FedAvg(),
         training,
         builders={"digits-cnn1": lambda: build("digits-cnn1", (1, 8, 8), 3)},
         precision=precision,
         executor=executor,
         workers=2 if executor == "pool" else None,
-    ).run()
+        out=out,
+    )
+
+
+def run(precision: str, executor: str = "serial") -> Run:
+    return made(precision, executor).run()
 
 
 def weights(done: Run) -> dict[str, Tensor]:
@@ -96,3 +103,10 @@ def test_an_unknown_precision_is_refused() -> None:
         Recipe.from_dict({**settings, "run": {"precision": "half"}})
     with pytest.raises(RequestError, match="expected the precision 'float32' or 'bf16', came 'half'"):
         run("half")
+
+
+def test_a_run_is_not_resumed_in_another_precision(tmp_path: Path) -> None:
+    made("float32", out=tmp_path / "run").run()
+    with pytest.raises(RequestError, match=r"run\.precision was 'float32', now 'bf16'"):
+        made("bf16", out=tmp_path / "run").run(resume=True)
+    assert made("float32", out=tmp_path / "run").run(resume=True).result["precision"] == "float32"

@@ -581,7 +581,7 @@ class Federation:
             "training": self.training.in_effect(),
             "evaluation": self.evaluation.in_effect(),
             **({"availability": self.facts["availability"]} if "availability" in self.facts else {}),
-            "run": {"seed": self.seed, **self._stacked},
+            "run": {"seed": self.seed, "precision": self.facts["precision"], **self._stacked},
             "federation": {
                 "dataset": self.facts["dataset"],
                 "architectures": [client.architecture for client in self.clients],

@@ -24,6 +24,7 @@ from toys import (
     worker,
 )
 
+from polyfed.core import mean_kernel
 from polyfed.core.client import Client, Public
 from polyfed.core.settings import Availability, Evaluation
 from polyfed.data.samples import Samples
@@ -251,6 +252,34 @@ def test_who_missed_the_rad_is_sent_it():
             assert ("rad" in message) == (i not in holds)
         holds |= set(round.down) - {1}
     assert len(holds) > 4
+
+
+@pytest.mark.parametrize("refresh", [0, 1])
+def test_only_who_trained_represents_a_fixed_rad_again(refresh, monkeypatch):
+    """8 clients in the first mean kernel, then the 4 of the last round; and the same bits without any memory."""
+
+    def run():
+        count = 0
+        whole = mean_kernel.passes.represent
+
+        def counted(*args):
+            nonlocal count
+            count += 1
+            return whole(*args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(mean_kernel.passes, "represent", counted)
+            history = rounds(
+                hetero(rad_refresh=refresh), clients(MIXED * 2), held=public(), rounds=4, participation=0.5
+            )
+        return count, [{**round.record, "seconds": 0} for round in history]
+
+    count, records = run()
+    assert count == (8 * 4 if refresh else 8 + 3 * 4)
+    monkeypatch.setattr(mean_kernel, "_REMEMBERED", 0)
+    again, plain = run()
+    assert again == 8 * 4
+    assert plain == records
 
 
 def test_a_draw_is_never_taken_for_another():

@@ -7,6 +7,7 @@ sent in this round. Nothing here asks for a model where clients upload represent
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -23,8 +24,20 @@ from polyfed.functional.kernels import FactorStream
 from polyfed.functional.precision import Precision, pack, unpack
 from polyfed.functional.similarity import Similarity, features
 
+_REMEMBERED = 2**28  # bytes of representations in all that are not computed again while weights and RAD are the same
+
 Pool = Literal["all", "selected", "seen"]
 Strength = Literal["uniform", "samples", "capacity", "validation"]
+
+
+@dataclass(frozen=True)
+class _Represented:
+    """What a client's weights, by the first tensor of them, made of a RAD."""
+
+    rad: weakref.ref[Tensor]
+    weights: weakref.ref[Tensor]
+    seeded: bool
+    a_LD: Tensor
 
 
 @dataclass(frozen=True)
@@ -107,8 +120,18 @@ class MeanKernel:
         """A_j, as it was uploaded or by a pass."""
         if self.uploads == "kernels":
             return unpack(group(server.state, f"kernel {client_id}"))
-        model = server.model(server.clients[client_id].architecture, server.weights(client_id))
-        return passes.represent(model, tensor(server.state, "rad"), server.prepare).cpu()
+        rad = tensor(server.state, "rad")
+        seeded = not server.has_kept(client_id)  # and so as they were in every round before
+        weights = server.weights(client_id)
+        first = next(iter(weights.values()))
+        known: _Represented | None = server.memory.pop(("represented", client_id), None)
+        if not (known and known.rad() is rad and (known.weights() is first or (known.seeded and seeded))):
+            model = server.model(server.clients[client_id].architecture, weights)
+            a_LD = passes.represent(model, rad, server.prepare).cpu()
+            known = _Represented(weakref.ref(rad), weakref.ref(first), seeded, a_LD)
+        if known.a_LD.nbytes * len(server.clients) <= _REMEMBERED:  # as what a state holds is never written into
+            server.memory["represented", client_id] = known
+        return known.a_LD
 
     def _features(self, server: Server, client_id: int, a_LD: Tensor) -> Tensor:
         """A_j, or another matrix with the kernel of client j."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,7 @@ class Server:
         settings. prepare: turns stored inputs into what models take, alike for all (the first client's). example: no
         rows (0, ...) of stored inputs, which tell their type and shape to a method whose server makes inputs.
         log: numbers that the method wants in the round's record; emptied after every round.
+        memory: what a method may compute anew at any time, by its purpose and client; never saved.
 
     Networks are those of `Method.build`: what `Method.beside` adds exists on clients only.
     """
@@ -62,6 +64,7 @@ class Server:
         self.prepare = prepare
         self.example = torch.empty(0) if example is None else example[:0]
         self.log: dict[str, float] = {}
+        self.memory: dict[tuple[str, int], Any] = {}
         self._members = dict(clients)
         self._names = tuple(dict.fromkeys(member.architecture for member in clients.values()))
         self._architectures = architectures

@@ -13,6 +13,9 @@ ARGS ?=
 # One process of tests per core.
 PYTEST = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest -ra -n auto --dist worksteal
 
+# Its theme would otherwise print a notice about its own future.
+MKDOCS = NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs
+
 # $(call environment,EXTRA): bring .venv up to date with pyproject.toml and constraints.txt; instant when it is.
 environment = @for python in $(if $(PYTHON),"$(PYTHON)",$(PYTHONS)); do \
 	if "$$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
@@ -22,7 +25,7 @@ environment = @for python in $(if $(PYTHON),"$(PYTHON)",$(PYTHONS)); do \
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-all browser lint format install install-dev clean
+.PHONY: help demo test test-all browser docs docs-serve lint format install install-dev install-docs clean
 
 help: ## what can be made
 	@echo "usage: make TARGET [PYTHON=python3.12]"
@@ -42,6 +45,12 @@ browser: install-dev ## the report page in a real browser, installed if missing 
 	.venv/bin/python scripts/browser.py
 	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -ra tests/report/test_page_in_a_browser.py $(ARGS)
 
+docs: install-docs ## the documentation as a site, into site/; a warning is an error
+	$(MKDOCS) build --strict
+
+docs-serve: install-docs ## the same in a browser, at localhost:8000, as it is being written
+	$(MKDOCS) serve
+
 lint: install-dev ## style (ruff) and types (mypy, strict)
 	.venv/bin/python -m ruff check .
 	.venv/bin/python -m ruff format --check .
@@ -57,6 +66,9 @@ install: ## .venv with polyfed and what it needs
 install-dev: ## .venv with the tools of the tests besides
 	$(call environment,dev)
 
+install-docs: ## .venv with the tools of the documentation besides
+	$(call environment,docs)
+
 clean: ## remove what can be made again; keeps .venv and runs/
-	rm -rf build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -path ./.venv -prune -o -path ./runs -prune -o -name __pycache__ -type d -exec rm -rf {} +

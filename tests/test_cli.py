@@ -246,7 +246,15 @@ def test_compare_goes_on_after_an_interruption(polyfed_: Terminal, monkeypatch: 
 def test_check_measures_and_writes_nothing(polyfed_: Terminal) -> None:
     before = sorted(polyfed_.folder.rglob("*"))
     said = polyfed_("check", "tiny.toml")
-    for words in ("digits-cnn1", "digits-cnn2", "17,258", "16x4x4", "30 held out", "whole run, about:", "in memory"):
+    for words in (
+        "digits-cnn1",
+        "digits-cnn2",
+        "17,258",
+        "16x4x4",
+        "30 held out",
+        "whole run, about:",
+        "memory, about:",
+    ):
         assert words in said.out
     assert said.error == ""
     assert sorted(polyfed_.folder.rglob("*")) == before

@@ -257,6 +257,12 @@ def fedin_half_bytes(server: Any, client_id: int) -> tuple[int, int]:
     return 4 * p + 2 * 20 * 42, 4 * p + 2 * min(20, SIZES[client_id]) * 42
 
 
+def fedin_projected_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """As `fedin_bytes`, but q = (1 + 2*2) * 3 + 512, whatever the network."""
+    p, q = numbers(server, client_id), 5 * 3 + 512
+    return 4 * (p + 8 * q), 4 * (p + min(8, SIZES[client_id]) * q)
+
+
 def masked(model: Any, batch: Any, context: Any) -> float:
     """CE in float64, the logits of absent classes being 0."""
     logits = model(batch.x).detach().double().numpy() * context["classes"].numpy()
@@ -622,6 +628,9 @@ test_fedhenn_procrustes = also(
     )
 )
 
+OF_PAIRS = ("combine", "lambda_", "granularity", "pool", "noise_where", "pairs", "in_every", "feature_dtype")
+OF_PROJECTIONS = tuple(f"projection{what}" for what in ("", "_channels", "_grid", "_features", "_lr"))
+
 test_fedin = testing.conformance(
     FedIN(mu=0.35),
     oracle=proximal,
@@ -631,6 +640,11 @@ test_fedin = testing.conformance(
         "weighting": "samples",
         "noise_where": Bite("message", {"noise": 0.8}),
         "granularity": Bite("block", {"combine": "project"}),
+        "projection": "fixed",
+        "projection_channels": Bite(3, {"projection": "fixed"}),
+        "projection_grid": Bite(2, {"projection": "fixed"}),
+        "projection_features": Bite(4, {"projection": "fixed"}),
+        "projection_lr": Bite(5.0, {"projection": "trained"}),
     },
     reductions=[
         Reduction(FedIN(train_in=False, mu=0.0), FedAvg(), "received", one_architecture=True, equal_sizes=True),
@@ -645,15 +659,27 @@ test_fedin_noise = also(
     )
 )
 
+test_fedin_with_fixed_projections = also(
+    testing.conformance(
+        FedIN(projection="fixed", projection_channels=3, projection_grid=2, aggregation="same-shape"),
+        expected_bytes=fedin_projected_bytes,
+        skip={"order_of_uploads": ORDER, "numbering": ORDER, "knobs_bite": "asked of the plain form"},
+    )
+)
+
+test_fedin_with_trained_projections = also(
+    testing.conformance(
+        FedIN(projection="trained", projection_features=4, aggregation="same-shape"),
+        skip={"order_of_uploads": ORDER, "numbering": ORDER, "knobs_bite": "asked of the plain form"},
+    )
+)
+
 test_fedin_without_pairs = also(
     testing.conformance(
         FedIN(train_in=False, mu=0.35, weighting="samples"),
         oracle=proximal,
         counted="updates",
-        inert=dict.fromkeys(
-            ("combine", "lambda_", "granularity", "pool", "noise_where", "pairs", "in_every", "feature_dtype"),
-            "there are no pairs",
-        ),
+        inert=dict.fromkeys((*OF_PAIRS, *OF_PROJECTIONS), "there are no pairs"),
     )
 )
 

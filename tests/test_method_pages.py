@@ -1,4 +1,6 @@
-"""Every method has a page, docs/methods/<name>.md: its knob table is the method's, and its commands are valid.
+"""Every method has a page, docs/methods/<name>.md, made after one template; its knob table is the method's.
+
+Its commands are valid, and the papers' numbers on it are those of published.csv, ours those of docs/results.
 
 In the section "Knobs" the first table's first two columns are name and default: the name as a recipe has it, without
 a trailing underscore; the default as TOML, bare or in backticks, or a dash where nothing is set.
@@ -9,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import runpy
 import shlex
 import tomllib
 from pathlib import Path
@@ -24,6 +27,17 @@ from polyfed.sweep import parse
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "methods"
+PARTS = (
+    ("Idea", r"\A# [^\n]+\n\n[A-Z`][^#]{150,}"),
+    ("Picture", r"^```text\n[^`]*[─►▼◄][^`]*```"),
+    ("Equations", r"^## How it works$[^#]*^```text\n\S"),
+    ("What is sent", r"^## What is sent$[^#]*(?:^\|(?: \|)? direction \||othing)"),
+    ("Knobs", r"^## Knobs$"),
+    ("Deviations", r"^## Deviations"),
+    ("Result", r"^## Measured here$[^#]*\b\d+\.\d+\b"),
+    ("Beside the paper's", r"^## Beside the papers$"),
+    ("Command", r"^## Run it$[^#]*^```bash\npolyfed "),
+)
 UNSET = {"", "-", "–", "—", "none", "not set", "unset"}
 
 
@@ -79,6 +93,49 @@ def check(words: list[str]) -> None:
         recipe.build_method()
 
 
+def missing(text: str) -> list[str]:
+    """The parts of the template that a page lacks, or has elsewhere than it should."""
+    found, at = [], 0
+    for part, pattern in PARTS:
+        match = re.compile(pattern, re.MULTILINE).search(text, at)
+        if match is None:
+            found.append(part)
+        else:
+            at = match.start() + (part in ("Idea", "Picture"))
+    return found
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_page_has_every_part_of_the_template(name: str) -> None:
+    assert missing(page(name)) == []
+
+
+@pytest.fixture(scope="module")
+def beside() -> dict[str, Any]:
+    """The script that writes the pages' section "Beside the papers", and what it finds measured."""
+    script = runpy.run_path(str(ROOT / "scripts" / "beside_papers.py"))
+    return {**script, "measured": script["ours"]()}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_stands_beside_the_papers_is_published_and_measured(name: str, beside: dict[str, Any]) -> None:
+    expected = beside["with_section"](page(name), name, beside["measured"])
+    assert page(name) == expected, "write it anew: python scripts/beside_papers.py"
+
+
+def test_ours_are_found_on_all_three_pages(beside: dict[str, Any]) -> None:
+    ours = beside["measured"]
+    two, ten = "clients=10, classes_per_client=2", "clients=10, classes_per_client=10"
+    shown = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    fedgh = ours["fedgh/table3", two, "cifar10", "accuracy", "fedgh"].partition(" (")[0]
+    assert f"| fedgh | personal | 0 1 2 | {fedgh} | 97.60" in shown
+    assert ours["fedin/table3", "", "", "parameters sent", "scaffold"] == "24.56"
+    per_round = "bytes per client and round"
+    assert ours["fedgh/table3", ten, "cifar100", per_round, "lgfedavg"] == "391.41 (in its test)"
+    assert ("fedgh/table3", ten, "cifar100", per_round, "fd") not in ours
+    assert "not measured" in beside["section"]("fedtgp", ours)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_the_knob_table_is_the_methods(name: str) -> None:
     shown = knob_table(page(name))
@@ -98,13 +155,17 @@ def test_the_commands_are_valid(name: str) -> None:
         check(words)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_links_to_files_lead_somewhere(name: str) -> None:
-    for target in re.findall(r"\]\(([^)#\s]+)", page(name)):
-        assert "://" in target or (FOLDER / target).exists(), f"nothing at '{target}'"
-
-
 # the checks themselves
+
+
+def test_a_part_that_is_missing_or_elsewhere_is_seen() -> None:
+    text = page("fedgh")
+    assert missing(text.replace("## Deviations from the paper", "## More")) == ["Deviations"]
+    assert missing(text.replace("## Measured here", "## Measured")) == ["Result"]
+    knobs = text[text.index("## Knobs") : text.index("## Deviations")]
+    assert missing(text.replace(knobs, "") + knobs) != []
+    first = text.index("```text")
+    assert missing(text[:first] + text[text.index("## How") :]) == ["Picture"]
 
 
 def test_a_table_is_read() -> None:

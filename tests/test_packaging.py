@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
@@ -56,7 +58,7 @@ def tracked() -> list[Path]:
     if (ROOT / ".git").exists() and shutil.which("git"):
         listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
-    made = {".venv", "runs", "build", "dist", "__pycache__", ".git"}
+    made = {".venv", "runs", "build", "dist", "site", "__pycache__", ".git"}
     return [
         path
         for path in ROOT.rglob("*")
@@ -121,7 +123,7 @@ def make(*arguments: str, folder: Path = ROOT, **environment: str) -> subprocess
 def test_make_alone_says_what_can_be_made() -> None:
     done = make()
     assert done.returncode == 0, done.stderr
-    for target in ("demo", "test", "test-all", "lint", "format", "clean", "help"):
+    for target in ("demo", "test", "test-all", "docs", "docs-serve", "lint", "format", "clean", "help"):
         assert re.search(rf"^  {target} +\w", done.stdout, re.MULTILINE)
 
 
@@ -282,23 +284,97 @@ def test_ci_runs_make_test_in_the_repository_with_the_data_beside_it(tmp_path: P
     assert run(POLYFED_DATA="elsewhere") == f"{repository}|test|elsewhere"
 
 
+# The command's start
+
+
+def test_the_help_comes_at_once() -> None:
+    """Under half a second; of the processor's, as other tests run at the same time."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-m", "polyfed", "--help"], capture_output=True, text=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert "Usage: polyfed" in done.stdout, done.stderr
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
+
+
 # The wheel
 
 
-@pytest.mark.slow
-def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
-    copy = tmp_path / "a copy"
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy of the project's own files."""
+    folder = tmp_path_factory.mktemp("wheel")
+    copy = folder / "a copy"
     for path in tracked():
         target = copy / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, target)
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), "."]
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), "."]
     done = subprocess.run(command, cwd=copy, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    (wheel,) = tmp_path.glob("polyfed-*.whl")
+    (found,) = folder.glob("polyfed-*.whl")
+    return found
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         held = set(archive.namelist())
     sources = {path for path in tracked() if path.is_relative_to(ROOT / "src")}
     assert {path.relative_to(ROOT / "src").as_posix() for path in sources} <= held
+    assert "polyfed/py.typed" in held
     assert any(name.endswith("licenses/LICENSE") for name in held)
     assert {name.split("/")[0] for name in held} == {"polyfed", f"polyfed-{__version__}.dist-info"}
+
+
+def needed_at_run_time() -> dict[str, metadata.Distribution]:
+    """What polyfed needs without extras, and what that needs in turn, as it is installed here."""
+    found: dict[str, metadata.Distribution] = {}
+    asked = [Requirement(line) for line in PROJECT["project"]["dependencies"]]
+    while asked:
+        requirement = asked.pop()
+        name = canonicalize_name(requirement.name)
+        if name not in found:
+            found[name] = metadata.distribution(name)
+            more = [Requirement(line) for line in found[name].requires or ()]
+            asked += [each for each in more if each.marker is None or each.marker.evaluate({"extra": ""})]
+    return found
+
+
+@pytest.fixture
+def clean(wheel: Path, tmp_path: Path) -> Path:
+    """The scripts' folder of an environment with the wheel and what it needs, and nothing else."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "env")], check=True)
+    place = next((tmp_path / "env").glob("lib/python*/site-packages"))
+    for distribution in needed_at_run_time().values():
+        for name in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
+            if not (place / name).exists():
+                (place / name).symlink_to(distribution.locate_file(name))
+    scripts = tmp_path / "env" / "bin"
+    pip = [sys.executable, "-m", "pip", "--python", str(scripts / "python"), "--disable-pip-version-check"]
+    command = [*pip, "install", "--no-deps", "--no-index", str(wheel)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return scripts
+
+
+@pytest.mark.slow
+def test_the_wheel_works_without_extras(clean: Path, tmp_path: Path) -> None:
+    alone = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+
+    def said(*words: str | Path, status: int = 0) -> str:
+        done = subprocess.run(words, cwd=tmp_path, env=alone, capture_output=True, text=True)
+        assert done.returncode == status, done.stderr
+        return done.stdout + done.stderr
+
+    polyfed, python, recipe = clean / "polyfed", clean / "python", ROOT / "recipes" / "quickstart.toml"
+    assert said(polyfed, "--version") == f"polyfed {__version__}\n"
+    assert str(tmp_path) in said(python, "-c", "import polyfed; print(polyfed.__file__)")
+    said(python, "-c", "import timm", status=1)
+    small = ["--set", "data.max_rows=500", "--set", "data.min_size=5", "--set", "training.rounds=2"]
+    assert "whole run, about" in said(polyfed, "check", recipe, *small)
+    said(polyfed, "compare", recipe, *small, "--methods", "fedavg,fedgh", "--out", "runs", "-q")
+    assert (tmp_path / "runs" / "report.html").exists()
+    outside = ["--set", "models.architectures=['timm:resnet10t']"]
+    assert "pip install 'polyfed[vision]'" in said(polyfed, "check", recipe, *small, *outside, status=2)
+    followed = ["--track", "tensorboard", "--out", "followed"]
+    assert "polyfed[track]" in said(polyfed, "run", recipe, *small, *followed, status=2)

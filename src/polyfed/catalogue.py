@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from polyfed.errors import PolyfedError
 from polyfed.registry import METHODS
-from polyfed.units import human_bytes
+from polyfed.units import human_bytes, human_seconds
 
 if TYPE_CHECKING:
     from polyfed.recipe import Recipe
+    from polyfed.session import Prepared
 
 __all__ = ["Fit", "Knob", "describe", "fits", "fits_lines", "knobs", "to_markdown", "to_text"]
 
+_TIMED_BATCHES = 3  # of each network and method
 _SIZES = len("1023.9 KiB to 1023.9 KiB")
 _SYMBOLS = (
     ("P", "floats of a client's network: weights and float buffers; P(r): of its slice of width r; P(l): of level l"),
@@ -57,12 +59,14 @@ class Fit:
     Attributes:
         method: its name, or a variant's of the recipe. why: what does not fit; None where all does.
         down, up: network -> bytes to and from one client in round 2; empty where it does not fit.
+        seconds: of a round on average, where that was asked for.
     """
 
     method: str
     why: str | None
     down: Mapping[str, int] = field(default_factory=dict)
     up: Mapping[str, int] = field(default_factory=dict)
+    seconds: float | None = None
 
 
 # what a method is -------------------------------------------------------------------------------------------------
@@ -192,14 +196,25 @@ def _shown(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)
 
 
-def fits_lines(found: Iterable[Fit]) -> Iterator[str]:
-    """The answers of `fits` for a terminal, each as it comes: bytes per client, least to most, or why not."""
+def fits_lines(found: Iterable[Fit], timed: bool = False) -> Iterator[str]:
+    """The answers of `fits` for a terminal, each as it comes: bytes per client, least to most, or why not.
+
+    timed: with the seconds of a round.
+    """
     column = max(map(len, METHODS))
-    yield f"{'method':<{column}}  runs  {'down, per client':<{_SIZES}}  up, per client"
+    up = f"{'up, per client':<{_SIZES}}  a round" if timed else "up, per client"
+    yield f"{'method':<{column}}  runs  {'down, per client':<{_SIZES}}  {up}"
     for one in found:
         why = None if one.why is None else " ".join(one.why.removeprefix(one.method).split())
-        answer = f"yes   {_range(one.down):<{_SIZES}}  {_range(one.up)}" if why is None else f"no    {why}"
+        last = "" if one.seconds is None else _short(one.seconds)
+        answer = (
+            f"yes   {_range(one.down):<{_SIZES}}  {_range(one.up):<{_SIZES}}  {last}" if why is None else f"no    {why}"
+        )
         yield f"{one.method:<{column}}  {answer}".rstrip()
+
+
+def _short(seconds: float) -> str:
+    return f"{1000 * seconds:.0f} ms" if seconds < 1 else human_seconds(seconds)
 
 
 def _range(sizes: Mapping[str, int]) -> str:
@@ -212,7 +227,14 @@ def _range(sizes: Mapping[str, int]) -> str:
 # what fits a recipe -----------------------------------------------------------------------------------------------
 
 
-def fits(recipe: str | Path | Recipe, overrides: Sequence[str] = (), measure: bool = True) -> Iterator[Fit]:
+def fits(
+    recipe: str | Path | Recipe,
+    overrides: Sequence[str] = (),
+    measure: bool = True,
+    *,
+    methods: Sequence[str] | None = None,
+    timed: bool = False,
+) -> Iterator[Fit]:
     """For every method, and every variant in the recipe's ``[methods]``: does it run on these models and data?
 
     With the knobs that the recipe gives to a method; the others have their defaults. Bytes are those of messages, from
@@ -221,22 +243,36 @@ def fits(recipe: str | Path | Recipe, overrides: Sequence[str] = (), measure: bo
     Args:
         recipe: a TOML file, or a `Recipe`. overrides: ``"data.clients=20"``, as ``--set`` on the command line.
         measure: play the rounds; False: only ask whether models and data fit, and tell no bytes.
+        methods: only these methods and variants. timed: play them with some batches more, and all of the clients' data,
+            for the seconds of a round.
 
     Raises:
-        RequestError: the recipe is wrong, or its data are not there.
+        RequestError: the recipe is wrong, a method is not known, or the data are not there.
     """
-    from polyfed.preflight import message_bytes
     from polyfed.recipe import Recipe
-    from polyfed.session import Prepared, prepare
+    from polyfed.session import Prepared
 
     base = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe, overrides)
+    names = list(dict.fromkeys([*METHODS, *base.variants()] if methods is None else methods))
+    for name in names if methods is not None else ():
+        base.choose(name)
     data = Prepared()
     data.dealt(base)
-    for name in dict.fromkeys([*METHODS, *base.variants()]):
+    for name in names:
         try:
-            federation = prepare(base.choose(name), data=data)
-            down, up = message_bytes(federation) if measure else ({}, {})
+            yield _fit(name, base, data, measure, timed)
         except PolyfedError as error:
             yield Fit(name, str(error))
-        else:
-            yield Fit(name, None, down, up)
+
+
+def _fit(name: str, base: Recipe, data: Prepared, measure: bool, timed: bool) -> Fit:
+    from polyfed import preflight
+    from polyfed.session import prepare
+
+    federation = prepare(base.choose(name), data=data)
+    if timed:
+        found = preflight.measure(federation, batches=_TIMED_BATCHES)
+        down, up = ({kind.name: getattr(kind, way)[1] for kind in found.architectures} for way in ("down", "up"))
+        return Fit(name, None, down, up, found.seconds_round)
+    down, up = preflight.message_bytes(federation) if measure else ({}, {})
+    return Fit(name, None, down, up)

@@ -234,25 +234,56 @@ def sweep(
 def check(
     recipe: _Recipe,
     method: _Method = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,...", help="A line for each of these methods and variants; or all."),
+    ] = None,
     settings: _Set = None,
     seed: _Seed = None,
     workers: _Workers = None,
     device: _Device = None,
     profile: _Profile = None,
+    json: _Json = False,
 ) -> None:
     """Does a recipe fit, what will it cost?
 
-    Tries one batch per architecture and writes nothing.
+    Tries some batches per architecture and writes nothing. Tells all that does not fit.
 
     \b
     polyfed check recipes/quickstart.toml --method fedgh
+    polyfed check recipes/quickstart.toml --methods local,fedgh,fedhenn
     """  # noqa: D301  (an escape, which tells the help not to wrap)
-    from polyfed import session
+    import dataclasses
+
+    from polyfed import catalogue, session
+    from polyfed.engine.fit import Unfit
     from polyfed.recipe import Recipe
 
+    if methods is not None and method is not None:
+        raise RequestError("expected --method or --methods, came both")
     options: dict[str, Any] = {"seed": seed, "device": device, "workers": workers, "profile": profile}
     asked = Recipe.load(recipe, settings or (), method=method, **options)
-    _print(str(session.check(asked)))
+    if methods is not None:
+        found = catalogue.fits(asked, methods=None if methods == "all" else _names(methods), timed=True)
+        if json:
+            return _list([dataclasses.asdict(one) for one in found], json)
+        for line in catalogue.fits_lines(found, timed=True):
+            _print(line)
+        return _print_profile(asked)
+    try:
+        done = session.check(asked)
+    except Unfit as error:
+        if len(error.problems) == 1:
+            raise
+        for problem in error.problems:
+            _print(f"- {problem}")
+        raise RequestError(f"{len(error.problems)} things do not fit, as listed") from None
+    if json:
+        import json as form
+
+        told = {key: getattr(done, key) for key in ("seconds_round", "peak_at_work", "peak")}
+        return print(form.dumps({**dataclasses.asdict(done), **told}, indent=2))
+    _print(str(done))
     _print_profile(asked)
 
 
@@ -361,7 +392,7 @@ def predict(
         Path,
         typer.Argument(
             metavar="DATA",
-            help="Parquet or image files (one, or a folder of them), a .csv file or a .npy file.",
+            help="Parquet or image files (one, or a folder of them), a .csv, a .txt or a .npy file.",
             show_default=False,
         ),
     ],
@@ -372,11 +403,12 @@ def predict(
     device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1.")] = "cpu",
     image_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of Parquet files.")] = None,
     label_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of Parquet or CSV files.")] = None,
+    text_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of Parquet or CSV files of texts.")] = None,
 ) -> None:
     """Use a client's model on new data.
 
     Writes a row per input: its row number or file, the class's number and name, the probability. Where the data have
-    labels, the accuracy is told.
+    labels, the accuracy is told. Texts (a column, or the lines of a .txt file) are read with the run's own words.
 
     \b
     polyfed predict runs/mine --client 7 photos --out photos.csv
@@ -385,7 +417,15 @@ def predict(
     from polyfed import prediction
     from polyfed.report.writing import write_whole
 
-    found = prediction.predict(run, client, data, device=device, image_column=image_column, label_column=label_column)
+    found = prediction.predict(
+        run,
+        client,
+        data,
+        device=device,
+        image_column=image_column,
+        label_column=label_column,
+        text_column=text_column,
+    )
     to_file = str(out) != "-"
     if to_file:
         write_whole(out, found.to_csv(probabilities).encode())

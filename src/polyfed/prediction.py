@@ -30,7 +30,7 @@ from polyfed.core.method import Method
 from polyfed.core.networks import exported
 from polyfed.core.randomness import scoped_global
 from polyfed.data.inputs import Form, Inputs, numbered, read
-from polyfed.data.text import Words
+from polyfed.data.text import WORDS_FILE, Vocabulary, Words
 from polyfed.data.transforms import Prepare
 from polyfed.errors import RequestError
 from polyfed.models.zoo import build
@@ -122,6 +122,7 @@ def predict(
     device: str = "cpu",
     image_column: str | None = None,
     label_column: str | None = None,
+    text_column: str | None = None,
 ) -> Predictions:
     """What a client's personal model says of new inputs.
 
@@ -129,7 +130,7 @@ def predict(
         run: a finished run's folder. client: number.
         data: files as `polyfed.data.inputs.read` takes them, or inputs (N, ...) as the run stored them.
         device: where the network computes.
-        image_column, label_column: of Parquet files, where they cannot be told; of CSV files the latter.
+        image_column, label_column, text_column: of Parquet files, where they cannot be told; of CSV files the last two.
 
     Raises:
         RequestError: see `load_model` and `polyfed.data.inputs.read`.
@@ -138,7 +139,7 @@ def predict(
     if isinstance(data, Tensor):
         inputs = numbered(data, model.form, "the tensor given")
     else:
-        inputs = read(Path(data), model.form, image_column, label_column)
+        inputs = read(Path(data), model.form, image_column, label_column, text_column)
     return _predicted(model, inputs)
 
 
@@ -185,6 +186,7 @@ def load_model(run: str | Path, client: int, device: str = "cpu") -> ClientModel
             tuple(entry["class_names"]),
             tuple(entry.get("feature_names", ())),
             entry.get("label_column"),
+            _vocabulary(entry, folder),
         )
         normalised = entry["prepare"]
         prepare = Prepare(tuple(normalised["mean"]), tuple(normalised["std"]), bool(normalised.get("table", False)))
@@ -205,12 +207,21 @@ def load_model(run: str | Path, client: int, device: str = "cpu") -> ClientModel
     return ClientModel(client, entry["architecture"], network.to(place).eval(), method, state, form, prepare, place)
 
 
+def _vocabulary(entry: Mapping[str, Any], folder: Path) -> Vocabulary | None:
+    """How the run read texts; None where its inputs were none, or its folder does not say."""
+    texts = entry.get("texts")
+    if texts is None:
+        return None
+    words = _checked(folder / WORDS_FILE, texts["sha256"]).decode().split("\n")[:-1]
+    return Vocabulary(tuple(words), entry["input"]["shape"][0], texts["column"], entry["vocabulary"])
+
+
 def _built(entry: Mapping[str, Any], method: Method, shape: tuple[int, ...]) -> nn.Module:
     """The network that the client trained, as an entry of the index says; its weights are any."""
     own, companion = entry["architecture"], entry.get("companion")
     words = None if entry.get("vocabulary") is None else Words(vocabulary=entry["vocabulary"]).ids
     builders = {
-        name: functools.partial(build, name, shape, entry["classes"], entry["feature_dim"], words)
+        name: functools.partial(build, name, shape, entry["classes"], entry["feature_dim"], words, fetch=False)
         for name in (own, companion)
         if name is not None
     }

@@ -2,12 +2,16 @@
 
 Two rounds are played, the first and the next in which somebody trains, as some methods' first messages are smaller than
 the later ones; and the closing round, where there is one. Training takes a few batches only; all else (receiving, what
-is computed for the upload, scoring) is done as in a run, so that bytes are those of the messages.
+is computed for the upload, scoring) is done as in a run, so that bytes are those of the messages. The server has as
+much to do as in a run, too: as many as would be drawn are heard, who was not measured with the upload of one who was
+and has the same network.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,9 +22,10 @@ import torch
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, copied, nbytes, read_only, tensor
-from polyfed.core.method import Exchange, Phase, Trained
+from polyfed.core.method import Context, Exchange, Phase, Trained
 from polyfed.data.samples import Samples
-from polyfed.engine.evaluation import score_model
+from polyfed.engine.costs import Allocations, flops
+from polyfed.engine.evaluation import CHUNK, score_model
 from polyfed.engine.executors import at_work
 from polyfed.engine.federation import Federation
 from polyfed.engine.fit import one_input
@@ -33,6 +38,8 @@ __all__ = ["ArchitectureCheck", "Check", "measure", "message_bytes"]
 
 _TRIED_SECONDS, _TRIED_BATCHES = 1.0, 10  # about so long, and so many at most, in round 2; one in round 1
 _SHOWN_CLIENTS = 20  # lines of the table of clients
+_LABELS = 60  # characters of a client's labels, about
+_WIDTH = 120  # of lines that are wrapped
 
 
 @dataclass(frozen=True)
@@ -44,9 +51,12 @@ class ArchitectureCheck:
             these change from round to round, as in round 2.
         client: number of the client that was measured. clients: how many have this network.
         parameters: how many numbers are trained. nbytes: what such a client keeps: weights, buffers, state.
+        flops: floating-point operations of one sample's way forward (`polyfed.engine.costs.flops`).
+        peak: bytes of such a client at work: the network, and what training a batch or scoring 128 rows makes.
         cut: shape of a sample where it leaves the extractor. feature_dim: width of its representation.
         down, up: bytes that go to and come from this client in rounds 1 and 2.
-        seconds_batch: one training step. seconds_rest: all else that one client costs in a round, scoring included.
+        seconds_batch: one training step. seconds_row: scoring one row. seconds_rest: all else that one client costs in
+            a round.
         closing: bytes down, bytes up and seconds of the closing round; zeros where there is none.
     """
 
@@ -61,6 +71,9 @@ class ArchitectureCheck:
     up: tuple[int, int]
     seconds_batch: float
     seconds_rest: float
+    seconds_row: float = 0.0
+    flops: int = 0
+    peak: int = 0
     closing: tuple[int, int, float] = (0, 0, 0.0)
 
 
@@ -74,7 +87,9 @@ class Check:
         clients: one entry each: id, architecture, train, validation, test (rows), labels (class -> training rows).
         unused: rows of the data set that nobody gets. holdout: rows that the server holds.
         seconds, bytes_up, bytes_down: estimates for the whole run, if it does not stop early.
-        nbytes: of all clients' weights and states and the server's, in memory.
+        seconds_server, seconds_scoring: what of the seconds is the server's, and what is scoring.
+        nbytes: of all clients' weights and states and the server's, in memory. data_nbytes: of the clients' samples and
+            those that everybody may see.
         workers: among so many processes the clients' work is dealt.
     """
 
@@ -88,74 +103,101 @@ class Check:
     bytes_down: float
     nbytes: int
     workers: int = 1
+    seconds_server: float = 0.0
+    seconds_scoring: float = 0.0
+    data_nbytes: int = 0
+
+    @property
+    def peak(self) -> int:
+        """Bytes in memory with the largest network at work in every worker; Python and PyTorch are not counted."""
+        return self.nbytes + self.data_nbytes + self.peak_at_work
+
+    @property
+    def peak_at_work(self) -> int:
+        """Those at work, in all workers together."""
+        return self.workers * max(kind.peak for kind in self.architectures)
+
+    @property
+    def seconds_round(self) -> float:
+        """Of a round, on average."""
+        return self.seconds / int(self.facts["rounds"])
 
     def __str__(self) -> str:
         facts = self.facts
-        kinds = ["network", "clients", "parameters", "cut", "features", "down, rounds 1, 2", "up, rounds 1, 2"]
-        lines = [
-            f"{facts['label'] or facts['method']} on {facts['dataset']}: {facts['clients']} clients, "
-            f"{facts['rounds']} rounds, seed {facts['seed']}. Models and data fit the method.",
-            "",
-            *_table([*kinds, "one batch"], [_shown(kind) for kind in self.architectures], left=1),
-            "",
-            *_table(
-                ["client", "train", "valid.", "test", "architecture", "training rows of each class"],
-                [_shown_client(client) for client in self.clients[:_SHOWN_CLIENTS]],
-                left=-2,
-            ),
-        ]
+        network = ["network", "clients", "parameters", "FLOPs", "cut", "features"]
+        costs = ["network", "down, rounds 1, 2", "up, rounds 1, 2", "one batch", "memory at work"]
+        client = ["client", "train", "valid.", "test", "architecture", "training rows of each class"]
         workers = f" with {self.workers} workers" if self.workers > 1 else ""
-        if len(self.clients) > _SHOWN_CLIENTS:
-            lines.append(f"... and {len(self.clients) - _SHOWN_CLIENTS} more")
+        more = len(self.clients) - _SHOWN_CLIENTS
         return "\n".join(
             [
-                *lines,
+                f"{facts['label'] or facts['method']} on {facts['dataset']}: {facts['clients']} clients, "
+                f"{facts['rounds']} rounds, seed {facts['seed']}. Models and data fit the method.",
                 "",
+                *_table(network, [_shown(kind) for kind in self.architectures], left=1),
+                "",
+                *_table(costs, [_shown_costs(kind) for kind in self.architectures], left=1),
+                "",
+                *_table(client, [_shown_client(one) for one in self.clients[:_SHOWN_CLIENTS]], left=-2),
+                *([f"... and {more} more"] if more > 0 else []),
+                "",
+                *_summed(self.clients, self.facts["classes"]),
                 f"rows: {self.holdout} held out for the server, {self.unused} unused",
-                f"whole run, about: {human_seconds(self.seconds)}{workers}; {human_bytes(self.bytes_up)} up, "
-                f"{human_bytes(self.bytes_down)} down; {human_bytes(self.nbytes)} of weights and states in memory",
+                f"whole run, about: {human_seconds(self.seconds)}{workers} (scoring "
+                f"{human_seconds(self.seconds_scoring)}, the server {human_seconds(self.seconds_server)}); "
+                f"{human_bytes(self.bytes_up)} up, {human_bytes(self.bytes_down)} down",
+                f"memory, about: {human_bytes(self.peak)} beside Python and PyTorch: "
+                f"{human_bytes(self.nbytes)} of weights and states, {human_bytes(self.data_nbytes)} of data, "
+                f"{human_bytes(self.peak_at_work)} at work{workers}",
             ]
         )
 
 
-def measure(federation: Federation, unused: int = 0, holdout: int = 0) -> Check:
+def measure(federation: Federation, unused: int = 0, holdout: int = 0, batches: int = _TRIED_BATCHES) -> Check:
     """Play two rounds with one client of each network. The federation cannot be run afterwards.
 
     Args:
         federation: ready to run.
         unused, holdout: rows of its data set that no client got, for the record.
+        batches: at most so many are trained on with each network.
 
     Raises:
         RunError: the method fails; says with which client and in which round.
     """
-    trial = _Trial(federation)
+    trial = _Trial(federation, batches)
     kinds = {kind.name: kind for kind in trial.play()}
-    clients, training = federation.clients, federation.training
+    clients, training, workers = federation.clients, federation.training, federation.executor.workers
     mine = [kinds[trial.networks[client.id]] for client in clients]
     drop = federation.availability.drop
     reached = 1 - drop if federation.availability.drop_when == "before" else 1.0
     closing = [sum(kind.closing[place] for kind in mine) for place in range(3)]
     asked, passages = _asked(federation), [federation.method.exchanges(n) for n in range(1, training.rounds + 1)]
-    taking, work, workers = list(zip(mine, asked, strict=True)), [], federation.executor.workers
+    taking, work, scoring = list(zip(mine, asked, strict=True)), [], 0.0
     for client, (kind, (first, later)) in zip(clients, taking, strict=True):
         steps = [trial.steps(client, exchanges) for exchanges in passages]
         trained = first * steps[0] + later * sum(steps[1:]) / max(1, len(steps) - 1)
-        work.append(reached * (kind.seconds_batch * trained + kind.seconds_rest * (first + later)))
+        scored = kind.seconds_row * _scored_rows(federation, client, reached * (first + later) / training.rounds)
+        work.append(reached * (kind.seconds_batch * trained + kind.seconds_rest * (first + later)) + scored)
+        scoring += scored / workers
+    server = training.rounds * trial.server_seconds
     return Check(
-        facts=federation.facts,
+        facts={**federation.facts, "classes": federation.classes},
         architectures=tuple(kinds.values()),
         clients=tuple(_facts(client) for client in clients),
         unused=unused,
         holdout=holdout,
-        seconds=max(sum(work) / workers, *work)  # one client's rounds follow each other
-        + training.rounds * trial.server_seconds
-        + closing[2] / workers,
+        seconds=max(sum(work) / workers, *work)
+        + server
+        + closing[2] / workers,  # one client's rounds follow each other
         bytes_up=(1 - drop) * sum(first * kind.up[0] + later * kind.up[1] for kind, (first, later) in taking)
         + closing[1],
         bytes_down=reached * sum(first * kind.down[0] + later * kind.down[1] for kind, (first, later) in taking)
         + closing[0],
         nbytes=sum(kind.nbytes for kind in mine) + nbytes(federation.server.state),
         workers=workers,
+        seconds_server=server,
+        seconds_scoring=scoring,
+        data_nbytes=_data_bytes(federation),
     )
 
 
@@ -195,6 +237,27 @@ def _asked(federation: Federation) -> list[tuple[float, float]]:
     return [(first, later) for first, later in often]
 
 
+def _scored_rows(federation: Federation, client: Client, trains: float) -> float:
+    """How many rows of a client are scored in the whole run; in this share of the rounds it trains.
+
+    What has not changed since it was last scored is not scored again.
+    """
+    rounds, every = federation.training.rounds, federation.evaluation.every
+    evaluations = rounds // every + bool(rounds % every) + bool(federation.method.closing())
+    anew = {stage: 1.0 if stage == "received" else trains for stage in federation.stages}
+    rows = sum(anew.values()) * len(client.data.test) + anew[federation.stages[0]] * len(client.data.validation)
+    return evaluations * rows
+
+
+def _data_bytes(federation: Federation) -> int:
+    """Bytes of all samples; what several look into counts once."""
+    parts = [part for client in federation.clients for part in vars(client.data).values()]
+    if (public := federation.server.public) is not None:
+        parts.append(public.samples)
+    storages = [tensor.untyped_storage() for part in parts for tensor in (part.x, part.y)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
 # playing ----------------------------------------------------------------------------------------------------------
 
 
@@ -205,14 +268,16 @@ class _Cost:
     down: int = 0  # bytes
     up: int = 0
     kept: int = 0
+    peak: int = 0
     batch: float = 0.0  # seconds
+    row: float = 0.0
     rest: float = 0.0
 
 
 class _Trial:
-    """Plays rounds with one client of each network, with so many batches at most."""
+    """Plays rounds with one client of each network, with so many batches at most; unless `scores`, nobody is scored."""
 
-    def __init__(self, federation: Federation, batches: int = _TRIED_BATCHES, scores: bool = True) -> None:
+    def __init__(self, federation: Federation, batches: int, scores: bool = True) -> None:
         self._federation = federation
         self._most, self._scores = batches, scores
         self._members: list[Client] = []
@@ -237,9 +302,10 @@ class _Trial:
         later = range(2, self._federation.training.rounds + 1)  # the first of them in which somebody trains
         number = next((n for n in later if any(exchange.trains for exchange in method.exchanges(n))), 2)
         self._look_round(number)
-        first, second = (self._round(n, method.exchanges(n)) for n in (1, number))
+        drawn = self._drawn(self._federation.training.drawn(len(self._federation.server.clients)))
+        first, second = (self._round(n, method.exchanges(n), drawn) for n in (1, number))
         seconds = self.server_seconds
-        last = self._round(number + 1, method.closing())
+        last = self._round(number + 1, method.closing(), self._drawn(len(self._federation.server.clients)))
         self.server_seconds = seconds
         return [self._described(m, first[m.id], second[m.id], last[m.id]) for m in self._members]
 
@@ -269,26 +335,34 @@ class _Trial:
             return ()
         return self._federation.method.phases(client.training) if exchange.phases is None else exchange.phases
 
-    def _round(self, number: int, exchanges: Sequence[Exchange]) -> dict[int, _Cost]:
+    def _drawn(self, count: int) -> list[int]:
+        """The members, and others until there are `count`."""
+        members = {member.id for member in self._members}
+        others = [client_id for client_id in self._federation.server.clients if client_id not in members]
+        return sorted([*members, *others[: max(0, count - len(members))]])
+
+    def _round(self, number: int, exchanges: Sequence[Exchange], drawn: Sequence[int]) -> dict[int, _Cost]:
         method, server = self._federation.method, self._federation.server
         costs = {member.id: _Cost() for member in self._members}
         if not exchanges:
             return costs
+        alike = {self.networks[member.id]: member.id for member in self._members}
         server.round, self.server_seconds = number, 0.0
         began = time.perf_counter()
-        method.plan(server, list(costs))
+        method.plan(server, drawn)
         for exchange in exchanges:
             server.exchange = exchange.name
+            told = list(server.clients) if exchange.who == "all" else drawn
+            messages = {client_id: read_only(method.broadcast(server, client_id)) for client_id in told}
+            self.server_seconds += time.perf_counter() - began
             # where nobody trains and everybody is asked, everybody answers: it is cheap, and what comes may be needed
             everybody = exchange.who == "all" and not exchange.trains
-            asked = [self._federation.clients[i] for i in server.clients] if everybody else self._members
-            messages = {client.id: read_only(method.broadcast(server, client.id)) for client in asked}
-            self.server_seconds += time.perf_counter() - began
-            uploads = {}
-            for client in asked:
+            own = {}
+            for client in [self._federation.clients[i] for i in told if everybody or i in costs]:
                 client.round, client.exchange = number, exchange.name
-                uploads[client.id] = self._work(client, messages[client.id], exchange, costs.get(client.id, _Cost()))
+                own[client.id] = self._work(client, messages[client.id], exchange, costs.get(client.id, _Cost()))
             began = time.perf_counter()
+            uploads = {i: own[i] if i in own else own[alike[self.networks[i]]] for i in told}
             method.aggregate(server, uploads)
         self.server_seconds += time.perf_counter() - began
         server.exchange = "train"
@@ -297,9 +371,9 @@ class _Trial:
     def _work(self, member: Client, message: Message, exchange: Exchange, cost: _Cost) -> Message:
         """One client's part of an exchange."""
         federation, method = self._federation, self._federation.method
+        began = time.perf_counter()
         client = at_work(member, method.variant(federation.server, member.id), federation.architectures)
         try:
-            began = time.perf_counter()
             context = client.context = method.receive(client, message)
             received = time.perf_counter()
             trained = Trained()
@@ -308,14 +382,19 @@ class _Trial:
                     if phase.rows is not None:
                         taken = len(tensor(context, phase.rows)) / max(1, len(data_of(client, phase)[0]))
                         self._taken[exchange.name, phase.rows] = taken
+                if self._scores and member.round > 1:  # the first one's contexts are smaller
+                    cost.peak = max(cost.peak, self._peak(client, context, exchange))
                 batches, step = self._batches.get(member.id, 1), federation.architectures.training
+                ready = time.perf_counter()
                 trained = train(client, method, context, batches, exchange.phases, step)
+                cost.batch = max(cost.batch, (time.perf_counter() - ready) / max(trained.steps, 1))
             done = time.perf_counter()
             upload = read_only(copied(method.upload(client, trained)))
-            if self._scores and exchange.trains and len(client.data.test):
-                score_model(client, method, client.data.test)
             cost.rest += time.perf_counter() - done + received - began
-            cost.batch = max(cost.batch, (done - received) / max(trained.steps, 1) if exchange.trains else 0.0)
+            if self._scores and exchange.trains and len(client.data.test):
+                done = time.perf_counter()
+                score_model(client, method, client.data.test)
+                cost.row = (time.perf_counter() - done) / len(client.data.test)
         except PolyfedError as error:
             raise type(error)(f"client {member.id}, round {member.round}: {error}") from error
         except Exception as error:
@@ -329,6 +408,16 @@ class _Trial:
         cost.down += nbytes(message)
         cost.up += nbytes(upload)
         return upload
+
+    def _peak(self, client: Client, context: Context, exchange: Exchange) -> int:
+        """The most bytes that a client at work makes: for a batch of each phase, or for scoring a chunk of rows."""
+        method, step = self._federation.method, self._federation.architectures.training
+        with Allocations() as training:
+            train(client, method, context, 1, exchange.phases, step)
+        with Allocations() as scoring:
+            if len(client.data.test):
+                score_model(client, method, client.data.test.select(torch.arange(min(CHUNK, len(client.data.test)))))
+        return int(max(training.peak, scoring.peak))
 
     def _described(self, member: Client, first: _Cost, second: _Cost, last: _Cost) -> ArchitectureCheck:
         closing = last.batch * self.steps(member, self._federation.method.closing()) + last.rest
@@ -348,6 +437,9 @@ class _Trial:
             up=(first.up, second.up),
             seconds_batch=second.batch,
             seconds_rest=second.rest,
+            seconds_row=second.row,
+            flops=flops(self._federation.method.personal(module), one_input(member, module)),
+            peak=sum(tensor.nbytes for tensor in module.state_dict().values()) + second.peak,
             closing=(last.down, last.up, closing),
         )
 
@@ -372,17 +464,58 @@ def _shown(kind: ArchitectureCheck) -> list[str]:
         kind.name,
         str(kind.clients),
         f"{kind.parameters:,}",
+        f"{kind.flops:,}",
         "-" if kind.cut is None else "x".join(map(str, kind.cut)),
         "-" if kind.feature_dim is None else str(kind.feature_dim),
-        ", ".join(map(human_bytes, kind.down)),
-        ", ".join(map(human_bytes, kind.up)),
-        f"{1000 * kind.seconds_batch:.1f} ms",
     ]
+
+
+def _shown_costs(kind: ArchitectureCheck) -> list[str]:
+    sent = [", ".join(map(human_bytes, sizes)) for sizes in (kind.down, kind.up)]
+    return [kind.name, *sent, f"{1000 * kind.seconds_batch:.1f} ms", human_bytes(kind.peak)]
 
 
 def _shown_client(client: Mapping[str, Any]) -> list[str]:
     sizes = [str(client[key]) for key in ("id", "train", "validation", "test")]
-    return [*sizes, client["architecture"], " ".join(f"{label}:{n}" for label, n in client["labels"].items())]
+    return [*sizes, client["architecture"], _shown_labels(client["labels"])]
+
+
+def _shown_labels(labels: Mapping[int, int]) -> str:
+    """All of a client's labels where they fit into a line, else how many there are and those with most rows.
+
+    >>> _shown_labels({3: 44, 7: 19}), _shown_labels({label: 500 - label for label in range(100)})
+    ('3:44 7:19', '100 classes, most: 0:500 1:499 2:498 3:497 4:496 5:495 ...')
+    """
+    whole = " ".join(f"{label}:{n}" for label, n in labels.items())
+    if len(whole) <= _LABELS:
+        return whole
+    most = sorted(labels, key=lambda label: -labels[label])
+    said = f"{len(labels)} classes, most: " + " ".join(f"{label}:{labels[label]}" for label in most[:9])
+    return textwrap.shorten(said, _LABELS, placeholder=" ...")
+
+
+def _summed(clients: Sequence[Mapping[str, Any]], classes: int) -> list[str]:
+    """Over all clients: how unequal they are, and which classes nobody trains on."""
+    ranges = [
+        f"{what} {min(sizes)} to {max(sizes)}, median {statistics.median_low(sizes)}"
+        for what, sizes in (
+            ("training rows", [client["train"] for client in clients]),
+            ("test rows", [client["test"] for client in clients]),
+            ("classes", [len(client["labels"]) for client in clients]),
+        )
+    ]
+    lines = [f"a client has: {'; '.join(ranges)}"]
+    missing = [str(label) for label in range(classes) if not any(label in client["labels"] for client in clients)]
+    alone = [str(client["id"]) for client in clients if len(client["labels"]) == 1]
+    untested = [str(client["id"]) for client in clients if not client["test"]]
+    for what, who in (
+        ("classes that nobody trains on", missing),
+        ("clients with one class only", alone),
+        ("clients without test rows, which are not scored", untested),
+    ):
+        if who:
+            lines += textwrap.wrap(f"{what} ({len(who)}): {', '.join(who)}", _WIDTH, subsequent_indent="  ")
+    return lines
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> list[str]:

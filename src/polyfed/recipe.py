@@ -57,6 +57,7 @@ __all__ = ["Data", "MethodChoice", "Models", "Recipe", "RunSettings"]
 
 _FLWR = "flwr:"  # before the name of a partitioner of flwr-datasets
 _CLIENTS = "clients:"  # before the path of a folder with one folder per client
+_BY_CLIENT = (_CLIENTS, "npz:")  # data that lie there client by client
 _KEYS_OF = {
     "dirichlet": {"alpha", "min_size"},
     "quantity": {"alpha", "min_size"},
@@ -72,7 +73,8 @@ class Data(Settings):
 
     name: Annotated[str, Field(min_length=1)] = Field(
         description="a data set of `polyfed datasets`, a folder of Parquet files below root, 'hub:owner/name', "
-        "'images:PATH' (a folder per class), 'csv:PATH' (a table) or 'clients:PATH' (a folder per client)"
+        "'images:PATH' (a folder per class), 'csv:PATH' (a table, or texts), 'clients:PATH' (a folder per client), "
+        "'npz:PATH' (a file of arrays per client) or 'package.module:function' of your own"
     )
     root: str | None = Field(None, description="folder that holds the data sets' folders; default: $POLYFED_DATA")
     image_column: str | None = Field(None, description="Parquet column with images, where it cannot be told")
@@ -80,7 +82,9 @@ class Data(Settings):
     feature_columns: Annotated[list[str], Field(min_length=1)] | None = Field(
         None, description="csv: the columns to learn from; default: all that hold numbers"
     )
-    text_column: str | None = Field(None, description="Parquet column with texts, which makes other sets than images")
+    text_column: str | None = Field(
+        None, description="column with texts of Parquet or CSV files or of the Hub, which makes them a set of texts"
+    )
     vocabulary: Positive | None = Field(None, description="texts: most words with an id of their own; default: 5000")
     length: Positive | None = Field(None, description="texts: first words that are used of each; default: 25")
     vectors: str | None = Field(
@@ -130,8 +134,8 @@ class Data(Settings):
     @model_validator(mode="before")
     @classmethod
     def _clients_as_they_come(cls, given: Any) -> Any:
-        """A folder per client is dealt so, unless another partition is asked for."""
-        if isinstance(given, Mapping) and str(given.get("name")).startswith(_CLIENTS) and "partition" not in given:
+        """A folder or a file per client is dealt so, unless another partition is asked for."""
+        if isinstance(given, Mapping) and str(given.get("name")).startswith(_BY_CLIENT) and "partition" not in given:
             return {"natural_column": "client", **given, "partition": "natural"}
         return given
 
@@ -153,7 +157,7 @@ class Data(Settings):
             raise ValueError(f"subset and revision expect a name 'hub:owner/name', came '{self.name}'")
         if self.feature_columns is not None and not self.name.startswith(("csv:", _CLIENTS)):
             raise ValueError(f"feature_columns expects a name 'csv:PATH' or 'clients:PATH', came '{self.name}'")
-        if self.name.startswith(_CLIENTS) and (self.max_rows or self.max_test_rows):
+        if self.name.startswith(_BY_CLIENT) and (self.max_rows or self.max_test_rows):
             raise ValueError(f"max_rows would leave out whole clients of '{self.name}'; use max_train and max_test")
         if self.public is not None and _same_inputs(self.public, self.name):
             raise ValueError(
@@ -206,7 +210,8 @@ class Models(Settings):
 
     architectures: Annotated[list[str], Field(min_length=1)] = Field(
         description="names from `polyfed models`, 'timm:...', 'torchvision:...', 'hf:owner/name', or "
-        "'package.module:function' of your own; '@layer1' behind it ends the extractor there"
+        "'package.module:function' of your own; '?pretrained' behind a package's network or vit-s8 to vit-s12 begins "
+        "with fetched weights, '@layer1' behind one with a colon ends the extractor there"
     )
     assign: Literal["cycle", "blocks", "random"] = Field(
         "cycle", description="client k gets the (k mod A)th; equal blocks in order; or a seeded draw"
@@ -217,7 +222,7 @@ class Models(Settings):
     @classmethod
     def _known_models(cls, names: list[str]) -> list[str]:
         for name in names:
-            if ":" not in name and name not in MODELS:
+            if ":" not in name and name.partition("?")[0] not in MODELS:
                 raise ValueError(f"unknown model '{name}'{nearest(name, MODELS)}")
         return names
 

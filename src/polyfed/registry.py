@@ -21,6 +21,24 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(names)}"
 
 
+def imported(what: str, name: str) -> Any:
+    """The object of the user's that is called ``"package.module:attribute"``; `what` it is, for the message.
+
+    Raises:
+        RequestError: it cannot be imported, for whatever reason.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # importing runs the user's code
+        said = str(error).strip().splitlines()
+        reason = ": ".join([type(error).__name__, *said[:1]])
+        raise RequestError(
+            f"cannot import {what} '{name}': {reason}; expected 'package.module:function', importable from here "
+            "(is its folder on PYTHONPATH?)"
+        ) from error
+
+
 class Registry(Mapping[str, Any]):
     """A named collection. ``registry["name"]`` imports and returns the object; unknown names suggest the nearest.
 

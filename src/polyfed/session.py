@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from polyfed.core.client import Client, Public
 from polyfed.core.method import Method
 from polyfed.core.randomness import numpy_generator
@@ -20,10 +22,11 @@ from polyfed.data.federate import Federated, federate
 from polyfed.data.public import public_inputs
 from polyfed.data.samples import Samples
 from polyfed.data.sources import Source, load
-from polyfed.data.transforms import resized
+from polyfed.data.transforms import Prepare, resized
 from polyfed.engine.federation import Federation, Run, Tracker
 from polyfed.engine.folder import RunFolder
 from polyfed.errors import Interrupted, PolyfedError, RequestError
+from polyfed.models.outside import normalisation
 from polyfed.models.zoo import build
 from polyfed.preflight import Check, measure
 from polyfed.recipe import Recipe
@@ -109,7 +112,7 @@ class Prepared:
     def public(self, recipe: Recipe) -> Public | None:
         """What everybody may see: inputs of ``data.public`` where there is one, else the hold-out, if there is any."""
         data, seed, dealt = recipe.data, recipe.run.seed, self.dealt(recipe)
-        stored_as_is = dealt.source.prepare
+        stored_as_is = _normalised(dealt.source, recipe.models.architectures)
         if data.public is None:
             return Public(dealt.holdout, stored_as_is) if len(dealt.holdout) else None
         key = (data, seed)
@@ -118,6 +121,30 @@ class Prepared:
             drawn = public_inputs(other, dealt.source, data.public_rows, numpy_generator(seed, "data public"))
             self._public = (key, drawn)
         return Public(self._public[1], stored_as_is, origin="other")
+
+
+def _normalised(source: Source, names: Sequence[str]) -> Prepare:
+    """How stored inputs become what networks take: as pre-trained weights want it, else as the data set says.
+
+    One way for everybody, as clients' networks are compared on inputs that they share. For images of other than three
+    channels it is the mean of the channels' values.
+
+    Raises:
+        RequestError: pre-trained weights that want it in several ways, or cannot be asked.
+    """
+    told = {name: wanted for name in dict.fromkeys(names) if (wanted := normalisation(name)) is not None}
+    if not told or source.train.x.dtype != torch.uint8:
+        return source.prepare
+    (first, wanted), *others = told.items()
+    for other, another in others:
+        if another != wanted:
+            raise RequestError(
+                f"expected pre-trained networks that want images normalised alike, came '{first}' (mean {wanted[0]}, "
+                f"std {wanted[1]}) and '{other}' (mean {another[0]}, std {another[1]}); choose weights that agree"
+            )
+    channels = source.train.x.shape[1]
+    mean, std = (tuple(v) if len(v) == channels else (sum(v) / len(v),) * channels for v in wanted)
+    return Prepare(mean, std)
 
 
 def prepare(
@@ -145,7 +172,7 @@ def prepare(
     data = data or Prepared()
     dealt = data.dealt(recipe)
     source = dealt.source
-    stored_as_is = source.prepare
+    stored_as_is = _normalised(source, recipe.models.architectures)
     if recipe.training.augment != "none" and source.train.x.dim() != 4:
         raise RequestError(f"training.augment '{recipe.training.augment}' expects images, '{source.name}' has none")
     names = _assign(recipe, len(dealt.clients))
@@ -172,6 +199,7 @@ def prepare(
         classes=dealt.classes,
         class_names=source.class_names,
         feature_names=source.feature_names,
+        vocabulary=source.vocabulary,
         builders={
             name: functools.partial(build, name, in_shape, dealt.classes, width, source.words)
             for name in (*names, *_companions(method))

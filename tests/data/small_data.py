@@ -1,4 +1,4 @@
-"""Helpers of these tests: small Parquet folders in the Hugging Face layout, and generators by purpose."""
+"""Helpers of these tests: generators by purpose, small files of every kind, and what is said where one is refused."""
 
 from __future__ import annotations
 
@@ -10,11 +10,37 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+
+from polyfed.data.sources import Source, load
+from polyfed.errors import RequestError
 
 
 def purposes(seed: int) -> Callable[[str], np.random.Generator]:
     """Generators by purpose, as the engine hands them out."""
     return lambda purpose: np.random.default_rng([seed, zlib.crc32(purpose.encode())])
+
+
+def reading(kind: str) -> tuple[Callable[..., Source], Callable[..., str]]:
+    """Of one kind of data ("images", "csv", ...): what reads a place, and what gives the one line of its refusal."""
+
+    def read(place: Path, **options: Any) -> Source:
+        return load(f"{kind}:{place}", **options)
+
+    def refusal(place: Path, **options: Any) -> str:
+        with pytest.raises(RequestError) as caught:
+            read(place, **options)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    return read, refusal
+
+
+def put(place: Path, content: str | bytes) -> Path:
+    """A file, in folders that are made."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_bytes(content.encode() if isinstance(content, str) else content)
+    return place
 
 
 def encode(pixels: np.ndarray, form: str = "PNG") -> bytes:

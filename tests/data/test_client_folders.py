@@ -7,30 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_data import encode, some_images, write_parquet
+from small_data import encode, put, reading, some_images, write_parquet
 
 import polyfed as pf
-from polyfed.data.sources import Source, load
+from polyfed.data.text import Words
 from polyfed.errors import RequestError
 from polyfed.session import Prepared
 
 REST = {"models": {"architectures": ["mlp-64-32", "mlp-64-64-32"]}, "method": {"name": "fedproto"}}
-
-
-def write(place: Path, text: str | bytes) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_bytes(text.encode() if isinstance(text, str) else text)
-
-
-def read(folder: Path, **options: object) -> Source:
-    return load(f"clients:{folder}", **options)  # type: ignore[arg-type]
-
-
-def refusal(folder: Path, **options: object) -> str:
-    with pytest.raises(RequestError) as caught:
-        read(folder, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+read, refusal = reading("clients")
 
 
 @pytest.fixture
@@ -40,7 +25,7 @@ def clinics(tmp_path: Path) -> Path:
         label = (lambda row, name=name: "ill" if name == 2 or row % 2 else "well") if name != 9 else lambda row: "odd"
         for side, rows in (("train", count), ("test", 2)):
             lines = [f"{name * 100 + row},{row},{label(row)}" for row in range(rows)]
-            write(tmp_path / str(name) / f"{side}.csv", "\n".join(["a,b,label", *lines]) + "\n")
+            put(tmp_path / str(name) / f"{side}.csv", "\n".join(["a,b,label", *lines]) + "\n")
     return tmp_path
 
 
@@ -90,21 +75,55 @@ def test_parquet_files(tmp_path: Path) -> None:
     assert torch.equal(source.train.x[3].permute(1, 2, 0), torch.from_numpy(pictures[0]))
 
 
+def texts_of_three(place: Path) -> None:
+    for name, rows in (("b", "so good,1\nbad,2\n"), ("a", "bad day,2\nbad,x\n"), ("c", "good,1\n")):
+        put(place / name / "train.csv", f"said,kind\n{rows}")
+        put(place / name / "test.csv", "said,kind\ngood zebra,1\n")
+
+
+def test_texts(tmp_path: Path) -> None:
+    texts_of_three(tmp_path)
+    source = read(tmp_path, words=Words("said", length=2), label_column="kind")
+    assert source.class_names == ("1", "2", "x")
+    assert source.train.y.tolist() == [1, 2, 0, 1, 0]
+    assert source.train_columns["client"].tolist() == ["a", "a", "b", "b", "c"]
+    assert source.train.x.tolist() == [[2, 4], [2, 0], [5, 3], [2, 0], [3, 0]]  # bad, good, day, so: over all clients
+    assert source.test is not None
+    assert source.test.x.tolist() == [[3, 1]] * 3
+    data = {"name": f"clients:{tmp_path}", "split": "official", "text_column": "said", "label_column": "kind"}
+    dealt = Prepared().dealt(pf.Recipe.from_dict({"data": data, **REST}))
+    assert dealt.label_table.tolist() == [[0, 1, 1], [1, 1, 0], [1, 0, 0]]
+
+
+def test_refusals_of_texts(tmp_path: Path) -> None:
+    texts_of_three(tmp_path)
+    asked = {"words": Words("said"), "label_column": "kind"}
+    assert "no use for feature_columns" in refusal(tmp_path, **asked, feature_columns=["kind"])
+    assert "image_column or text_column" in refusal(tmp_path, **asked, image_column="kind")
+    assert "text_column names the column" in refusal(tmp_path, words=Words(length=3))
+    (tmp_path / "c" / "test.csv").unlink()
+    assert "came none of 'c', unlike 'a'" in refusal(tmp_path, **asked)
+    put(tmp_path / "c" / "train.csv", "text,kind\ngood,1\n")
+    put(tmp_path / "c" / "test.csv", "text,kind\ngood,1\n")
+    assert f"text column 'said' in {tmp_path / 'c' / 'train.csv'}" in refusal(tmp_path, **asked)
+
+
 def test_folders_of_images(tmp_path: Path) -> None:
     grey = np.zeros((4, 4), dtype=np.uint8)
     for place, level in (("x/train/cat", 1), ("x/test/cat", 2), ("y/train/dog", 3), ("y/test/cat", 4)):
-        write(tmp_path / place / "0.png", encode(grey + level))
+        put(tmp_path / place / "0.png", encode(grey + level))
     source = read(tmp_path)
     assert source.class_names == ("cat", "dog")
     assert source.train.y.tolist() == [0, 1]
     assert source.train.x[:, 0, 0, 0].tolist() == [1, 3]
     assert source.test is not None
     assert source.test.y.tolist() == [0, 0]
-    write(tmp_path / "z" / "train" / "cat" / "0.png", encode(np.tile(grey, (2, 2))))
-    write(tmp_path / "z" / "test" / "cat" / "0.png", encode(np.tile(grey, (2, 2))))
+    put(tmp_path / "z" / "train" / "cat" / "0.png", encode(np.tile(grey, (2, 2))))
+    put(tmp_path / "z" / "test" / "cat" / "0.png", encode(np.tile(grey, (2, 2))))
     assert "came 1 x 8 x 8 of 'z'" in refusal(tmp_path)
     assert len(read(tmp_path, image_size=4).train) == 3
     assert "no use for label_column" in refusal(tmp_path, label_column="kind")
+    assert "expected text_column with texts" in refusal(tmp_path, words=Words("kind"))
 
 
 def test_refusals(clinics: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -113,13 +132,13 @@ def test_refusals(clinics: Path, tmp_path_factory: pytest.TempPathFactory) -> No
     assert "one folder per client" in refusal(empty)
     (clinics / "11").mkdir()
     assert "of client '11'" in refusal(clinics)
-    write(clinics / "11" / "train.csv", "a,b,label\n")
+    put(clinics / "11" / "train.csv", "a,b,label\n")
     assert f"expected at least one row below the columns' names in {clinics / '11'}" in refusal(clinics)
-    write(clinics / "11" / "train.csv", "a,b,label\n1,2,ill\n")
+    put(clinics / "11" / "train.csv", "a,b,label\n1,2,ill\n")
     assert "'11', unlike '2'" in refusal(clinics)
-    write(clinics / "11" / "test.csv", "a,c,label\n1,2,ill\n")
+    put(clinics / "11" / "test.csv", "a,c,label\n1,2,ill\n")
     assert "feature column 'b'" in refusal(clinics)
-    write(clinics / "11" / "train.csv", "a,c,label\n1,2,ill\n")
+    put(clinics / "11" / "train.csv", "a,c,label\n1,2,ill\n")
     assert "came a, c of '11'; name those to use in feature_columns" in refusal(clinics)
     assert read(clinics, feature_columns=["a"]).feature_names == ("a",)
     write_parquet(clinics / "12" / "train.parquet", some_images(1), {"label": [0]})

@@ -14,6 +14,7 @@ from small_data import some_images, write_parquet
 
 from polyfed.data import hub
 from polyfed.data.sources import load
+from polyfed.data.text import Words
 from polyfed.errors import RequestError
 
 NAMES = {"label": ["ape", "bee", "cat"]}
@@ -79,6 +80,28 @@ def test_declared_images_and_named_classes_in_folders_of_files(owner: Path) -> N
     assert source.train.x.shape == (3, 1, 5, 6)
     rows = {x.tobytes(): int(y) for x, y in zip(source.train.x[:, 0].numpy(), source.train.y, strict=True)}
     assert rows == {pictures[0].tobytes(): 0, pictures[1].tobytes(): 1, pictures[2].tobytes(): 0}
+
+
+def test_texts(owner: Path) -> None:
+    for split, texts in (("train", ["so good", "bad day", "good"]), ("test", ["good zebra"])):
+        write_parquet(
+            owner / "notes" / "data" / f"{split}-0.parquet",
+            None,
+            {"body": texts, "label": [0, 1, 0][: len(texts)], "user": ["u", "v", "u"][: len(texts)]},
+            features=False,
+        )
+    source = load("hub:someone/notes", words=Words("body", length=3), columns=["user"])
+    assert source.train.x.tolist() == [[5, 2, 0], [3, 4, 0], [2, 0, 0]]
+    assert source.test is not None
+    assert source.test.x.tolist() == [[2, 1, 0]]
+    assert (source.train.y.tolist(), source.class_names, source.words) == ([0, 1, 0], ("0", "1"), 5002)
+    assert source.train_columns["user"].tolist() == ["u", "v", "u"]
+    assert "or a column of texts with text_column" in refusal("hub:someone/notes")
+    assert "did you mean 'body'" in refusal("hub:someone/notes", words=Words("bodi"))
+    assert "expected texts in column 'label'" in refusal("hub:someone/notes", words=Words("label"))
+    assert "image_column or text_column" in refusal("hub:someone/notes", words=Words("body"), image_column="user")
+    write_parquet(owner / "gaps" / "train.parquet", None, {"body": ["a", None], "label": [0, 1]}, features=False)
+    assert "came an empty one in row 1 of hub:someone/gaps" in refusal("hub:someone/gaps", words=Words("body"))
 
 
 def test_configurations(owner: Path) -> None:

@@ -7,17 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_data import encode
+from small_data import encode, reading
 
 import polyfed as pf
 from polyfed import prediction
 from polyfed.data import picture_folders
 from polyfed.data.samples import Samples
-from polyfed.data.sources import Source, load
+from polyfed.data.sources import load
 from polyfed.data.transforms import resized
 from polyfed.errors import RequestError
 
 GREY = np.arange(36, dtype=np.uint8).reshape(6, 6)
+read, refusal = reading("images")
 
 
 def put(place: Path, *pixels: np.ndarray, form: str = "PNG") -> None:
@@ -25,17 +26,6 @@ def put(place: Path, *pixels: np.ndarray, form: str = "PNG") -> None:
     place.mkdir(parents=True, exist_ok=True)
     for number, image in enumerate(pixels):
         (place / f"{number}.{'png' if form == 'PNG' else 'jpg'}").write_bytes(encode(image, form))
-
-
-def read(folder: Path, **options: object) -> Source:
-    return load(f"images:{folder}", **options)  # type: ignore[arg-type]
-
-
-def refusal(folder: Path, **options: object) -> str:
-    with pytest.raises(RequestError) as caught:
-        read(folder, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 @pytest.fixture

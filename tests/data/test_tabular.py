@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from small_data import put, reading
 
 import polyfed as pf
 from polyfed import prediction
-from polyfed.data.sources import Source, load
+from polyfed.data.sources import load
 from polyfed.data.transforms import Prepare
 from polyfed.errors import RequestError
 from polyfed.registry import METHODS
@@ -22,23 +23,17 @@ PEOPLE = """height,name,weight,label,town
 """
 
 
+read, _refusal = reading("csv")
+
+
 def table(place: Path, text: str = PEOPLE) -> Path:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(text)
-    return place
-
-
-def read(place: Path, **options: object) -> Source:
-    return load(f"csv:{place}", **options)  # type: ignore[arg-type]
+    return put(place, text)
 
 
 def refusal(place: Path, text: str | None = None, **options: object) -> str:
     if text is not None:
-        table(place, text)
-    with pytest.raises(RequestError) as caught:
-        read(place, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+        put(place, text)
+    return _refusal(place, **options)
 
 
 def test_all_columns_of_numbers_are_features(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from small_data import purposes
+from small_data import purposes, put, reading
 
 from polyfed.data.federate import federate
 from polyfed.data.partition import hashed_groups
@@ -97,6 +97,55 @@ def test_ids_pass_unchanged_into_a_network() -> None:
     assert Prepare((), ())(x) is x
 
 
+# CSV -----------------------------------------------------------------------------------------------------------------
+
+REVIEWS = """stars;review;shop
+bad;"Broken; and it was
+late!";2
+good;So good,1
+good;Good day,1
+""".replace(",1", ";1")
+read, refusal = reading("csv")
+
+
+def test_a_csv_file_is_read_as_parquet_is(tmp_path: Path) -> None:
+    source = read(put(tmp_path / "a.csv", REVIEWS), words=Words("review"), label_column="stars", columns=("shop",))
+    assert (source.train.y.tolist(), source.class_names, source.words) == ([0, 1, 1], ("bad", "good"), 5002)
+    assert source.train_columns["shop"].tolist() == [2, 1, 1]
+    write(tmp_path / "same", "train", ["Broken; and it was\nlate!", "So good", "Good day"], [0, 1, 1])
+    same = load("parquet", tmp_path / "same", words=Words("text"), label_column="sentiment")
+    assert torch.equal(source.train.x, same.train.x)
+    assert source.vocabulary is not None
+    assert source.vocabulary.words[:2] == ("good", "!")
+    assert source.vocabulary.column == "review"
+
+
+def test_the_side_for_tests_adds_no_words_and_numbers_are_classes(tmp_path: Path) -> None:
+    put(tmp_path / "train.csv", "text,label\nso good,4\ngood day,0\n")
+    put(tmp_path / "test.csv", "label,text\n4,good zebra\n")
+    source = read(tmp_path, words=Words("text", length=2, vocabulary=2))
+    assert source.class_names == ("0", "4")
+    assert source.train.x.tolist() == [[1, 2], [2, 3]]
+    assert source.test is not None
+    assert source.test.x.tolist() == [[2, 1]]
+    assert source.words == 4
+
+
+def test_what_a_csv_file_of_texts_must_have(tmp_path: Path) -> None:
+    place, words = tmp_path / "a.csv", Words("text")
+    assert "text column 'txt'" in refusal(put(place, "text,label\na,1\nb,0\n"), words=Words("txt"))
+    assert "did you mean 'text'" in refusal(place, words=Words("txt"))
+    assert "came 'text' for both" in refusal(place, words=words, label_column="text")
+    assert "no use for feature_columns" in refusal(place, words=words, feature_columns=["label"])
+    assert "image_column or text_column" in refusal(place, words=words, image_column="label")
+    assert "text_column names the column of texts" in refusal(place, words=Words(vocabulary=9))
+    assert "text_column names a column of texts" in refusal(place)
+    assert "came an empty one in row 1 of 'text' of" in refusal(put(place, "text,label\na,1\n ,0\n"), words=words)
+    assert "an empty one in row 0 of 'label'" in refusal(put(place, "text,label\na,\n"), words=words)
+    assert "two or more classes, came '1' alone" in refusal(put(place, "text,label\na,1\nb,1\n"), words=words)
+    assert "expected classes, whole numbers or words" in refusal(put(place, "text,label\na,.5\nb,1\n"), words=words)
+
+
 # word vectors --------------------------------------------------------------------------------------------------------
 
 
@@ -152,7 +201,9 @@ def test_a_file_of_vectors_that_is_not_there(tmp_path: Path) -> None:
             "expected vocabulary with texts .* 'digits'",
         ),
         (lambda r: load("digits", words=Words(column="text")), "expected text_column with texts"),
-        (lambda r: load("hub:a/b", words=Words(length=9)), "expected length with texts in Parquet files only"),
+        (lambda r: load("hub:a/b", words=Words(length=9)), "expected length with texts in Parquet or CSV files, or of"),
+        (lambda r: load(f"images:{r}", words=Words(length=9)), "expected length with texts .* 'images:"),
+        (lambda r: load("sentiment140", r, label_column="text"), "in different columns, came 'text' for both"),
         (lambda r: load("parquet", r / "sentiment140", words=Words(length=9)), "text_column names the column"),
         (lambda r: Words(vocabulary=0), "expected vocabulary to be a whole number >= 1, came 0"),
         (lambda r: Words(length=True), "expected length to be a whole number"),

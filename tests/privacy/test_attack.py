@@ -113,6 +113,17 @@ def test_the_images_are_those_that_the_features_were_made_of(ran: Callable[..., 
     assert torch.allclose(seen.shown(x), seen.targets, atol=1e-6)
 
 
+def test_projected_features_are_attacked_as_they_were_sent(ran: Callable[..., Done]) -> None:
+    done = ran(projection="fixed", projection_channels=5, projection_grid=2, projection_features=7)
+    seen = exposed(done.path, 1, 10, sources=["s_in", "s_out"])
+    with torch.no_grad():
+        x = (seen.targets - seen.mean) / seen.std
+        for sent in seen.sent:
+            assert torch.equal(sent.values[0.0], sent_by(done, 1, sent.name))
+            assert torch.allclose(sent.function(x), sent_by(done, 1, sent.name), atol=1e-4)
+    assert [tuple(sent.values[0.0].shape) for sent in seen.sent] == [(10, 5, 5), (10, 7)]
+
+
 def test_sixteen_bits_and_noise_do_not_change_which_images_they_are(ran: Callable[..., Done]) -> None:
     seen = exposed(ran(noise=0.6, feature_dtype="float16").path, 0, 10)
     with torch.no_grad():
@@ -415,8 +426,12 @@ def test_a_run_that_has_nothing_to_attack(
 ) -> None:
     needs = "uploads features (fedin) or prototypes (fedgh, fedproto, fedtgp), came "
     refused([], needs + "local", capsys, ran("local").path)
-    for method, came in ((FedIN(train_in=False), "fedin with train_in"), (FedGH(share=False), "fedgh with share")):
-        with pytest.raises(RequestError, match=f"came {came} = false"):
+    for method, came in (
+        (FedIN(train_in=False), "fedin with train_in = false"),
+        (FedIN(projection="trained"), "fedin with projection = 'trained'"),
+        (FedGH(share=False), "fedgh with share = false"),
+    ):
+        with pytest.raises(RequestError, match=f"came {came}"):
             exposures._kind(method)
     refused(["--from", "s_in"], "(prototypes), came 's_in'", capsys, ran("fedgh").path)
     refused(["--images", "11"], "as client 0 sends prototypes of ", capsys, ran("fedgh").path)

@@ -1,4 +1,4 @@
-"""The server's pool of feature pairs, and how clients walk through what they get of it (FedIN).
+"""Feature pairs: how clients make them, the server's pool, and how clients walk through what they get of it (FedIN).
 
 A pair is what enters (s_in) and what leaves (s_out) the intermediate part of a client's network, for one sample. In a
 message, pairs are the group "features": "s_in" (M, ...) and "s_out" (M, ...), row m of both from the same sample.
@@ -10,12 +10,50 @@ from collections.abc import Mapping
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from polyfed.core import passes
+from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group
+from polyfed.core.networks import split
+from polyfed.core.server import Server
+from polyfed.functional.modes import has_batchnorm
+from polyfed.functional.noise import add_noise
 
 Mixing = Literal["mix", "one"]
 _PARTS = ("s_in", "s_out")
+
+
+def sample(client: Client, count: int, level: float, generator: torch.Generator) -> dict[str, Tensor]:
+    """Pairs of `count` training rows of a client at work, drawn at random; all where it has fewer.
+
+    Its network is in eval mode. level: of the noise on s_in, of which s_out is then made, and on s_out (eq. 5, 6); 0
+    draws nothing.
+
+    Returns:
+        "s_in" and "s_out", on the CPU.
+    """
+    model = split(client.model)
+    x = client.data.train.x[torch.randperm(client.n, generator=generator)[:count]]
+    s_in = _noisy(passes.apply(model.extract, model, x, client.prepare).cpu(), level, generator)
+    s_out = _noisy(passes.apply(model.transform, model, s_in, lambda rows: rows).cpu(), level, generator)
+    return {"s_in": s_in, "s_out": s_out}
+
+
+def _noisy(s: Tensor, level: float, generator: torch.Generator) -> Tensor:
+    return add_noise(s, level, torch.randn(s.shape, generator=generator)) if level else s
+
+
+def cuts(client: Client) -> dict[str, Tensor]:
+    """A training row of a client at work, (1, ...), at the cuts "z_in" and "z_out", on the device of its network."""
+    model, one = split(client.model), client.data.train.x[:1]
+    found = {"z_in": model.extract, "z_out": model.represent}
+    return {name: passes.apply(cut, model, one, client.prepare) for name, cut in found.items()}
+
+
+def noise(cuts: Group, rows: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """Standard normal draws (rows, ...) in the shape of each of `cuts`, on its device; {} of none."""
+    return {name: torch.randn((rows, *cut.shape[1:]), generator=generator).to(cut.device) for name, cut in cuts.items()}
 
 
 def gather(uploads: Mapping[int, Message]) -> dict[str, Tensor]:
@@ -25,6 +63,18 @@ def gather(uploads: Mapping[int, Message]) -> dict[str, Tensor]:
         return {}
     senders = [torch.full((len(features["s_in"]),), i) for i, features in sent.items()]
     return {**{name: torch.cat([f[name] for f in sent.values()]) for name in _PARTS}, "sender": torch.cat(senders)}
+
+
+def keep(server: Server, uploads: Mapping[int, Message]) -> None:
+    """The server's pool is what came up in this round."""
+    server.state.pop("pool", None)
+    if pool := gather(uploads):
+        server.state["pool"] = pool
+
+
+def held(server: Server) -> Group:
+    """The server's pool; {} where the last round brought none."""
+    return group(server.state, "pool") if "pool" in server.state else {}
 
 
 def draw(pool: Group, receiver: int, count: int, mixing: Mixing, generator: torch.Generator) -> dict[str, Tensor]:
@@ -47,6 +97,18 @@ def draw(pool: Group, receiver: int, count: int, mixing: Mixing, generator: torc
         others = others[pool["sender"][others] == one]
     rows = others[torch.randperm(len(others), generator=generator)[:count]]
     return {name: pool[name][rows] for name in _PARTS}
+
+
+def received(model: nn.Module, message: Message) -> dict[str, Tensor]:
+    """Copies of a message's pairs on the network's device, as floats; {} without any, or one for BatchNorm.
+
+    BatchNorm, which normalises the pairs by themselves, takes no single row.
+    """
+    features = group(message, "features") if "features" in message else {}
+    if not features or len(features["s_in"]) <= has_batchnorm(model):
+        return {}
+    like = next(model.parameters())
+    return {name: t.to(like, copy=True) for name, t in features.items()}
 
 
 def minibatch(pairs: Group, visit: int, size: int) -> dict[str, Tensor]:

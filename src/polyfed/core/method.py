@@ -98,6 +98,7 @@ class Needs:
     nested: bool = False  # tensors of one name have one shape everywhere
     nested_parts: tuple[Part, ...] | None = None  # only those of these parts of split models; None: all
     equal_cuts: bool = False  # what enters and leaves the intermediate part is equally shaped everywhere
+    cuts_on_grids: bool = False  # what enters it is a vector, a map or the tokens of a square (functional.projections)
     public: int = 0  # rows of data that everybody may see (data.holdout, data.public)
     public_origin: Literal["", "holdout", "other"] = ""  # of what kind; "" is any
     one_input: bool = False  # stored inputs have one shape and type everywhere, also in those rows

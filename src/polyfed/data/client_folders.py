@@ -5,7 +5,7 @@ Shapes: N samples over all clients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 
 from polyfed.data import images
 from polyfed.data.samples import Samples
+from polyfed.data.text import RawTexts
 from polyfed.errors import RequestError
 
 COLUMN = "client"  # the further column that says whose a row is
 
 _Read = images.LabelledImages
+_Texts = tuple[Mapping[str, RawTexts], images.Columns]
 
 
 def folders(place: Path) -> tuple[str, list[Path]]:
@@ -74,12 +76,8 @@ def read(homes: Sequence[Path], one: Callable[[Path], _Read]) -> _Read:
     parts = {home.name: one(home) for home in homes}
     first = parts[homes[0].name]
     for name, part in parts.items():
-        if (part.test is None) != (first.test is None):
-            raise RequestError(
-                f"expected a test side of every client or of none, came {'none' if part.test is None else 'one'} of "
-                f"'{name}', unlike '{homes[0].name}'"
-            )
-        if part.train.x.shape[1:] != first.train.x.shape[1:]:
+        _check_sides(name, part.test is not None, homes[0].name, first.test is not None)
+        if (part.train.x.shape[1:], part.train.x.dtype) != (first.train.x.shape[1:], first.train.x.dtype):
             raise RequestError(
                 f"expected inputs of every client like those of '{homes[0].name}' ({_by(first)}), came {_by(part)} of "
                 f"'{name}'; data.image_size resizes folders of images"
@@ -97,8 +95,45 @@ def read(homes: Sequence[Path], one: Callable[[Path], _Read]) -> _Read:
     )
 
 
+def read_texts(homes: Sequence[Path], one: Callable[[Path], _Texts]) -> _Texts:
+    """The same of clients with texts: all clients' sides, and the columns that they stand in.
+
+    Raises:
+        RequestError: some clients have a test side and others none, or columns or classes unlike the first one's.
+    """
+    parts = {home.name: one(home) for home in homes}
+    first = homes[0].name
+    sides, columns = parts[first]
+    for name, (own, found) in parts.items():
+        _check_sides(name, "test" in own, first, "test" in sides)
+        if found != columns:
+            raise RequestError(
+                f"expected texts in column '{columns.image}' and the same classes in '{columns.label}' of every client "
+                f"as of '{first}', came others ('{found.image}', '{found.label}') of '{name}'"
+            )
+    return {side: _joined_texts({name: own[side] for name, (own, _) in parts.items()}) for side in sides}, columns
+
+
+def _joined_texts(parts: Mapping[str, RawTexts]) -> RawTexts:
+    """One side of all clients; labels are words where they are so of one client."""
+    labels = [part.labels for part in parts.values()]
+    if any(values.dtype.kind == "U" for values in labels):
+        labels = [values.astype(np.str_) for values in labels]
+    further = _columns({name: part.columns for name, part in parts.items()}, parts)
+    return RawTexts([text for part in parts.values() for text in part.texts], np.concatenate(labels), further)
+
+
+def _check_sides(name: str, has_test: bool, first: str, first_has: bool) -> None:
+    if has_test != first_has:
+        raise RequestError(
+            f"expected a test side of every client or of none, came {'one' if has_test else 'none'} of '{name}', "
+            f"unlike '{first}'"
+        )
+
+
 def _by(part: _Read) -> str:
-    return " x ".join(map(str, part.train.x.shape[1:]))
+    kind = "" if part.train.x.dtype == torch.uint8 else f" of type {str(part.train.x.dtype).removeprefix('torch.')}"
+    return " x ".join(map(str, part.train.x.shape[1:])) + kind
 
 
 def _joined(sides: Mapping[str, Samples], parts: Mapping[str, _Read], classes: Sequence[str]) -> Samples:
@@ -109,7 +144,7 @@ def _joined(sides: Mapping[str, Samples], parts: Mapping[str, _Read], classes: S
     return Samples(torch.cat([side.x for side in sides.values()]), y)
 
 
-def _columns(given: Mapping[str, Mapping[str, NDArray[Any]]], sides: Mapping[str, Samples]) -> dict[str, NDArray[Any]]:
+def _columns(given: Mapping[str, Mapping[str, NDArray[Any]]], sides: Mapping[str, Sized]) -> dict[str, NDArray[Any]]:
     """Further columns of one side that all clients have, and whose the rows are."""
     common = set.intersection(*(set(columns) for columns in given.values()))
     numbers = all(name.isascii() and name.isdigit() for name in sides)

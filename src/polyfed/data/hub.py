@@ -1,4 +1,4 @@
-"""Labelled images from the Hugging Face Hub, by ``owner/name``.
+"""Labelled images or texts from the Hugging Face Hub, by ``owner/name``.
 
 Downloading and reading are left to the package `datasets` (the extra "hub"), from version 4.0 on, which runs no code of
 a data set. What it downloads it keeps in a cache of its own; images are decoded here, once per process.
@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from polyfed.data import images
+from polyfed.data import images, text_files
 from polyfed.data.samples import Samples
+from polyfed.data.text import LabelledTexts, RawTexts, Words, labelled
 from polyfed.errors import RequestError
 from polyfed.registry import nearest
 
@@ -53,31 +54,60 @@ def read(
         RequestError: `datasets` is missing or too old, no network, a data set that is unknown or gated, or of several
             configurations; no training split, columns missing or ambiguous, images that do not decode.
     """
+    where, chosen = _sides(repository, subset, revision, train_splits)
+    features = chosen["train"][0].features
+    found = images.pick_columns(features.arrow_schema, features.to_dict(), image_column, label_column, where)
+    pixels: dict[str, NDArray[np.uint8]] = {}
+    raw: dict[str, NDArray[Any]] = {}
+    shape: tuple[int, ...] | None = None
+    for side, parts in chosen.items():
+        pixels[side] = _pixels(parts, found.image, shape, where)
+        shape = pixels[side].shape[1:]
+        raw[side] = _labels(parts, found.label, where)
+    labels, class_names = images.number_labels(raw, found)
+    sides = {side: Samples(torch.from_numpy(pixels[side]), torch.from_numpy(labels[side])) for side in chosen}
+    more = {side: _further(parts, columns, side == "train", where) for side, parts in chosen.items()}
+    return images.LabelledImages(sides["train"], sides.get("test"), class_names, more["train"], more.get("test", {}))
+
+
+def read_texts(
+    repository: str,
+    how: Words,
+    subset: str | None = None,
+    revision: str | None = None,
+    label_column: str | None = None,
+    train_splits: Sequence[str] = ("train",),
+    columns: Sequence[str] = (),
+) -> LabelledTexts:
+    """The same of a data set of texts; `how` names their column, the vocabulary and the length.
+
+    Raises:
+        RequestError: as for images; a text that is missing or no string; a file of vectors that is wrong.
+    """
+    where, chosen = _sides(repository, subset, revision, train_splits)
+    features = chosen["train"][0].features
+    found = text_files.pick_columns(features.arrow_schema, features.to_dict(), how.column, label_column, where)
+    sides = {
+        side: RawTexts(
+            _texts(parts, found.image, where),
+            _labels(parts, found.label, where),
+            _further(parts, columns, side == "train", where),
+        )
+        for side, parts in chosen.items()
+    }
+    return labelled(sides, found, how)
+
+
+def _sides(
+    repository: str, subset: str | None, revision: str | None, train_splits: Sequence[str]
+) -> tuple[str, dict[str, list[Any]]]:
+    """What the data set is called in messages, and the splits of each side."""
     if not _REPOSITORY.fullmatch(repository):
         raise RequestError(f"expected a data set of the Hub as 'hub:owner/name', came 'hub:{repository}'")
     splits = _load(repository, subset, revision)
     where = f"hub:{repository}"
     chosen = images.choose_sides(list(splits), train_splits, where)
-    first = splits[chosen["train"][0]]
-    found = images.pick_columns(
-        first.features.arrow_schema, first.features.to_dict(), image_column, label_column, where
-    )
-    pixels: dict[str, NDArray[np.uint8]] = {}
-    raw: dict[str, NDArray[Any]] = {}
-    more: dict[str, dict[str, NDArray[Any]]] = {"train": {}, "test": {}}
-    shape: tuple[int, ...] | None = None
-    for side, words in chosen.items():
-        parts = [splits[word] for word in words]
-        pixels[side] = _pixels(parts, found.image, shape, where)
-        shape = pixels[side].shape[1:]
-        raw[side] = np.concatenate([_labels(part, found.label, where) for part in parts])
-        for name in dict.fromkeys(columns):
-            if side == "test" and name not in parts[0].column_names:
-                continue
-            more[side][name] = np.concatenate([_further(part, name, where) for part in parts])
-    labels, class_names = images.number_labels(raw, found)
-    sides = {side: Samples(torch.from_numpy(pixels[side]), torch.from_numpy(labels[side])) for side in chosen}
-    return images.LabelledImages(sides["train"], sides.get("test"), class_names, more["train"], more["test"])
+    return where, {side: [splits[word] for word in words] for side, words in chosen.items()}
 
 
 def _load(repository: str, subset: str | None, revision: str | None) -> Any:
@@ -166,19 +196,38 @@ def _opened(part: Any, row: int, column: str) -> Any:
     return Image.open(io.BytesIO(encoded)) if isinstance(encoded, bytes) else encoded
 
 
-def _labels(part: Any, column: str, where: str) -> NDArray[Any]:
-    values = _cells(part, column)
+def _texts(parts: Sequence[Any], column: str, where: str) -> list[str]:
+    cells = [cell for part in parts for cell in _cells(part, column)]
+    if not cells:
+        raise RequestError(f"expected at least one row in {where}, came an empty split")
+    if None in cells:
+        row = cells.index(None)
+        raise RequestError(f"expected '{column}' in every row, came an empty one in row {row} of {where}")
+    return cells
+
+
+def _labels(parts: Sequence[Any], column: str, where: str) -> NDArray[Any]:
+    values = [value for part in parts for value in _cells(part, column)]
     if any(value is None for value in values):
         raise RequestError(f"expected a label in every row, came an empty one in '{column}' of {where}")
     return np.array(values, dtype=np.str_ if isinstance(values[0], str) else np.int64)
 
 
-def _further(part: Any, column: str, where: str) -> NDArray[Any]:
-    if column not in part.column_names:
-        raise RequestError(
-            f"expected the further column '{column}' in {where}, came no such{nearest(column, part.column_names)}"
-        )
-    return images.column_values(_cells(part, column), f"column '{column}' of {where}")
+def _further(parts: Sequence[Any], names: Sequence[str], needed: bool, where: str) -> dict[str, NDArray[Any]]:
+    """Further columns of one side; one that it lacks is left out, unless each is needed."""
+    found = {}
+    for name in dict.fromkeys(names):
+        if not needed and name not in parts[0].column_names:
+            continue
+        values = []
+        for part in parts:
+            if name not in part.column_names:
+                raise RequestError(
+                    f"expected the further column '{name}' in {where}, came no such{nearest(name, part.column_names)}"
+                )
+            values.append(images.column_values(_cells(part, name), f"column '{name}' of {where}"))
+        found[name] = np.concatenate(values)
+    return found
 
 
 def _cells(part: Any, column: str) -> list[Any]:

@@ -271,7 +271,8 @@ def pick_columns(
     Raises:
         RequestError: none, several, one that is named but absent, or a type that cannot hold them.
     """
-    image = _pick("image", image_column, _image_columns(schema, features), schema.names, where)
+    found, texts = _image_columns(schema, features), ", or a column of texts with text_column"
+    image = _pick("image", image_column, found, schema.names, where, "" if found else texts)
     label = _pick("label", label_column, _label_columns(schema, features), schema.names, where)
     _check_types(schema, image, label, where)
     names = features.get(label, {}).get("names") if features.get(label, {}).get("_type") == "ClassLabel" else None
@@ -315,15 +316,17 @@ def _holds_labels(kind: Any) -> bool:
     )
 
 
-def _pick(what: str, named: str | None, candidates: list[str], names: list[str], where: object) -> str:
-    """The named column, else the only candidate."""
+def _pick(
+    what: str, named: str | None, candidates: list[str], names: list[str], where: object, others: str = ""
+) -> str:
+    """The named column, else the only candidate; `others` ends the message that there is none or several."""
     if named is not None:
         _check_name(what, named, names, where)
         return named
     if len(candidates) == 1:
         return candidates[0]
     came = f"several: {', '.join(candidates)}" if candidates else f"none among: {', '.join(names)}"
-    raise RequestError(f"expected one {what} column in {where}, came {came}; name it with {what}_column")
+    raise RequestError(f"expected one {what} column in {where}, came {came}; name it with {what}_column{others}")
 
 
 def _check_name(what: str, named: str, names: list[str], where: object) -> None:

@@ -1,8 +1,9 @@
 """New inputs for a model that has been trained, brought into the form in which the run stored its own.
 
 What is read: Parquet files with encoded images, PNG and JPEG files, a CSV file with the features that a run was trained
-on, one array in a .npy file. Conversions are those of
-loading (`data.image_size`), and from grey to RGB and back where nothing is guessed; anything else is refused.
+on; texts in Parquet, CSV or text files, which become ids by the run's own words; one array in a .npy file. Conversions
+are those of loading (`data.image_size`), and from grey to RGB and back where nothing is guessed; anything else is
+refused.
 
 Shapes: N inputs, C channels, H x W pixels.
 """
@@ -10,21 +11,25 @@ Shapes: N inputs, C channels, H x W pixels.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.data import images, tables
+from polyfed.data import images, tables, text_files
 from polyfed.data.samples import Samples
+from polyfed.data.text import Vocabulary
 from polyfed.data.transforms import resized
 from polyfed.errors import RequestError
 
+T = TypeVar("T")
+
 _PICTURES = (".png", ".jpg", ".jpeg")
+_TEXTS = "a .csv, .parquet or .txt file of texts, a folder of .parquet files, or a .npy file of ids"
 _KINDS = "a folder of Parquet or image files (.png, .jpg), one such file, a .csv file, or a .npy file"
 
 
@@ -39,6 +44,7 @@ class Form:
         class_names: one per class, in order; for reading labels.
         feature_names: the columns of a CSV file, in order, where the run was trained on one.
         label_column: that the run's recipe names.
+        vocabulary: how the run read texts, where it was trained on some.
     """
 
     shape: tuple[int, ...]
@@ -47,6 +53,7 @@ class Form:
     class_names: tuple[str, ...]
     feature_names: tuple[str, ...] = ()
     label_column: str | None = None
+    vocabulary: Vocabulary | None = None
 
     @property
     def images(self) -> bool:
@@ -66,20 +73,35 @@ class Inputs:
     y: Tensor | None = None
 
 
-def read(path: Path, form: Form, image_column: str | None = None, label_column: str | None = None) -> Inputs:
+def read(
+    path: Path,
+    form: Form,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    text_column: str | None = None,
+) -> Inputs:
     """Read inputs from files.
 
     Args:
-        path: Parquet files (one, or all of a folder), PNG or JPEG files (likewise), a ``.csv`` or a ``.npy`` file.
+        path: Parquet files (one, or all of a folder), PNG or JPEG files (likewise), a ``.csv`` or a ``.npy`` file; for
+            a run on texts Parquet files, a ``.csv``, a ``.txt`` (a text in every line) or a ``.npy`` file (ids).
         form: what the inputs must become.
         image_column, label_column: of Parquet files, where they cannot be told; of CSV files the latter. Without one
             clear label column there are no labels. Labels are the classes' names, or their numbers.
+        text_column: of Parquet and CSV files, where it is not called as in the run and cannot be told.
 
     Raises:
         RequestError: nothing readable there, or inputs that cannot be brought into the form.
     """
+    kinds = _KINDS if form.vocabulary is None else _TEXTS
     if not path.exists():
-        raise RequestError(f"expected {_KINDS}, came '{path}', which is not there")
+        raise RequestError(f"expected {kinds}, came '{path}', which is not there")
+    if text_column is not None and form.vocabulary is None:
+        raise RequestError(f"text_column is of texts, came '{text_column}' where the run's inputs are {form}")
+    if form.vocabulary is not None and path.suffix.lower() != ".npy":
+        if image_column is not None:
+            raise RequestError(f"image_column is of images, came '{image_column}' where the run's inputs are texts")
+        return _from_texts(path, form, form.vocabulary, text_column, label_column)
     if path.suffix.lower() == ".csv" and path.is_file():
         return _from_csv(path, form, image_column, label_column)
     if path.is_dir():
@@ -89,7 +111,7 @@ def read(path: Path, form: Form, image_column: str | None = None, label_column: 
     else:
         parquet = [path] if path.suffix.lower() == ".parquet" else []
         pictures = [path] if path.suffix.lower() in _PICTURES else []
-    if not parquet and (given := image_column or label_column):
+    if not parquet and (given := image_column or label_column or text_column):
         raise RequestError(f"image_column and label_column are of Parquet files, came '{given}' with '{path}'")
     if path.suffix.lower() == ".npy" and path.is_file():
         return numbered(_array(path), form, str(path))
@@ -97,7 +119,9 @@ def read(path: Path, form: Form, image_column: str | None = None, label_column: 
         raise RequestError(f"expected {_KINDS}, came '{path}'{' without any' if path.is_dir() else ''}")
     if not form.images:
         raise RequestError(f"expected a .npy file with inputs {form}, as the run stored them, came images in '{path}'")
-    return _from_tables(parquet, form, image_column, label_column) if parquet else _from_pictures(pictures, form)
+    return (
+        _from_images_in_tables(parquet, form, image_column, label_column) if parquet else _from_pictures(pictures, form)
+    )
 
 
 def numbered(x: Tensor, form: Form, place: str) -> Inputs:
@@ -205,62 +229,122 @@ def _from_csv(path: Path, form: Form, image_column: str | None, label_column: st
         raise RequestError(f"expected inputs {form}, as the run stored them, came a CSV file: {path}")
     x_NF, spelt = tables.read_new(path, form.feature_names, label_column, form.label_column)
     x = torch.from_numpy(x_NF).to(form.dtype)
-    names = tuple(map(str, range(len(x))))
+    return Inputs(tuple(map(str, range(len(x)))), x, _numbered_labels(spelt, form, path))
+
+
+def _numbered_labels(spelt: Sequence[str] | None, form: Form, path: Path) -> Tensor | None:
+    """The labels of a CSV file, (N,) int64."""
     if spelt is None:
-        return Inputs(names, x)
-    labels = [_numbered_label(_parsed(label), form, f"row {row} of {path}") for row, label in enumerate(spelt)]
-    return Inputs(names, x, torch.tensor(labels))
+        return None
+    return torch.tensor(
+        [_numbered_label(_parsed(label), form, f"row {row} of {path}") for row, label in enumerate(spelt)]
+    )
 
 
 def _parsed(label: str) -> str | int:
     return int(label) if label.isascii() and label.isdigit() else label
 
 
+def _from_texts(
+    path: Path, form: Form, vocabulary: Vocabulary, text_column: str | None, label_column: str | None
+) -> Inputs:
+    """Texts as ids, by the words that the run knew."""
+    suffix = path.suffix.lower()
+    if suffix == ".txt" and path.is_file():
+        if given := text_column or label_column:
+            raise RequestError(
+                f"text_column and label_column are of Parquet or CSV files, came '{given}' with '{path}'"
+            )
+        x = vocabulary.ids(text_files.read_lines(path))
+        return Inputs(tuple(map(str, range(len(x)))), x)
+    if suffix == ".csv" and path.is_file():
+        texts, spelt = text_files.read_new_csv(path, text_column, vocabulary.column, label_column, form.label_column)
+        return Inputs(tuple(map(str, range(len(texts)))), vocabulary.ids(texts), _numbered_labels(spelt, form, path))
+    paths = images._parquet_files(path) if path.is_dir() else [path] if suffix == ".parquet" else []
+    if not paths:
+        raise RequestError(f"expected {_TEXTS}, came '{path}'{' without any' if path.is_dir() else ''}")
+
+    def column(schema: Any, place: Path) -> str:
+        usual = vocabulary.column if vocabulary.column in schema.names else None
+        return text_files.pick_text(schema, text_column or usual, place)
+
+    names, cells, labels = _from_tables(paths, form, column, label_column, _text)
+    return Inputs(names, vocabulary.ids(cells), labels)
+
+
+def _text(cell: Any, place: str) -> str:
+    if cell is None:
+        raise RequestError(f"expected a text, came none in {place}")
+    return str(cell)
+
+
 # Parquet -------------------------------------------------------------------------------------------------------------
 
 
-def _from_tables(paths: Sequence[Path], form: Form, image_column: str | None, label_column: str | None) -> Inputs:
+def _from_images_in_tables(
+    paths: Sequence[Path], form: Form, image_column: str | None, label_column: str | None
+) -> Inputs:
+    def column(schema: Any, place: Path) -> str:
+        found = images._image_columns(schema, images._features(schema.metadata))
+        image = images._pick("image", image_column, found, schema.names, place)
+        if not images._holds_bytes(schema.field(image).type):
+            raise RequestError(
+                f"expected encoded images in column '{image}' of {place}, came {schema.field(image).type}"
+            )
+        return image
+
+    def made(cell: Any, place: str) -> Tensor:
+        return _fitted(decoded(cell["bytes"] if isinstance(cell, dict) else cell, place), form, place)
+
+    names, rows, labels = _from_tables(paths, form, column, label_column, made)
+    return Inputs(names, torch.cat(rows), labels)
+
+
+def _from_tables(
+    paths: Sequence[Path],
+    form: Form,
+    column: Callable[[Any, Path], str],
+    label_column: str | None,
+    made: Callable[[Any, str], T],
+) -> tuple[tuple[str, ...], list[T], Tensor | None]:
+    """Names, inputs and labels of some files; `column` picks the column, `made` makes an input of a cell."""
     names: list[str] = []
-    rows: list[Tensor] = []
+    rows: list[T] = []
     labels: list[int] = []
     for path in paths:
-        for number, (cell, label) in enumerate(_table(path, form, image_column, label_column)):
+        for number, (cell, label) in enumerate(_table(path, column, label_column)):
             place = f"row {number} of {path}"
             names.append(str(number) if len(paths) == 1 else f"{path.name}:{number}")
-            rows.append(_fitted(decoded(cell, place), form, place))
+            rows.append(made(cell, place))
             labels += [] if label is None else [_numbered_label(label, form, place)]
     if not rows:
         raise RequestError(f"expected at least one row in {paths[0]}, came an empty file")
     if labels and len(labels) < len(rows):
         raise RequestError(f"expected a label in every row below {paths[0].parent}, or in none, came some without")
-    return Inputs(tuple(names), torch.cat(rows), torch.tensor(labels) if labels else None)
+    return tuple(names), rows, torch.tensor(labels) if labels else None
 
 
-def _table(
-    path: Path, form: Form, image_column: str | None, label_column: str | None
-) -> Iterator[tuple[bytes | None, Any]]:
-    """The encoded images of a file with their labels: a class's name, a number, or None."""
+def _table(path: Path, column: Callable[[Any, Path], str], label_column: str | None) -> Iterator[tuple[Any, Any]]:
+    """The cells of one column of a file with their labels: a class's name, a number, or None."""
     import pyarrow as pa
 
     file = images._open(path)
     schema = file.schema_arrow
     features = images._features(schema.metadata)
-    image = images._pick("image", image_column, images._image_columns(schema, features), schema.names, path)
+    content = column(schema, path)
     candidates = images._label_columns(schema, features)
     label = images._pick("label", label_column, [], schema.names, path) if label_column else None
     label = candidates[0] if label is None and len(candidates) == 1 else label
     spelling: Any = features.get(label or "", {}).get("names")
-    if not images._holds_bytes(schema.field(image).type):
-        raise RequestError(f"expected encoded images in column '{image}' of {path}, came {schema.field(image).type}")
     if label is not None and not images._holds_labels(schema.field(label).type):
         raise RequestError(f"expected numbers or names in column '{label}' of {path}, came {schema.field(label).type}")
     try:
-        for batch in file.iter_batches(batch_size=1000, columns=[image, *([label] if label else [])]):
-            cells = batch.column(image).to_pylist()
+        for batch in file.iter_batches(batch_size=1000, columns=[content, *([label] if label else [])]):
+            cells = batch.column(content).to_pylist()
             marks = batch.column(label).to_pylist() if label else [None] * len(cells)
             for cell, mark in zip(cells, marks, strict=True):
                 named = isinstance(spelling, list) and isinstance(mark, int) and 0 <= mark < len(spelling)
-                yield cell["bytes"] if isinstance(cell, dict) else cell, spelling[mark] if named else mark
+                yield cell, spelling[mark] if named else mark
     except (pa.ArrowException, OSError, OverflowError, UnicodeDecodeError) as error:
         raise RequestError(f"expected a whole Parquet file, came {path}: {images.first_line(error)}") from error
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyfed.data import client_folders, hub, images, picture_folders, tables
-from polyfed.data.samples import Samples
-from polyfed.data.text import LabelledTexts, Words
-from polyfed.data.text import read_folder as read_texts
+from polyfed.data import client_arrays, client_folders, hub, images, picture_folders, tables, text_files
+from polyfed.data.samples import Samples, from_dataset
+from polyfed.data.text import LabelledTexts, Vocabulary, Words, labelled
 from polyfed.data.transforms import Prepare
-from polyfed.errors import RequestError
-from polyfed.registry import DATASETS, nearest
+from polyfed.errors import PolyfedError, RequestError
+from polyfed.registry import DATASETS, imported, nearest
 
 # mean and deviation per channel, of the training side in 0..1
 _CIFAR10 = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))  # the values usually quoted, also by FedIN's code
@@ -38,7 +38,8 @@ _FASHION_MNIST = ((0.2860,), (0.3530,))  # the values usually quoted
 _SVHN = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))  # no statistics: FedIN's code maps the pixels to -1..1, so we do
 
 _TRAIN = ("train",)
-_HUB, _IMAGES, _CSV, _CLIENTS = "hub:", "images:", "csv:", "clients:"
+_HUB, _IMAGES, _CSV, _CLIENTS, _ARRAYS = "hub:", "images:", "csv:", "clients:", "npz:"
+_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Source:
         test_columns: likewise of the test rows.
         words: of texts: how many ids there are, or the fixed vectors of all ids, (V, E) float32; None: no texts.
         feature_names: of a table, x (N, F): what its columns are called; empty for other inputs.
+        vocabulary: of texts: how they became ids; None: other inputs, or not known.
 
     Raises:
         RequestError: an empty side, a label out of range, sides of different shapes or types, or numbers of names,
@@ -74,6 +76,7 @@ class Source:
     test_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     words: int | Tensor | None = None
     feature_names: tuple[str, ...] = ()
+    vocabulary: Vocabulary | None = None
 
     def __post_init__(self) -> None:
         if self.classes < 1 or len(self.class_names) != self.classes:
@@ -152,9 +155,12 @@ def load(
         name: an entry of `polyfed.registry.DATASETS`; or any folder name for which ``<root>/<name>`` holds Parquet
             files; or ``hub:owner/name`` for a data set of the Hugging Face Hub, which is downloaded; or
             ``images:PATH``, a folder per class (`polyfed.data.picture_folders.read`); or ``csv:PATH``, a table
-            (`polyfed.data.tables.read`); or ``clients:PATH``, a folder per client, each of Parquet files, of CSV files
-            or of images, with the further column "client" (`polyfed.data.client_folders`). PATH is looked for below
-            `root`; without one, below the present folder, then below $POLYFED_DATA.
+            (`polyfed.data.tables.read`) or texts; or ``clients:PATH``, a folder per client, each of Parquet files, of
+            CSV files or of images, with the further column "client" (`polyfed.data.client_folders`); or ``npz:PATH``,
+            a file of arrays per client, likewise (`polyfed.data.client_arrays`). PATH is looked for below `root`;
+            without one, below the present folder, then below $POLYFED_DATA. Or ``package.module:function``, a function
+            of your own that is called without arguments and returns a `Source`, or its sides (`from_tensors`): a
+            training side alone, or a dictionary of "train" and "test".
         root: the folder that holds the data sets' folders (for ``parquet``: the folder itself); default: $POLYFED_DATA.
         image_column: the column with images, when it cannot be told.
         label_column: the column with labels, when it cannot be told or is not the usual one.
@@ -162,7 +168,7 @@ def load(
         columns: further columns of whole numbers or strings, for `Source.train_columns` and `test_columns`.
         subset: which configuration, of a Hub data set with several.
         revision: branch, tag or commit on the Hub; default: the newest.
-        words: how texts are read; with a column, a folder of Parquet files holds texts.
+        words: how texts are read; with a column, Parquet files, CSV files and data sets of the Hub hold texts.
         feature_columns: of a table, which columns to learn from; default: all that hold numbers.
         image_size: of image folders, pixels a side; needed where images differ in size. Others are not resized here.
 
@@ -174,17 +180,20 @@ def load(
     if not name.startswith((_CSV, _CLIENTS)):
         _refuse(name, feature_columns=feature_columns)
     if name.startswith(_HUB):
-        _refuse_words(name, words)
         repository = name.removeprefix(_HUB)
+        if _are_texts(name, words, image_column):
+            texts = hub.read_texts(repository, words, subset, revision, label_column, train_splits, columns)
+            return _from_texts(name, texts, words)
         read = hub.read(repository, subset, revision, image_column, label_column, train_splits, columns)
         return _from_images(name, read)
     if subset is not None or revision is not None:
         raise RequestError(f"expected subset and revision with a name 'hub:owner/name' only, came '{name}'")
-    if name.startswith((_CSV, _IMAGES, _CLIENTS)):
-        _refuse_words(name, words)
-        kind, _, path = name.partition(":")
-        asked = _Asked(image_column, label_column, feature_columns, train_splits, tuple(columns), image_size)
+    asked = _Asked(image_column, label_column, feature_columns, train_splits, tuple(columns), words, image_size)
+    kind, _, path = name.partition(":")
+    if f"{kind}:" in _READERS:
         return _READERS[f"{kind}:"](name, _located(path, root), asked)
+    if name not in DATASETS and _FUNCTION.fullmatch(name):
+        return _from_function(name, asked)
     if name in DATASETS:
         return _registered(name, root, image_column, label_column, tuple(train_splits), tuple(columns), words)
     place = _place(root)
@@ -212,7 +221,7 @@ def _registered(
     more: dict[str, Any] = {}
     if train_splits != _TRAIN:
         if "train_splits" not in takes:
-            raise RequestError(f"dataset '{name}' has no splits to choose from, came train_splits {list(train_splits)}")
+            _refuse_splits(name, train_splits)
         more["train_splits"] = train_splits
     if columns and "columns" in takes:
         more["columns"] = columns
@@ -220,22 +229,34 @@ def _registered(
         more["words"] = words
     else:
         _refuse_words(name, words)
-    source: Source = loader(root, image_column, label_column, **more)
+    return _with_columns(loader(root, image_column, label_column, **more), name, columns)
+
+
+def _with_columns(source: Source, name: str, columns: Sequence[str]) -> Source:
+    """The source, if it has the columns that are asked for."""
     for column in columns:
         if column not in source.train_columns:
-            raise RequestError(f"dataset '{name}' has no column '{column}'{_hint(column, source)}")
+            known = nearest(column, source.train_columns) if source.train_columns else "; it has no further columns"
+            raise RequestError(f"dataset '{name}' has no column '{column}'{known}")
     return source
+
+
+def _are_texts(name: str, words: Words, image_column: str | None) -> bool:
+    """Whether a column of texts is named; other settings of texts, or of images, do not go with that."""
+    if words.column is None:
+        _refuse_words(name, words)
+    elif image_column is not None:
+        raise RequestError(f"expected image_column or text_column with dataset '{name}', came both")
+    return words.column is not None
 
 
 def _refuse_words(name: str, words: Words) -> None:
     """Settings of texts where there are none."""
     if given := words.given():
-        more = "" if given == "text_column" or name.startswith(_HUB) else "; text_column names the column of texts"
-        raise RequestError(f"expected {given} with texts in Parquet files only, came dataset '{name}'{more}")
-
-
-def _hint(column: str, source: Source) -> str:
-    return nearest(column, source.train_columns) if source.train_columns else "; it has no further columns"
+        more = "" if given == "text_column" else "; text_column names the column of texts"
+        raise RequestError(
+            f"expected {given} with texts in Parquet or CSV files, or of the Hub, came dataset '{name}'{more}"
+        )
 
 
 def digits(root: str | Path | None = None, image_column: str | None = None, label_column: str | None = None) -> Source:
@@ -349,8 +370,9 @@ def sentiment140(
         raise RequestError("expected no image_column with dataset 'sentiment140', whose column of texts is text_column")
     how = words or Words()
     how = replace(how, column=how.column or "text")
-    read = read_texts(_folder_of("sentiment140", root), how, label_column or "sentiment", train_splits, columns)
-    return _from_texts("sentiment140", read, how)
+    place = _folder_of("sentiment140", root)
+    read = text_files.read_parquet(place, how.column, label_column or "sentiment", train_splits, columns)
+    return _from_texts("sentiment140", labelled(*read, how), how)
 
 
 svhn = _published(
@@ -387,18 +409,19 @@ def parquet(
 
 
 def from_tensors(
-    train: tuple[Any, Any] | Samples,
-    test: tuple[Any, Any] | Samples | None = None,
+    train: Any,
+    test: Any = None,
     classes: int | None = None,
     name: str = "tensors",
     train_columns: Mapping[str, Any] | None = None,
     test_columns: Mapping[str, Any] | None = None,
 ) -> Source:
-    """A source from your own arrays or tensors.
+    """A source from your own arrays, tensors or data sets.
 
     Args:
-        train: (x, y). x: uint8 images (N, C, H, W), or floats of any shape (N, ...), which `Prepare` passes unchanged;
-            y: (N,) of any whole-number type.
+        train: (x, y), `Samples`, or a data set of PyTorch or of the package `datasets`
+            (`polyfed.data.samples.from_dataset`). x: uint8 images (N, C, H, W), or floats of any shape (N, ...), which
+            `Prepare` passes unchanged; y: (N,) of any whole-number type.
         test: likewise, or None.
         classes: how many; default: the largest label plus one.
         name: for messages and results.
@@ -412,11 +435,7 @@ def from_tensors(
     sides = [_samples(train, "training", name), *([_samples(test, "test", name)] if test is not None else [])]
     if classes is None:
         classes = 1 + max(int(side.y.max()) for side in sides)
-    x = sides[0].x
-    if x.dtype == torch.uint8:
-        mean, std = channel_statistics(x)
-    else:
-        mean, std = ((0.0,) * x.shape[1], (1.0,) * x.shape[1]) if x.dim() == 4 else ((), ())
+    mean, std = _statistics(sides[0].x)
     names = tuple(str(c) for c in range(classes))
     further = [
         {key: images.column_values(values, f"column '{key}' of '{name}'") for key, values in (given or {}).items()}
@@ -424,6 +443,13 @@ def from_tensors(
     ]
     test_side = sides[1] if len(sides) > 1 else None
     return Source(name, sides[0], test_side, classes, names, mean, std, further[0], further[1])
+
+
+def _statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of the channels of stored images; floats (N, C, H, W) are ready, others have no channels."""
+    if x.dtype == torch.uint8:
+        return channel_statistics(x)
+    return ((0.0,) * x.shape[1], (1.0,) * x.shape[1]) if x.dim() == 4 else ((), ())
 
 
 def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -453,7 +479,7 @@ def _place(root: str | Path | None) -> Path | None:
 def _located(path: str, root: str | Path | None) -> Path:
     """The file or folder of a name with PATH; where it should be, if it is nowhere."""
     if not path:
-        raise RequestError("expected a path behind 'images:', 'csv:' or 'clients:', came none")
+        raise RequestError(f"expected a path behind {_listed(_READERS)}, came none")
     shelves = [Path(root)] if root not in (None, "") else [Path(), _place(None) or Path()]
     found = [shelf.expanduser() / Path(path).expanduser() for shelf in shelves]
     return next((place for place in found if place.exists()), found[0])
@@ -509,12 +535,10 @@ def _from_folder(
     words: Words,
 ) -> Source:
     """A source from a folder of Parquet files: texts where their column is named, else images."""
-    if words.column is None:
-        _refuse_words(name, words)
-        return _from_images(name, images.read_folder(folder, image_column, label_column, train_splits, columns))
-    if image_column is not None:
-        raise RequestError(f"expected image_column or text_column with dataset '{name}', came both")
-    return _from_texts(name, read_texts(folder, words, label_column, train_splits, columns), words)
+    if _are_texts(name, words, image_column):
+        read = text_files.read_parquet(folder, words.column, label_column, train_splits, columns)
+        return _from_texts(name, labelled(*read, words), words)
+    return _from_images(name, images.read_folder(folder, image_column, label_column, train_splits, columns))
 
 
 def _from_texts(name: str, read: LabelledTexts, how: Words) -> Source:
@@ -530,6 +554,7 @@ def _from_texts(name: str, read: LabelledTexts, how: Words) -> Source:
         read.train_columns,
         read.test_columns,
         how.ids if read.vectors is None else read.vectors,
+        vocabulary=read.vocabulary,
     )
 
 
@@ -542,15 +567,21 @@ class _Asked:
     feature_columns: Sequence[str] | None
     train_splits: Sequence[str]
     columns: tuple[str, ...]
+    words: Words
     image_size: int | None
 
 
 def _own_images(name: str, folder: Path, asked: _Asked) -> Source:
     _refuse_columns(name, asked)
+    _refuse_words(name, asked.words)
     return _from_images(name, picture_folders.read(folder, asked.train_splits, asked.image_size))
 
 
 def _own_table(name: str, place: Path, asked: _Asked) -> Source:
+    if _are_texts(name, asked.words, asked.image_column):
+        _refuse(f"{name} with text_column", feature_columns=asked.feature_columns)
+        read = text_files.read_csv(place, asked.words.column, asked.label_column, asked.train_splits, asked.columns)
+        return _from_texts(name, labelled(*read, asked.words), asked.words)
     _refuse(name, image_column=asked.image_column)
     return _from_table(name, _table(place, asked), place)
 
@@ -559,6 +590,9 @@ def _own_clients(name: str, place: Path, asked: _Asked) -> Source:
     """All clients' rows, with the further column that says whose they are."""
     kind, homes = client_folders.folders(place)
     asked = replace(asked, columns=tuple(column for column in asked.columns if column != client_folders.COLUMN))
+    if kind != "images" and _are_texts(name, asked.words, asked.image_column):
+        return _texts_of_clients(name, homes, kind, asked)
+    _refuse_words(name, asked.words)
     if kind == "csv":
         _refuse(name, image_column=asked.image_column)
         read = {home: _table(home, asked) for home in homes}
@@ -584,11 +618,67 @@ def _own_clients(name: str, place: Path, asked: _Asked) -> Source:
     return _from_images(name, client_folders.read(homes, lambda home: images.read_folder(home, *options)))
 
 
-_READERS = {_IMAGES: _own_images, _CSV: _own_table, _CLIENTS: _own_clients}
+def _texts_of_clients(name: str, homes: Sequence[Path], kind: str, asked: _Asked) -> Source:
+    _refuse(f"{name} with text_column", feature_columns=asked.feature_columns)
+    one = text_files.read_csv if kind == "csv" else text_files.read_parquet
+    options = (asked.words.column, asked.label_column, asked.train_splits, asked.columns)
+    sides, columns = client_folders.read_texts(homes, lambda home: one(home, *options))
+    return _from_texts(name, labelled(sides, columns, asked.words), asked.words)
+
+
+def _own_arrays(name: str, place: Path, asked: _Asked) -> Source:
+    """All clients' arrays, with the further column that says whose they are."""
+    others = tuple(column for column in asked.columns if column != client_folders.COLUMN)
+    _refuse_columns(name, replace(asked, columns=others))
+    _refuse_words(name, asked.words)
+    _refuse_splits(name, asked.train_splits)
+    read = client_arrays.read(place, _samples)
+    return _from_images(name, read, _statistics(read.train.x))
+
+
+_READERS = {_IMAGES: _own_images, _CSV: _own_table, _CLIENTS: _own_clients, _ARRAYS: _own_arrays}
+
+
+def _from_function(name: str, asked: _Asked) -> Source:
+    """What a function of the user's returns: a source, a training side, or a dictionary of both sides."""
+    _refuse_columns(name, replace(asked, columns=()))
+    _refuse_words(name, asked.words)
+    _refuse_splits(name, asked.train_splits)
+    try:
+        function = imported("data set", name)
+    except RequestError as error:
+        raise RequestError(f"{error}; before a path: {_listed(_READERS)}") from error.__cause__
+    if not callable(function):
+        raise RequestError(
+            f"data set '{name}' should be a function without arguments; a {type(function).__name__} came"
+        )
+    try:
+        made = function()
+    except PolyfedError:
+        raise
+    except Exception as error:  # the function is the user's
+        raise RequestError(f"data set '{name}' failed: {type(error).__name__}: {images.first_line(error)}") from error
+    if isinstance(made, Source):
+        return _with_columns(made, name, asked.columns)
+    sides = made if isinstance(made, Mapping) else {"train": made}
+    if "train" not in sides or set(sides) - {"train", "test"}:
+        raise RequestError(f"expected a dictionary of 'train' and 'test' from '{name}', came {sorted(map(str, sides))}")
+    return _with_columns(from_tensors(sides["train"], sides.get("test"), name=name), name, asked.columns)
+
+
+def _refuse_splits(name: str, train_splits: Sequence[str]) -> None:
+    if list(train_splits) != list(_TRAIN):
+        raise RequestError(f"dataset '{name}' has no splits to choose from, came train_splits {list(train_splits)}")
+
+
+def _listed(names: Iterable[object]) -> str:
+    """'a', 'b' or 'c'."""
+    *most, last = (f"'{name}'" for name in names)
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 def _refuse_columns(name: str, asked: _Asked) -> None:
-    """Folders of images have none."""
+    """Where there are none: folders of images, arrays."""
     columns = ", ".join(asked.columns) or None
     options = {"label_column": asked.label_column, "feature_columns": asked.feature_columns, "columns": columns}
     _refuse(name, image_column=asked.image_column, **options)
@@ -617,13 +707,11 @@ def _from_table(name: str, read: tables.LabelledTable, where: Path) -> Source:
 
 def _samples(side: Any, what: str, name: str) -> Samples:
     """One side of `from_tensors`, checked and in the library's types."""
-    if isinstance(side, Samples):
+    if not isinstance(side, tuple | list) or len(side) != 2:
+        side = side if isinstance(side, Samples) else from_dataset(side)
         x, y = side.x, side.y
     else:
-        try:
-            given_x, given_y = side
-        except (TypeError, ValueError):
-            raise RequestError(f"expected (x, y) as the {what} side of '{name}', came {type(side).__name__}") from None
+        given_x, given_y = side
         x, y = _tensor(given_x, what, name), _tensor(given_y, what, name)
     if x.dim() < 2 or len(x) == 0:
         raise RequestError(f"expected {what} inputs of shape (N, ...) with N > 0 in '{name}', came {tuple(x.shape)}")
@@ -639,6 +727,12 @@ def _samples(side: Any, what: str, name: str) -> Samples:
         raise RequestError(f"expected uint8 or float {what} inputs in '{name}', came {x.dtype}")
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise RequestError(f"expected whole-number {what} labels in '{name}', came {y.dtype}")
+    if y.shape != (len(x),):
+        raise RequestError(
+            f"expected as many labels as {what} inputs in '{name}', {len(x)}, of shape (N,), came {tuple(y.shape)}"
+        )
+    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+        raise RequestError(f"expected finite {what} inputs in '{name}', came NaN or infinite values")
     return Samples(x, y.to(torch.int64))
 
 

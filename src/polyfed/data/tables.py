@@ -32,8 +32,8 @@ class LabelledTable:
 
 
 @dataclass(frozen=True)
-class _Sheet:
-    """One file: its cells by column."""
+class Sheet:
+    """One file: its cells by column, without blanks around them."""
 
     path: Path
     cells: dict[str, list[str]]
@@ -62,17 +62,17 @@ def read(
         RequestError: no such file or column, rows of another length than the first, a label that is missing or
             fractional, a feature that is no finite number.
     """
-    sheets = {side: [_sheet(path) for path in paths] for side, paths in _files(place, train_splits).items()}
+    sheets = {side: [read_sheet(path) for path in paths] for side, paths in side_files(place, train_splits).items()}
     first = sheets["train"][0]
-    label = _label_column(first, label_column)
+    label = find_label(first, label_column)
     features = _features(sheets["train"], label, feature_columns, columns)
     raw, x = {}, {}
     for side, parts in sheets.items():
-        raw[side] = [cell for sheet in parts for cell in _labels(sheet, label)]
+        raw[side] = [cell for sheet in parts for cell in labels_of(sheet, label)]
         x[side] = np.concatenate([_matrix(sheet, features) for sheet in parts])
-    numbers, names = images.number_labels(_typed(raw, label, place), images.Columns("", label, None))
+    numbers, names = images.number_labels(typed(raw, label, place), images.Columns("", label, None))
     sides = {side: Samples(torch.from_numpy(x[side]), torch.from_numpy(numbers[side])) for side in sheets}
-    more = {side: _further(parts, columns, needed=side == "train") for side, parts in sheets.items()}
+    more = {side: further(parts, columns, needed=side == "train") for side, parts in sheets.items()}
     read = images.LabelledImages(sides["train"], sides.get("test"), names, more["train"], more.get("test", {}))
     return LabelledTable(read, features)
 
@@ -116,17 +116,29 @@ def read_new(
     Raises:
         RequestError: a column that is not there, a value that is no finite number, a label that is missing.
     """
-    sheet = _sheet(path)
+    sheet = read_sheet(path)
+    return _matrix(sheet, features), new_labels(sheet, features, label_column, usual_label)
+
+
+def new_labels(
+    sheet: Sheet, inputs: Sequence[str], label_column: str | None, usual_label: str | None
+) -> list[str] | None:
+    """The labels of new rows as they are spelt; see `read_new`. `inputs` are the columns that are none."""
     likely = LABEL_NAMES if usual_label is None else (usual_label,)
-    there = [name for name in likely if name in sheet.cells and name not in features]
+    there = [name for name in likely if name in sheet.cells and name not in inputs]
     label = label_column or (there[0] if len(there) == 1 else None)
-    return _matrix(sheet, features), None if label is None else list(map(_plain, _labels(sheet, label)))
+    return None if label is None else list(map(_plain, labels_of(sheet, label)))
 
 
 # files ---------------------------------------------------------------------------------------------------------------
 
 
-def _files(place: Path, train_splits: Sequence[str]) -> dict[str, list[Path]]:
+def side_files(place: Path, train_splits: Sequence[str]) -> dict[str, list[Path]]:
+    """The files of the training side and, if there are any, of the test side; a file alone is a training side.
+
+    Raises:
+        RequestError: neither a CSV file nor a folder with a training side.
+    """
     if place.is_dir():
         return images.split_files(place, train_splits, "csv")
     if not place.exists():
@@ -136,7 +148,7 @@ def _files(place: Path, train_splits: Sequence[str]) -> dict[str, list[Path]]:
     return {"train": [place]}
 
 
-def _sheet(path: Path) -> _Sheet:
+def read_sheet(path: Path) -> Sheet:
     """A whole file.
 
     Raises:
@@ -161,7 +173,7 @@ def _sheet(path: Path) -> _Sheet:
         raise RequestError(f"expected a CSV file in UTF-8, came {path}: {images.first_line(error)}") from error
     if not rows:
         raise RequestError(f"expected at least one row below the columns' names in {path}, came none")
-    return _Sheet(path, {name: [cell.strip() for cell in cells] for name, *cells in zip(names, *rows, strict=True)})
+    return Sheet(path, {name: [cell.strip() for cell in cells] for name, *cells in zip(names, *rows, strict=True)})
 
 
 def _check_names(names: Sequence[str], path: Path) -> None:
@@ -175,9 +187,14 @@ def _check_names(names: Sequence[str], path: Path) -> None:
 # columns -------------------------------------------------------------------------------------------------------------
 
 
-def _label_column(sheet: _Sheet, named: str | None) -> str:
+def find_label(sheet: Sheet, named: str | None) -> str:
+    """The named column, else the only one of a usual name.
+
+    Raises:
+        RequestError: no such column, none or several.
+    """
     if named is not None:
-        _check_column("label", named, sheet)
+        check_column("label", named, sheet)
         return named
     usual = [name for name in LABEL_NAMES if name in sheet.cells]
     if len(usual) == 1:
@@ -187,7 +204,7 @@ def _label_column(sheet: _Sheet, named: str | None) -> str:
 
 
 def _features(
-    sheets: Sequence[_Sheet], label: str, asked: Sequence[str] | None, others: Sequence[str]
+    sheets: Sequence[Sheet], label: str, asked: Sequence[str] | None, others: Sequence[str]
 ) -> tuple[str, ...]:
     """The columns to learn from: those asked for, else all with a number in them, so that a stray word is noticed."""
     if asked is None:
@@ -195,23 +212,27 @@ def _features(
         found = [name for name in cells if name != label and name not in others]
         asked = [name for name in found if any(_number(cell) is not None for cell in cells[name])]
     if not asked:
-        raise RequestError(f"expected columns of numbers besides '{label}' in {sheets[0].path}, came none")
+        raise RequestError(
+            f"expected columns of numbers besides '{label}' in {sheets[0].path}, came none; text_column names a column "
+            "of texts"
+        )
     if label in asked or len(set(asked)) < len(asked):
         raise RequestError(f"expected different feature_columns, without the label '{label}', came {list(asked)}")
     return tuple(asked)
 
 
-def _check_column(what: str, name: str, sheet: _Sheet) -> None:
+def check_column(what: str, name: str, sheet: Sheet) -> None:
+    """Refuse a column that is not there."""
     if name not in sheet.cells:
         raise RequestError(
             f"expected the {what} column '{name}' in {sheet.path}, came no such{nearest(name, sheet.cells)}"
         )
 
 
-def _matrix(sheet: _Sheet, features: Sequence[str]) -> NDArray[np.float64]:
+def _matrix(sheet: Sheet, features: Sequence[str]) -> NDArray[np.float64]:
     """(N, F) finite numbers."""
     for name in features:
-        _check_column("feature", name, sheet)
+        check_column("feature", name, sheet)
     values = [[_number(cell) for cell in sheet.cells[name]] for name in features]
     x_NF = np.array([[np.nan if value is None else value for value in column] for column in values]).T
     with np.errstate(over="ignore"):
@@ -232,14 +253,14 @@ def _number(cell: str) -> float | None:
         return None
 
 
-def _further(sheets: Sequence[_Sheet], names: Sequence[str], needed: bool) -> dict[str, NDArray[Any]]:
+def further(sheets: Sequence[Sheet], names: Sequence[str], needed: bool) -> dict[str, NDArray[Any]]:
     """Columns to deal by: whole numbers where all cells are, else words."""
     found = {}
     for name in dict.fromkeys(names):
         if not needed and name not in sheets[0].cells:
             continue
         for sheet in sheets:
-            _check_column("further", name, sheet)
+            check_column("further", name, sheet)
         cells = [cell for sheet in sheets for cell in sheet.cells[name]]
         if "" in cells:
             raise RequestError(
@@ -252,9 +273,9 @@ def _further(sheets: Sequence[_Sheet], names: Sequence[str], needed: bool) -> di
 # labels --------------------------------------------------------------------------------------------------------------
 
 
-def _labels(sheet: _Sheet, label: str) -> list[str]:
+def labels_of(sheet: Sheet, label: str) -> list[str]:
     """A side's labels as they are spelt; none is empty."""
-    _check_column("label", label, sheet)
+    check_column("label", label, sheet)
     cells = sheet.cells[label]
     if "" in cells:
         raise RequestError(
@@ -263,7 +284,7 @@ def _labels(sheet: _Sheet, label: str) -> list[str]:
     return cells
 
 
-def _typed(raw: Mapping[str, list[str]], label: str, place: Path) -> dict[str, NDArray[Any]]:
+def typed(raw: Mapping[str, list[str]], label: str, place: Path) -> dict[str, NDArray[Any]]:
     """Labels as int64 where all of both sides are whole numbers, else as words."""
     every = [cell for cells in raw.values() for cell in cells]
     if _whole(every) is not None:

@@ -1,4 +1,4 @@
-"""Labelled texts from Parquet files as numbered words, padded to one length.
+"""Labelled texts as numbered words, padded to one length; where they are read from: `polyfed.data.text_files`.
 
 The words of a text are its runs of letters, digits and apostrophes, in lower case, and the marks . , ! ? ; one by one:
 the rule of FedRep's Sentiment140, which is FedHeNN's. It is one regular expression that learns nothing, so a package of
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,9 @@ from polyfed.errors import RequestError
 
 PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
 
+WORDS_FILE = "words.txt"  # of a run's models: the words that have ids, in their order, one a line
+
 _WORD = re.compile(r"[\w']+|[.,!?;]")
-_TEXT_NAMES = ("text", "sentence", "tweet", "content", "review")
 
 
 @dataclass(frozen=True)
@@ -74,13 +75,51 @@ class Words:
 
 
 @dataclass(frozen=True)
+class Vocabulary:
+    """How texts became ids, so that new ones can be read likewise.
+
+    Args:
+        words: words[i] has id i + 2.
+        length: L, ids per text.
+        column: where the texts stood in their files; None: in none.
+        most: so many words could have ids, which says how large networks are; None: these take given vectors.
+    """
+
+    words: tuple[str, ...]
+    length: int
+    column: str | None = None
+    most: int | None = None
+
+    def ids(self, texts: Iterable[str]) -> Tensor:
+        """(N, L) int64.
+
+        >>> Vocabulary(("good", "so"), 3).ids(["So GOOD!", ""])
+        tensor([[3, 2, 1],
+                [0, 0, 0]])
+        """
+        return numbered([words_of(text) for text in texts], self.words, self.length)
+
+
+@dataclass(frozen=True)
+class RawTexts:
+    """One side as it is stored: N texts, (N,) labels, int64 or strings, and further columns, (N,) values by name."""
+
+    texts: Sequence[str]
+    labels: NDArray[Any]
+    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+@dataclass(frozen=True)
 class LabelledTexts:
-    """What was read: x is (N, L) int64; words[i] has id i + 2; vectors is (V, E) float32, zeros for ids 0 and 1."""
+    """What was read: x is (N, L) int64; vectors is (V, E) float32, zeros for ids 0 and 1."""
 
     train: Samples
     test: Samples | None
     class_names: tuple[str, ...]
-    words: tuple[str, ...]
+    vocabulary: Vocabulary
     vectors: Tensor | None
     train_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     test_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
@@ -123,106 +162,44 @@ def numbered(texts: Sequence[Sequence[str]], words: Sequence[str], length: int) 
     return torch.from_numpy(ids)
 
 
-def read_folder(
-    folder: Path,
-    how: Words,
-    label_column: str | None = None,
-    train_splits: Sequence[str] = ("train",),
-    columns: Sequence[str] = (),
-) -> LabelledTexts:
-    """Read a folder of Parquet files with texts.
-
-    Sides, labels and further columns as in `polyfed.data.images.read_folder`.
+def labelled(sides: Mapping[str, RawTexts], columns: images.Columns, how: Words) -> LabelledTexts:
+    """Texts and their labels as numbers; the vocabulary is made of the training side alone.
 
     A text without any word is a row of padding.
 
     Args:
-        folder: holds ``*.parquet``, directly or one folder down.
-        how: columns, vocabulary, length and vectors.
-        label_column: the column with labels; None to find it.
-        train_splits: the words in files' names that say "training side".
-        columns: further columns of whole numbers or strings.
+        sides: "train" and, if there is one, "test".
+        columns: where texts and labels stood, and the classes' names, if the files name them.
+        how: vocabulary, length and vectors.
 
     Raises:
-        RequestError: as for images; a text that is missing or no string; a file of vectors that is wrong.
+        RequestError: texts and labels in one column, labels that are all the same, a label out of range, a file of
+            vectors that is wrong.
     """
-    files = images.split_files(folder, train_splits)
-    found = _find_columns([path for paths in files.values() for path in paths], how.column, label_column)
-    texts: dict[str, list[list[str]]] = {}
-    raw: dict[str, NDArray[Any]] = {}
-    for side, paths in files.items():
-        rows = [row for path in paths for row in _rows(path, found)]
-        if not rows:
-            raise RequestError(f"expected at least one row in {paths[0]}, came an empty file")
-        texts[side] = [words_of(text) for text, _ in rows]
-        raw[side] = np.array([label for _, label in rows])
-    labels, class_names = images.number_labels(raw, found)
+    if columns.image == columns.label:
+        raise RequestError(f"expected texts and labels in different columns, came '{columns.label}' for both")
+    words_in = {name: [words_of(text) for text in side.texts] for name, side in sides.items()}
+    labels, class_names = images.number_labels({name: side.labels for name, side in sides.items()}, columns)
+    if len(class_names) < 2:
+        raise RequestError(f"expected labels of two or more classes, came '{class_names[0]}' alone")
     vectors = None
     if how.vectors is None:
-        words = vocabulary(texts["train"], how.most)
+        words = vocabulary(words_in["train"], how.most)
     else:
-        known = read_vectors(Path(how.vectors), {word for text in texts["train"] for word in text})
-        words = vocabulary(texts["train"], how.most, known)
+        known = read_vectors(Path(how.vectors), {word for text in words_in["train"] for word in text})
+        words = vocabulary(words_in["train"], how.most, known)
         width = len(next(iter(known.values())))
         vectors = torch.from_numpy(np.stack([np.zeros(width, np.float32)] * FIRST_WORD + [known[w] for w in words]))
-    length = 25 if how.length is None else how.length
-    sides = {s: Samples(numbered(texts[s], words, length), torch.from_numpy(labels[s])) for s in files}
-    more = {side: images._more_columns(paths, columns, needed=side == "train") for side, paths in files.items()}
-    return LabelledTexts(
-        sides["train"], sides.get("test"), class_names, words, vectors, more["train"], more.get("test", {})
+    made = Vocabulary(
+        words, 25 if how.length is None else how.length, columns.image, how.most if vectors is None else None
     )
-
-
-# Parquet -------------------------------------------------------------------------------------------------------------
-
-
-def _find_columns(paths: Sequence[Path], text_column: str | None, label_column: str | None) -> images.Columns:
-    """The text and the label column, the same in every file."""
-    chosen: images.Columns | None = None
-    for path in paths:
-        schema = images._open(path).schema_arrow
-        features = images._features(schema.metadata)
-        texts = [name for name in schema.names if name in _TEXT_NAMES and _holds_text(schema.field(name).type)]
-        text = images._pick("text", text_column, texts, schema.names, path)
-        label = images._pick("label", label_column, images._label_columns(schema, features), schema.names, path)
-        if not _holds_text(schema.field(text).type):
-            raise RequestError(f"expected texts in column '{text}' of {path}, came type {schema.field(text).type}")
-        if not images._holds_labels(schema.field(label).type):
-            raise RequestError(
-                f"expected whole numbers or strings in label column '{label}' of {path}, came type "
-                f"{schema.field(label).type}"
-            )
-        names = features.get(label, {}).get("names")
-        came = images.Columns(text, label, tuple(map(str, names)) if isinstance(names, list) else None)
-        if chosen is not None and came != chosen:
-            raise RequestError(f"expected the same columns and classes in every file, came others in {path}")
-        chosen = came
-    assert chosen is not None  # split_files gave at least one path
-    return chosen
-
-
-def _holds_text(kind: Any) -> bool:
-    import pyarrow.types as types
-
-    return bool(types.is_string(kind) or types.is_large_string(kind))
-
-
-def _rows(path: Path, columns: images.Columns) -> Iterator[tuple[str, Any]]:
-    """Texts and raw labels of one file."""
-    import pyarrow as pa
-
-    row = 0
-    try:
-        for batch in images._open(path).iter_batches(columns=[columns.image, columns.label]):
-            cells, marks = batch.column(columns.image).to_pylist(), batch.column(columns.label).to_pylist()
-            for text, label in zip(cells, marks, strict=True):
-                if text is None or label is None:
-                    what = columns.image if text is None else columns.label
-                    raise RequestError(f"expected '{what}' in every row, came an empty one in row {row} of {path}")
-                row += 1
-                yield text, label if isinstance(label, str) else int(label)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"expected a whole Parquet file, came {path}: {images.first_line(error)}") from error
+    numbers = {
+        name: Samples(numbered(words_in[name], words, made.length), torch.from_numpy(labels[name])) for name in sides
+    }
+    more = {name: side.columns for name, side in sides.items()}
+    return LabelledTexts(
+        numbers["train"], numbers.get("test"), class_names, made, vectors, more["train"], more.get("test", {})
+    )
 
 
 # word vectors --------------------------------------------------------------------------------------------------------

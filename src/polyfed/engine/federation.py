@@ -27,6 +27,7 @@ from polyfed.core.server import Member, Server
 from polyfed.core.settings import Availability, Evaluation, Training
 from polyfed.core.timings import section, watching
 from polyfed.data.samples import ClientData, Samples
+from polyfed.data.text import Vocabulary
 from polyfed.data.transforms import Prepare
 from polyfed.engine import checkpoint
 from polyfed.engine.attendance import Attendance, LateUpload, Post, Roll
@@ -79,7 +80,7 @@ class Federation:
         seed: every random draw of the run is derived from it.
         public: hold-out data that everybody may see. test: one test set shared by all clients, in place of their own.
         classes: of the task; default: the largest label anywhere plus one. class_names: what they are called.
-        feature_names: of a table's columns, for whoever uses a model later.
+        feature_names: of a table's columns, for whoever uses a model later. vocabulary: likewise, of texts.
         builders: architecture name -> function that makes the network, for clients given by architecture name, and for
             a companion that the method names.
         device: where networks compute ("cpu", "cuda", "cuda:1").
@@ -116,6 +117,7 @@ class Federation:
         classes: int | None = None,
         class_names: Sequence[str] | None = None,
         feature_names: Sequence[str] = (),
+        vocabulary: Vocabulary | None = None,
         builders: Mapping[str, Builder] | None = None,
         device: str = "cpu",
         precision: Precision = "float32",
@@ -148,7 +150,7 @@ class Federation:
         self.class_names = [*(map(str, range(self.classes)) if class_names is None else class_names)]
         if len(self.class_names) != self.classes:
             raise RequestError(f"expected {self.classes} class names, came {len(self.class_names)}")
-        self.feature_names = tuple(feature_names)
+        self.feature_names, self.vocabulary = tuple(feature_names), vocabulary
         for number, client in enumerate(self.clients):
             data = client.data if test is None else ClientData(client.data.train, client.data.validation, test)
             client.id, client.classes, client.seed, client.data = number, self.classes, seed, data
@@ -515,18 +517,23 @@ class Federation:
     def _write_models(self, folder: RunFolder) -> None:
         guide = Guide(self.architectures)
         with folder.models() as write:
+            words = None if self.vocabulary is None else folder.write_words(self.vocabulary.words)
             for client in self._present():
                 keeper = self._keeper(client.id)
                 weights = exported(self.method.personal(keeper.model))
                 alone = scores_are_outputs(self.method)  # else what it keeps may have a say
-                about = self._about(client)
+                about = self._about(client, words)
                 write(client.id, weights, {} if alone else keeper.state, about)
                 guide.add(client.id, weights, about)
         folder.write_guide(guide.text())
 
-    def _about(self, client: Client) -> dict[str, Any]:
-        """What somebody who has neither the data nor the recipe must know to use the client's model."""
+    def _about(self, client: Client, words: str | None) -> dict[str, Any]:
+        """What somebody who has neither the data nor the recipe must know to use the client's model.
+
+        words: of texts, the checksum of the file of words.
+        """
         models, x, prepare = self.settings.get("models"), client.data.train.x, client.prepare
+        texts = self.vocabulary
         normalised = dataclasses.asdict(prepare) if isinstance(prepare, Prepare) else None
         return {
             "architecture": client.architecture,
@@ -534,7 +541,8 @@ class Federation:
             "class_names": self.class_names,
             "feature_names": list(self.feature_names),
             "label_column": self.settings.get("data", {}).get("label_column"),
-            "vocabulary": self.settings.get("data", {}).get("vocabulary"),
+            "vocabulary": None if texts is None else texts.most,
+            "texts": None if texts is None else {"column": texts.column, "sha256": words},
             "vectors": self.settings.get("data", {}).get("vectors"),
             "samples": client.n,
             "zoo": models is not None,

@@ -1,8 +1,9 @@
-"""Whether these models and data can carry this method: asked before round 1, answered in one line."""
+"""Whether these models and data can carry this method: asked before round 1; all that does not is told."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,52 +15,104 @@ from polyfed.core.method import Method, Needs
 from polyfed.core.networks import floats, split
 from polyfed.errors import PolyfedError, RequestError
 from polyfed.functional.modes import evaluating
+from polyfed.functional.projections import layout
 from polyfed.models.split import SplitModel, cuts
 from polyfed.registry import nearest
+
+
+class Unfit(RequestError):
+    """Models or data do not fit the method.
+
+    Attributes:
+        problems: all that does not fit, a line each. ``str(error)`` is the first, and how many more there are.
+    """
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        more = len(problems) - 1
+        super().__init__(problems[0] + (f" (and {more} more; `polyfed check` lists them)" if more else ""))
+        self.problems = tuple(problems)
 
 
 def check_fit(method: Method, clients: Sequence[Client], architectures: Architectures, public: Public | None) -> None:
     """Check every architecture against its clients' data and against `method.needs`.
 
     Raises:
-        RequestError: the first thing that does not fit, with the client, both sides and what to do.
+        Unfit: all that does not fit, each with the client, both sides and what to do.
     """
     first = {client.architecture: client for client in reversed(clients)}
-    alone, names = architectures.together, dict.fromkeys(c.architecture for c in clients)
-    templates = {a: architectures.template(a, alone=True) for a in names}
-    templates = templates if alone else {a: method.personal(module) for a, module in templates.items()}
-    for architecture, module in templates.items():
-        _check_forward(first[architecture], module)
+    problems: list[str] = []
+    templates = _working(method, architectures, first, problems)
+    for question in _questions(method, clients, architectures, public, templates, first):
+        try:
+            question()
+        except RequestError as error:
+            problems.append(str(error))
+    if problems:
+        raise Unfit(problems)
+
+
+def _working(
+    method: Method, architectures: Architectures, first: Mapping[str, Client], problems: list[str]
+) -> dict[str, nn.Module]:
+    """The networks that can be made and take their clients' data, in the order of these; why not, of the others."""
+    templates = {}
+    for architecture, client in sorted(first.items(), key=lambda one: one[1].id):
+        try:
+            module = architectures.template(architecture, alone=True)
+            module = module if architectures.together else method.personal(module)
+            _check_forward(client, module)
+        except RequestError as error:
+            problems.append(str(error))
+        else:
+            templates[architecture] = module
+    return templates
+
+
+def _questions(
+    method: Method,
+    clients: Sequence[Client],
+    architectures: Architectures,
+    public: Public | None,
+    templates: Mapping[str, nn.Module],
+    first: Mapping[str, Client],
+) -> Iterator[Callable[[], None]]:
+    """What is to be asked of data, settings and the networks that work, one after the other."""
     needs, name = method.needs, method.name or type(method).__name__
-    _check_public(name, needs, public)
-    _check_inputs(name, needs, clients, public)
-    _check_rounds(name, needs, clients[0].training.rounds)
-    _check_validation(name, needs, clients)
+    yield lambda: _check_public(name, needs, public)
+    yield lambda: _check_inputs(name, needs, clients, public)
+    yield lambda: _check_rounds(name, needs, clients[0].training.rounds)
+    yield lambda: _check_validation(name, needs, clients)
     if needs.split_model or needs.one_feature_dim or needs.one_head or needs.linear_head or needs.equal_cuts:
-        for architecture, module in templates.items():
-            if not isinstance(module, SplitModel):
-                raise RequestError(
-                    f"{name} needs split models; client {first[architecture].id} ('{architecture}') is a plain "
-                    f"{type(module).__name__}; split it with polyfed.split(module, head=..., extractor=...)"
-                )
-        if needs.linear_head:
-            _check_linear(name, templates, first)
+        whole = [architecture for architecture, module in templates.items() if not isinstance(module, SplitModel)]
+        yield from (functools.partial(_refuse_whole, name, first[a], templates[a]) for a in whole)
+        templates = {architecture: module for architecture, module in templates.items() if architecture not in whole}
+    if needs.linear_head:
+        yield lambda: _check_linear(name, templates, first)
     for needed, what, facts in (
         (needs.one_architecture, "one architecture for all clients", {a: a for a in templates}),
         (needs.one_feature_dim, "one feature width for all clients", _facts(templates, _feature_dim)),
         (needs.one_head, "heads with the same tensors", _facts(templates, _head)),
     ):
         if needed:
-            _check_equal(name, needs, what, facts, first)
+            yield functools.partial(_check_equal, name, needs, what, facts, first)
     if needs.equal_cuts:
-        facts = {a: _cut_shapes(first[a], m) for a, m in templates.items()}
-        _check_equal(name, needs, "equally shaped cuts (into and out of the intermediate part)", facts, first)
+        what, cut = "equally shaped cuts (into and out of the intermediate part)", _cut_shapes
+        yield lambda: _check_equal(name, needs, what, {a: cut(first[a], m) for a, m in templates.items()}, first)
+    for architecture, module in templates.items() if needs.cuts_on_grids else ():
+        yield functools.partial(_check_grid, name, first[architecture], module)
     if needs.nested:
-        _check_nested(name, needs, templates, first)
+        yield lambda: _check_nested(name, needs, templates, first)
     if needs.twice_differentiable:
-        _check_second_derivatives(name, needs, templates, first)
-    if architectures.companion:
-        _check_together(method, architectures, first)
+        yield lambda: _check_second_derivatives(name, needs, templates, first)
+    if architectures.companion and templates:
+        yield lambda: _check_together(method, architectures, {a: first[a] for a in templates})
+
+
+def _refuse_whole(name: str, client: Client, module: nn.Module) -> None:
+    raise RequestError(
+        f"{name} needs split models; client {client.id} ('{client.architecture}') is a plain "
+        f"{type(module).__name__}; split it with polyfed.split(module, head=..., extractor=...)"
+    )
 
 
 def check_companion(method: Method, known: Collection[str]) -> None:
@@ -209,6 +262,15 @@ def _check_equal(name: str, needs: Needs, what: str, facts: Mapping[str, Any], f
                 f"{name} needs {what}; client {a.id} ('{other}') gives {facts[other]}, client {b.id} ('{ordered[0]}') "
                 f"gives {facts[ordered[0]]}" + (f"; {needs.instead}" if needs.instead else "")
             )
+
+
+def _check_grid(name: str, client: Client, module: nn.Module) -> None:
+    into, _ = cuts(split(module), one_input(client, module))
+    try:
+        layout(into)
+    except ValueError as error:
+        what = f"what enters the intermediate part of client {client.id} ('{client.architecture}')"
+        raise RequestError(f"{name} cannot project {what}: {error}") from None
 
 
 def _check_nested(name: str, needs: Needs, templates: Mapping[str, nn.Module], first: Mapping[str, Client]) -> None:

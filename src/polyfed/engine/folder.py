@@ -2,7 +2,8 @@
 
     recipe.toml      the resolved settings                     rounds.jsonl   one object per round
     result.json      written when the run is done              checkpoint/    the last two whole states
-    models/          client-007.safetensors, index.json, which says what each is, and README.md, how each is loaded
+    models/          client-007.safetensors, index.json, which says what each is, and README.md, how each is loaded; of
+                     texts words.txt, the words that have ids
     tensorboard/     live curves, if they were asked for
 
 Every file is written under a temporary name, flushed to disk and renamed, so that a process killed at any moment leaves
@@ -17,7 +18,7 @@ import json
 import os
 import shutil
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ import tomli_w
 from torch import Tensor
 
 from polyfed.core.message import Message, to_bytes
+from polyfed.data.text import WORDS_FILE
 from polyfed.engine.cohort import stack_size
 from polyfed.errors import RequestError
 
@@ -184,6 +186,12 @@ class RunFolder:
 
         yield write
         write_atomically(folder / "index.json", (json.dumps(index, indent=2) + "\n").encode())
+
+    def write_words(self, words: Sequence[str]) -> str:
+        """Write the words that have ids beside the models, one a line; gives the file's checksum."""
+        data = "".join(f"{word}\n" for word in words).encode()
+        write_atomically(self.path / "models" / WORDS_FILE, data)
+        return hashlib.sha256(data).hexdigest()
 
     def write_guide(self, text: str) -> None:
         """How the models are loaded, beside them."""

@@ -19,6 +19,9 @@ Each `client-*.safetensors` holds a client's weights under the keys of the netwo
 else belongs to it: the classes' names, the size of images, mean and standard deviation of its inputs. The lines below
 run in this folder. `polyfed predict RUN --client 0 DATA` does all of it.
 """
+_WORDS = """Inputs are texts: `words.txt` has the words that have ids, a line each, from 2 on; 0 is padding, 1 any other
+word.
+"""
 _SHOWN = 10  # clients named per architecture
 
 
@@ -46,7 +49,8 @@ class Guide:
 
     def text(self) -> str:
         """The whole file."""
-        return "\n".join([_HEAD, *(self._section(*key, numbers) for key, numbers in self._clients.items())])
+        words = [_WORDS] if any(about.get("texts") for about in self._about.values()) else []
+        return "\n".join([_HEAD, *words, *(self._section(*key, numbers) for key, numbers in self._clients.items())])
 
     def _section(self, name: str, as_built: bool, numbers: list[int]) -> str:
         more = f", ... {numbers[-1]} ({len(numbers)} in all)" if len(numbers) > _SHOWN else ""

@@ -12,8 +12,8 @@ Deviations from the paper: (1) eq. 12 alone would never train the intermediate l
 gradients agree; "project" adds G_local to it, "literal" is the paper's; "adaptive" takes lambda = max(1, -2b/a) in
 eq. 13. (2) Both gradients are taken at the same point, in one step. (3) Which batch is sent and which pairs come back
 is not said: both are random, the latter from all others' (`pool = "one"`: one other's). (4) BatchNorm takes the pairs'
-own statistics and keeps its running ones. (5) level * std(s) is the noise's standard deviation, not its variance.
-(6) More than B pairs (figure 6d) are walked through B at a time, round and round, in the random order they came in.
+own statistics and keeps its running ones. (5) level * std(s) is a standard deviation, not a variance. (6) More than B
+pairs (figure 6d) are walked through B at a time, round and round. (7) Cuts may differ, by way of core/projections.py.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core import feature_pool, passes, proximal, shared_model
+from polyfed.core import feature_pool, projections, proximal, shared_model
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group
 from polyfed.core.method import Batch, Context, Gradients, Method, Needs, Trained, knobs
-from polyfed.core.networks import floats, load, split
+from polyfed.core.networks import floats, load
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.functional.losses import cross_entropy
-from polyfed.functional.modes import has_batchnorm, untracked_statistics
+from polyfed.functional.modes import untracked_statistics
 from polyfed.functional.noise import add_noise
 from polyfed.functional.surgery import combine, cosine
 
@@ -44,10 +44,10 @@ class FedIN(Method):
 
     name: ClassVar[str] = "fedin"
     paper: ClassVar[str] = "Chan et al., arXiv:2304.00759"
-    differs: ClassVar[str] = "depth between equal cuts: tensors of one name have one shape (same-shape: anything)"
+    differs: ClassVar[str] = "depth between equal cuts, one name having one shape (same-shape, projected: anything)"
     down: ClassVar[str] = "P + n_S q"
     up: ClassVar[str] = "P + n_S q"
-    states: ClassVar[str] = "server: w, this round's pairs"
+    states: ClassVar[str] = "server: w, this round's pairs; client: trained projections"
 
     aggregation: shared_model.Aggregation = "layer-wise"  # or "same-shape": within each architecture
     weighting: Literal["paper", "samples", "uniform"] = "paper"  # uniform layer-wise, by samples same-shape
@@ -63,11 +63,24 @@ class FedIN(Method):
     in_every: Annotated[int, Field(ge=1)] = 1  # steps from one pass over pairs to the next; 1: one in each step
     feature_dtype: Literal["float32", "float16"] = "float32"  # of the pairs on their way
     bn_buffers: Literal["aggregate", "local"] = "aggregate"  # "local": BatchNorm's statistics never leave a client
+    projection: projections.Projection = "none"  # "fixed" or "trained": pairs in one common shape, for any cuts
+    projection_channels: Annotated[int, Field(ge=1)] = 64  # C, channels of the common shape
+    projection_grid: Annotated[int, Field(ge=1)] = 8  # g, places a side of it
+    projection_features: Annotated[int, Field(ge=1)] = 512  # F, numbers of s_out in it
+    projection_lr: Annotated[float, Field(gt=0)] = 1.0  # of "trained": the matrices' step after each local training
 
     @property
     def needs(self) -> Needs:
-        layered, instead = self.aggregation == "layer-wise", "use method.aggregation = 'same-shape', or fedhenn"
-        return Needs(split_model=True, equal_cuts=self.train_in, nested=layered, instead=instead)
+        layered, common = self.aggregation == "layer-wise", self.train_in and self.common is not None
+        instead = "use method.aggregation = 'same-shape', with method.projection = 'fixed' if cuts differ, or fedhenn"
+        alike = self.train_in and not common
+        return Needs(split_model=True, equal_cuts=alike, cuts_on_grids=common, nested=layered, instead=instead)
+
+    @property
+    def common(self) -> projections.Common | None:
+        sizes = self.projection_channels, self.projection_grid, self.projection_features
+        lr = self.projection_lr if self.projection == "trained" else None
+        return None if self.projection == "none" else projections.Common(*sizes, lr)
 
     @property
     def scored(self) -> Stage:
@@ -79,46 +92,37 @@ class FedIN(Method):
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         message = {"model": shared_model.read(server, self.aggregation, server.clients[client_id].architecture)}
-        pool = group(server.state, "pool") if "pool" in server.state else {}
         count, draws = self.pairs or server.training.batch_size, server.generator("pool", client_id)
-        features = feature_pool.draw(pool, client_id, count, self.pool, draws)
+        features = feature_pool.draw(feature_pool.held(server), client_id, count, self.pool, draws)
         return {**message, "features": features} if features else message
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         uniform = self.weighting == "uniform" or (self.weighting == "paper" and self.aggregation == "layer-wise")
         weights = {i: 1.0 if uniform else float(server.clients[i].n) for i in uploads}
         shared_model.average(server, self.aggregation, shared_model.uploaded(uploads), weights)
-        server.state.pop("pool", None)
-        if pool := feature_pool.gather(uploads):
-            server.state["pool"] = pool
+        feature_pool.keep(server, uploads)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        load(model := split(client.model), group(message, "model"))
-        context = proximal.reference(model, self.mu)
-        features = group(message, "features") if "features" in message else {}
-        if features and len(features["s_in"]) > has_batchnorm(model):  # BatchNorm takes no single row
-            like = next(model.parameters())
-            context["pairs"] = {name: t.to(like, copy=True) for name, t in features.items()}
+        load(client.model, group(message, "model"))
+        context = proximal.reference(client.model, self.mu)
+        if pairs := feature_pool.received(client.model, message):
+            context |= {"pairs": pairs, **(self.common.matrices(client) if self.common else {})}
         if self.noise and self.noise_where != "message":
-            one = client.data.train.x[:1]
-            context["cuts"] = [passes.apply(f, model, one, client.prepare) for f in (model.extract, model.represent)]
+            context["cuts"] = feature_pool.cuts(client)
         return context
 
     def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
-        size, cuts, pairs = client.training.batch_size, client.context.get("cuts", ()), client.context.get("pairs")
-        noise = [torch.randn((size, *cut.shape[1:]), generator=generator).to(cut.device) for cut in cuts]
-        given = dict(zip(("z_in", "z_out"), noise, strict=True)) if noise else {}
+        size, pairs = client.training.batch_size, client.context.get("pairs")
+        given = feature_pool.noise(client.context.get("cuts", {}), size, generator)
         visit, rest = divmod(step, self.in_every)
         return given if pairs is None or rest else {**given, **feature_pool.minibatch(pairs, visit, size)}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        z, rows = model.extract(batch.x), len(batch.x)
-        if "z_in" in context:
-            z = add_noise(z, self.noise, context["z_in"][:rows])
-        z = model.transform(z)
-        if "z_out" in context:
-            z = add_noise(z, self.noise, context["z_out"][:rows])
+        def noisy(s: Tensor, draws: str) -> Tensor:
+            return add_noise(s, self.noise, context[draws][: len(s)]) if draws in context else s
+
+        z = noisy(model.transform(noisy(model.extract(batch.x), "z_in")), "z_out")
         return proximal.added(cross_entropy(model.head(z), batch.y, batch.w), model, context, self.mu)
 
     def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
@@ -126,25 +130,21 @@ class FedIN(Method):
         g_local = {n: g for n, g in local.grads.items() if g is not None and model.part_of(n) == "intermediate"}
         if "s_in" not in context or not g_local:
             return local
-        inner = [p for n, p in model.named_parameters() if n in g_local]
+        inner = {n: p for n, p in model.named_parameters() if n in g_local} | projections.moving(context)
         with untracked_statistics(model):
-            loss_in = (model.transform(context["s_in"]) - context["s_out"]).square().mean()
-        g_in = dict(zip(g_local, torch.autograd.grad(loss_in, inner), strict=True))
+            loss_in = projections.misfit(model, context)
+        found = dict(zip(inner, torch.autograd.grad(loss_in, tuple(inner.values())), strict=True))
+        g_in = {n: found.pop(n) for n in g_local}
         mixed = combine(g_local, g_in, self.combine, self.lambda_, self.granularity)
         sums = {"loss_in": loss_in.detach(), "cosine": cosine(g_local, g_in), "in_steps": torch.ones_like(local.loss)}
-        return Gradients({**local.grads, **mixed}, local.loss, sums)
+        return Gradients({**local.grads, **mixed}, local.loss, {**sums, **found})
 
     def upload(self, client: Client, trained: Trained) -> Message:
-        model, draws = split(client.model), client.generator("features")
-        weights = floats(model, buffers=self.bn_buffers == "aggregate")
+        weights = floats(client.model, buffers=self.bn_buffers == "aggregate")
         if not self.train_in:
             return {"model": weights}
-        x = client.data.train.x[torch.randperm(client.n, generator=draws)[: self.pairs or client.training.batch_size]]
-        s_in = self._noisy(passes.apply(model.extract, model, x, client.prepare).cpu(), draws)
-        s_out = self._noisy(passes.apply(model.transform, model, s_in, lambda rows: rows).cpu(), draws)
-        dtype = getattr(torch, self.feature_dtype)
-        return {"model": weights, "features": {"s_in": s_in.to(dtype), "s_out": s_out.to(dtype)}}
-
-    def _noisy(self, s: Tensor, draws: torch.Generator) -> Tensor:
-        send = self.noise and self.noise_where != "forward"
-        return add_noise(s, self.noise, torch.randn(s.shape, generator=draws)) if send else s
+        level = 0.0 if self.noise_where == "forward" else self.noise
+        count = self.pairs or client.training.batch_size
+        pairs = feature_pool.sample(client, count, level, client.generator("features"))
+        pairs = self.common.send(client, pairs, trained) if self.common else pairs
+        return {"model": weights, "features": {n: t.to(getattr(torch, self.feature_dtype)) for n, t in pairs.items()}}

@@ -3,45 +3,104 @@
     timm:resnet10t   torchvision:resnet18   hf:owner/name   package.module:function   any of them with @layer1 behind
 
 The part behind ``@`` names the submodule that ends the extractor; ``@none`` leaves the intermediate part empty. Weights
-are drawn, never fetched: for pre-trained ones write a function of your own. `source` writes the same in plain Python.
+are drawn, unless ``?pretrained`` stands behind the name of another package's network: then all but the head are those
+that the package fetches (and keeps on this machine). `source` writes the same in plain Python.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterable
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from polyfed.errors import RequestError
 from polyfed.functional.modes import evaluating
 from polyfed.models.adapt import Adapted, split
 from polyfed.models.split import SplitModel, check_request
+from polyfed.models.vit import DEPTHS, LARGE, from_timm
+from polyfed.registry import MODELS
 
 FIRST_BLOCKS = (  # what ends the extractor unless the name says otherwise: the first of these that can be cut after
     "layer1", "stages.0", "trunk_output.block1", "denseblock1", "encoder_layer_0", "blocks.0", "layers.0", "layer.0",
     "features.1",
 )  # fmt: skip
 _IMAGES = {"timm", "torchvision", "hf"}
+_PRETRAINED = "?pretrained"
+_TRAINED = {f"vit-s{depth}": "vit_small_patch16_224" for depth in DEPTHS} | {  # networks of the zoo -> those of timm
+    f"vit-s{depth}-half": "vit_tiny_patch16_224" for depth in DEPTHS
+}
 
 
-def made_by(name: str) -> Callable[[tuple[int, ...], int], nn.Module] | None:
-    """The builder of ``timm:resnet10t`` and its like, (image shape, classes) -> network; None for other names."""
-    package, _, called = name.partition(":")
+def made_by(name: str, fetch: bool = True) -> Callable[[tuple[int, ...], int], nn.Module] | None:
+    """The builder of ``timm:resnet10t`` and its like, (image shape, classes) -> network; None for other names.
+
+    fetch: load the weights of ``?pretrained``; False: leave them as drawn, for who has others to load.
+
+    Raises:
+        RequestError: something else than ``pretrained`` behind the question mark, or a network without such weights.
+    """
+    plain, mark, wanted = name.partition("?")
+    package, _, called = plain.partition(":")
+    if mark and (mark + wanted != _PRETRAINED or (package not in _IMAGES and plain not in _TRAINED)):
+        raise RequestError(
+            f"model '{name}': expected '{_PRETRAINED}' behind the name of a network of timm, torchvision or hf, or "
+            f"behind vit-s8 to vit-s12, came '{mark}{wanted}' behind '{plain}'"
+        )
+    if mark and plain in _TRAINED:
+        return functools.partial(_trained, name, fetch)
     if package not in _IMAGES:
         return None
     make = {"timm": _timm, "torchvision": _torchvision, "hf": _hugging_face}[package]
 
     def build(in_shape: tuple[int, ...], classes: int) -> nn.Module:
-        module = make(called, check_request(name, in_shape, classes), classes)
-        _try(name, module, in_shape, classes)
+        module = make(called, check_request(plain, in_shape, classes), classes)
+        _try(plain, module, in_shape, classes)
+        if mark and fetch:
+            _load(module, _weights(package, called, tuple(in_shape), classes), name, classes)
         return module
 
     return build
+
+
+def _trained(name: str, fetch: bool, in_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A Vision Transformer of the zoo, with the first blocks and all else but the head of timm's."""
+    plain = name.removesuffix(_PRETRAINED)
+    _, *sides = check_request(plain, in_shape, classes)
+    if min(sides) < LARGE:
+        raise RequestError(
+            f"'{name}' expects images of at least {LARGE} x {LARGE}, which are cut into the patches of its weights, "
+            f"came {sides[0]} x {sides[1]}; set data.image_size = 224, or leave '{_PRETRAINED}' out"
+        )
+    model: nn.Module = MODELS[plain](tuple(in_shape), classes)
+    if fetch:
+        _load(model, from_timm(_weights("timm", _TRAINED[plain], tuple(in_shape), classes)), name, classes)
+    return model
+
+
+def normalisation(name: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Mean and std per channel, in 0..1, of the images that the weights of ``...?pretrained`` were trained with.
+
+    None for networks whose weights are drawn, and where the package does not tell.
+
+    Raises:
+        RequestError: the package is missing, or has no such weights.
+    """
+    plain, mark, _ = name.partition("@")[0].partition("?")
+    package, _, called = plain.partition(":")
+    if plain in _TRAINED:
+        package, called = "timm", _TRAINED[plain]
+    told = _told(package, called) if mark else None
+    return None if told is None else (tuple(map(float, told[0])), tuple(map(float, told[1])))
 
 
 def cut(module: nn.Module, name: str, classes: int, end: str | None) -> SplitModel:
@@ -57,16 +116,22 @@ def cut(module: nn.Module, name: str, classes: int, end: str | None) -> SplitMod
         RequestError: no such head; the network cannot be cut there.
     """
     names = [found for found, _ in module.named_modules() if found]
-    heads = [n for n in names if getattr(module.get_submodule(n), "out_features", None) == classes]
-    if not heads:
+    head = _head_of(module, classes)
+    if head is None:
         raise RequestError(
             f"model '{name}' should return a SplitModel, or a module with an nn.Linear of {classes} outputs for its "
             f"head; a {type(module).__name__} without one came: wrap it with polyfed.split(module, head=..., "
             "extractor=...)"
         )
-    model = _cut(module, heads[-1], name, end, names)
+    model = _cut(module, head, name, end, names)
     model.found = True
     return model
+
+
+def _head_of(module: nn.Module, classes: int) -> str | None:
+    """Name of the last linear layer with as many outputs as there are classes."""
+    found = [name for name, part in module.named_modules() if name and getattr(part, "out_features", None) == classes]
+    return found[-1] if found else None
 
 
 def _cut(module: nn.Module, head: str, name: str, end: str | None, names: list[str]) -> Adapted:
@@ -98,7 +163,8 @@ def source(
         in_shape: of one sample. classes: C. feature_dim: of the projection, if there is one. words: how many ids texts
             have, if the samples are texts.
     """
-    package, _, called = name.partition("@")[0].partition(":")
+    name = name.partition("@")[0].removesuffix(_PRETRAINED)
+    package, _, called = name.partition(":")
     given = f"{tuple(in_shape)}, {classes}"
     if not isinstance(model, Adapted):
         more = {"feature_dim": feature_dim, "words": words}
@@ -158,6 +224,96 @@ def _try(name: str, module: nn.Module, in_shape: tuple[int, ...], classes: int) 
     logits = getattr(came, "logits", came)
     if not isinstance(logits, torch.Tensor) or logits.shape != (2, classes):
         raise RequestError(f"{name} should give {classes} logits per image; it is not a classifier of {shape} images")
+
+
+# pre-trained weights ------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=16)  # one network per architecture is fetched, not one per client
+def _weights(package: str, called: str, in_shape: tuple[int, ...], classes: int) -> Mapping[str, Tensor]:
+    """What the package has been trained to, by name; of timm already made for these images and classes."""
+    fetched: Mapping[str, Tensor]
+    with _fetching(package, called), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # what the package has no weights for is drawn, and alike in every process
+        if package == "timm":
+            options = _timm_options(called, in_shape, classes)
+            fetched = _package("timm").create_model(called, pretrained=True, **options).state_dict()
+        elif package == "torchvision":
+            entries = _package("torchvision").models.get_model_weights(called).DEFAULT
+            fetched = entries.get_state_dict(progress=False, check_hash=True, weights_only=True)
+        else:
+            kinds = _package("transformers").AutoModelForImageClassification
+            fetched = kinds.from_pretrained(called, use_safetensors=True).state_dict()
+    return {name: tensor.detach() for name, tensor in fetched.items()}
+
+
+@contextlib.contextmanager
+def _fetching(package: str, called: str) -> Iterator[None]:
+    """What a package prints meanwhile goes to standard error, without each of its attempts; failing is one line."""
+    hub = logging.getLogger("huggingface_hub")
+    level = hub.level
+    hub.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except RequestError:
+        raise
+    except Exception as error:  # no network, no weights under this name, no space left
+        raise RequestError(
+            f"cannot fetch the pre-trained weights of '{package}:{called}' ({_first_line(error)}); they are fetched "
+            f"once, from the network, and kept by {package}; without '{_PRETRAINED}' weights are drawn"
+        ) from error
+    finally:
+        hub.setLevel(level)
+
+
+def _load(module: nn.Module, fetched: Mapping[str, Tensor], name: str, classes: int) -> None:
+    """Put the fetched weights into all of a network but its head."""
+    head = f"{_head_of(module, classes)}."
+    first = next((f"{name}.weight" for name, part in module.named_modules() if isinstance(part, nn.Conv2d)), None)
+    wanted = {key: tensor for key, tensor in module.state_dict().items() if not key.startswith(head)}
+    for key, tensor in wanted.items():
+        given = fetched.get(key)
+        if given is not None and key == first:
+            given = _for_channels(given, tensor.shape[1])
+        if given is None or given.shape != tensor.shape:
+            came = "nothing" if given is None else f"{tuple(given.shape)}"
+            raise RequestError(
+                f"the weights of '{name}' do not fit: expected '{key}' of shape {tuple(tensor.shape)}, came {came}; "
+                "set data.image_size to the size of the images that they were trained with (mostly 224)"
+            )
+        wanted[key] = given
+    module.load_state_dict(wanted, strict=False)
+
+
+def _for_channels(weight: Tensor, channels: int) -> Tensor:
+    """A first convolution for images of other channels: as many of its own in turn, scaled to the same sum.
+
+    For grey images it gives what the original gives for them as RGB.
+    """
+    if weight.shape[1] == channels:
+        return weight
+    if channels == 1:
+        return weight.sum(dim=1, keepdim=True)
+    turns = [channel % weight.shape[1] for channel in range(channels)]
+    return weight[:, turns] * (weight.shape[1] / channels)
+
+
+@functools.lru_cache(maxsize=16)
+def _told(package: str, called: str) -> tuple[Any, Any] | None:
+    """Mean and std as the package tells them."""
+    with _fetching(package, called):
+        if package == "timm":
+            config = _package("timm").get_pretrained_cfg(called)
+            return None if config is None else (config.mean, config.std)
+        if package == "torchvision":
+            used = _package("torchvision").models.get_model_weights(called).DEFAULT.transforms()
+            return used.mean, used.std
+        if (folder := Path(called)).is_dir() and not (folder / "preprocessor_config.json").exists():
+            return None
+        processors = _package("transformers").image_processing_base.ImageProcessingMixin
+        said, _ = processors.get_image_processor_dict(called)
+        return (said["image_mean"], said["image_std"]) if said.get("do_normalize") else None
 
 
 # the packages -------------------------------------------------------------------------------------------------------

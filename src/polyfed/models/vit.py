@@ -14,7 +14,8 @@ channels and 10 classes:
     vit-s11  11     19 895 050  19 567 882  5 081 482               4 917 898
     vit-s12  12     21 669 514  21 342 346  5 526 346               5 362 762
 
-FedIN's figures (arXiv 2304.00759, Table 2) want weights trained on ImageNet; these start from random ones.
+FedIN's figures (arXiv 2304.00759, Table 2) want weights trained on ImageNet; these start from random ones, and as
+`vit-s8?pretrained` (for images of 128 pixels a side and more) from the first blocks of timm's ViT-S/16 or ViT-Ti/16.
 `vit-sN-half` is half as wide (192, 3 heads, 768: the width of DeiT-Ti), for machines that carry no more. Another depth,
 width or patch, or dropout: `vision_transformer`, called from a builder of your own.
 
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +39,8 @@ Builder = Callable[[ImageShape, int], SplitModel]
 
 DEPTHS = (8, 9, 10, 11, 12)
 _WIDTH, _HEADS = 384, 6
-_LARGE = 128  # pixels a side; from here on patches are of 16 pixels a side, below of 4
+LARGE = 128  # pixels a side; from here on patches are of 16 pixels a side, below of 4
+_TIMM_TOKENS = {"cls_token": "class_token", "pos_embed": "positions", "patch_embed": "patches"}
 _STD = 0.02  # of positions, class token and linear layers at the start, as in DeiT (arXiv 2012.12877)
 
 
@@ -152,7 +154,7 @@ def vision_transformer(
     torch.Size([5, 10])
     """
     channels, height, breadth = check_request(name, in_shape, classes)
-    patch = patch if patch is not None else 16 if min(height, breadth) >= _LARGE else 4
+    patch = patch if patch is not None else 16 if min(height, breadth) >= LARGE else 4
     if min(depth, patch, width, heads) < 1 or width % heads or not 0 <= dropout < 1:
         raise RequestError(
             f"{name} needs depth, patch, width and heads of at least 1, a width that heads divides, and dropout in "
@@ -171,6 +173,26 @@ def vision_transformer(
         body[f"block{i}"] = Block(width, heads, dropout)
     body["class_token"], body["norm"] = ClassToken(), nn.LayerNorm(width, eps=1e-6)
     return _initialised(Staged(extractor, nn.Sequential(body), nn.Linear(width, classes), architecture=name))
+
+
+def from_timm(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of one of timm's Vision Transformers under the names that they have here; its head is left out.
+
+    >>> list(from_timm({"cls_token": torch.zeros(1, 1, 4), "blocks.7.attn.proj.bias": torch.zeros(4)}))
+    ['extractor.tokens.class_token', 'intermediate.block8.attention.out.bias']
+    """
+    named = {}
+    for name, tensor in weights.items():
+        first, *rest = name.split(".")
+        inner = ".".join(rest[1:]).replace("attn.proj.", "attention.out.").replace("attn.", "attention.")
+        if first == "blocks":
+            block = int(rest[0]) + 1
+            named[f"{'extractor' if block == 1 else 'intermediate'}.block{block}.{inner}"] = tensor
+        elif first == "norm":
+            named[f"intermediate.{name}"] = tensor
+        elif first in _TIMM_TOKENS:
+            named[".".join(["extractor.tokens", _TIMM_TOKENS[first], *rest[1:]])] = tensor
+    return named
 
 
 def _dropout(probability: float) -> nn.Module:

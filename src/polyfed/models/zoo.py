@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from polyfed.errors import PolyfedError, RequestError
 from polyfed.models import outside
 from polyfed.models.split import SplitModel, with_projection
-from polyfed.registry import MODELS
+from polyfed.registry import MODELS, imported
 
 _CIFAR10, _CIFAR100, _DIGITS = ((3, 32, 32), 10), ((3, 32, 32), 100), ((1, 8, 8), 10)
 _SENTIMENT140 = ((25,), 2)
@@ -43,11 +42,13 @@ def build(
     classes: int,
     feature_dim: int | None = None,
     words: int | Tensor | None = None,
+    fetch: bool = True,
 ) -> SplitModel:
     """A fresh model with its architecture's name set; weights are drawn from torch's current generator.
 
     Args:
-        name: a registered model; ``"timm:resnet10t"``, ``"torchvision:resnet18"``, ``"hf:owner/name"``; or
+        name: a registered model; ``"timm:resnet10t"``, ``"torchvision:resnet18"``, ``"hf:owner/name"``, and with
+            ``"?pretrained"`` behind it all but the head has been trained; or
             ``"package.module:function"`` for a builder of your own, called as ``function(in_shape, classes)`` and
             returning a `SplitModel` (`polyfed.models.adapt.split` makes one) or an ``nn.Module``. What is no
             `SplitModel` is cut before its classifier and after its first block, or after ``layer2`` where the name
@@ -57,6 +58,7 @@ def build(
         feature_dim: adds a projection to this width (see `with_projection`); None leaves the network as it is.
         words: of texts: how many ids there are, or their fixed vectors (V, E); goes to builders with a parameter of
             this name, and to no others.
+        fetch: whether ``"timm:resnet10t?pretrained"`` gets its weights; False: they are drawn, for who loads others.
 
     Raises:
         RequestError: no such model or builder; the data do not fit the network; the builder failed or returned
@@ -66,7 +68,7 @@ def build(
     64
     """
     called, _, end = name.partition("@")
-    builder = outside.made_by(called) or (_imported(called) if ":" in called else MODELS[called])
+    builder = outside.made_by(called, fetch) or (imported("model", called) if ":" in called else MODELS[called])
     made = _call(name, builder, in_shape, classes, words)
     if end and isinstance(made, SplitModel):
         raise RequestError(f"model '{called}' is a SplitModel already; expected no '@{end}' behind its name")
@@ -99,17 +101,6 @@ def describe() -> list[dict[str, Any]]:
 
 def _is_ours(name: str) -> bool:
     return getattr(MODELS[name], "__module__", "").startswith("polyfed.models.")
-
-
-def _imported(name: str) -> Callable[..., Any]:
-    module, _, attribute = name.partition(":")
-    try:
-        return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
-    except Exception as error:  # importing runs the user's code
-        raise RequestError(
-            f"cannot import model '{name}': {_reason(error)}; expected 'package.module:function', importable from here "
-            "(is its folder on PYTHONPATH?)"
-        ) from error
 
 
 def _call(

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -130,11 +130,7 @@ def expose(
     level = _level(model.method)
     levels = list(dict.fromkeys(noise if noise is not None else (0.0, level or _PAPER_LEVEL)))
     values, groups, rows = make(own, model.method, levels, images)
-    functions: dict[str, Callable[[Tensor], Tensor]] = {
-        "s_in": network.extract,
-        "s_out": lambda x: network.transform(network.extract(x)),
-        "prototypes": network.represent,
-    }
+    functions = {**_sent_as(own, model.method), "prototypes": network.represent}
     sent = tuple(
         Sent(name, functions[name], {at: parts[name].to(model.device) for at, parts in values.items()})
         for name in asked
@@ -162,9 +158,9 @@ def _kind(method: Method) -> Kind:
     """
     silent = ""
     if isinstance(method, FedIN):
-        if method.train_in:
+        if method.train_in and method.projection != "trained":  # whose matrices stay with the clients
             return "features"
-        silent = " with train_in = false"
+        silent = " with projection = 'trained'" if method.train_in else " with train_in = false"
     elif isinstance(method, FedGH | Prototypes):
         if not (isinstance(method, FedGH) and not method.share):
             return "prototypes"
@@ -232,17 +228,32 @@ def _features(
 ) -> tuple[dict[float, dict[str, Tensor]], list[Tensor], int]:
     """The first `images` pairs of FedIN's upload per level, the row behind each, and how many pairs there are."""
 
-    def upload(level: float) -> Message:
-        changed = dataclasses.replace(method, noise=level, noise_where="message")  # type: ignore[type-var]
+    def upload(level: float, **knobs: Any) -> Message:
+        changed = dataclasses.replace(method, noise=level, noise_where="message", **knobs)  # type: ignore[type-var]
         return group(changed.upload(client, Trained()), "features")
 
-    plain = tensor(upload(0.0), "s_in")
+    plain = tensor(upload(0.0, projection="none"), "s_in")
     _enough(images, len(plain), f"client {client.id} sends {len(plain)} pairs, one per image")
     model = split(client.model)
     rows = _nearest(plain[:images].float(), model, client)
     found = {at: upload(at) for at in levels}
     values = {at: {part: tensor(m, part)[:images].float() for part in _PARTS} for at, m in found.items()}
     return values, [row.view(1) for row in rows], len(plain)
+
+
+def _sent_as(client: Client, method: Method) -> dict[str, Callable[[Tensor], Tensor]]:
+    """What becomes of the network's inputs in either part of FedIN's pairs."""
+    network = split(client.model)
+    common = method.common if isinstance(method, FedIN) else None
+    if common is None:
+        return {"s_in": network.extract, "s_out": lambda x: network.transform(network.extract(x))}
+    matrices = common.matrices(client)
+
+    def projected(x: Tensor) -> dict[str, Tensor]:
+        s_in = network.extract(x)
+        return common.project({"s_in": s_in, "s_out": network.transform(s_in)}, matrices)
+
+    return {"s_in": lambda x: projected(x)["s_in"], "s_out": lambda x: projected(x)["s_out"]}
 
 
 def _nearest(s_in: Tensor, model: SplitModel, client: Client) -> Tensor:

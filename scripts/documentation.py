@@ -1,0 +1,104 @@
+"""What the site of the documentation (mkdocs.yml) needs beside the pages below ``docs/``: the rest of the repository.
+
+Pages link to sources, recipes and pages outside ``docs/`` as they do on any host that shows the repository, by relative
+paths. Here every file so linked is brought into the site, below ``repository/``: a Markdown page as it is, any other
+text as a page that shows it. Links are turned accordingly.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+ELSEWHERE = "repository"
+# what Markdown takes for code, or a link's target; code comes first, so that nothing within it is taken for a link
+_PLACES = re.compile(
+    r"(?:^|\n)(?P<fence>`{3,}).*?\n(?P=fence)|`[^`\n]+`|\]\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)", re.DOTALL
+)
+_LANGUAGES = {".py": "python", ".toml": "toml", ".yml": "yaml", ".csv": "text", ".txt": "text"}
+
+
+def place(file: Path) -> str:
+    """Where a file of the repository lies in the site's sources; a text that is no page has ``.md`` behind its name."""
+    if file.is_relative_to(DOCS):
+        return file.relative_to(DOCS).as_posix()
+    inside = f"{ELSEWHERE}/{file.relative_to(ROOT).as_posix()}"
+    return inside if file.suffix == ".md" else f"{inside}.md"
+
+
+def target_of(link: str, page: Path) -> Path | None:
+    """The file of the repository that a page's relative link leads to; None where there is none."""
+    found = (page.parent / link).resolve()
+    return found if found.is_file() and found.is_relative_to(ROOT) else None
+
+
+def linked(text: str, page: Path) -> list[Path]:
+    """The files that a page links to, in order."""
+    targets = [match["target"] for match in _PLACES.finditer(text) if match["target"]]
+    return [found for link in targets if (found := target_of(link, page)) is not None]
+
+
+def turned(text: str, page: Path) -> str:
+    """A page's text, with links to files of the repository as the site has them. What leads nowhere stays."""
+
+    def turn(match: re.Match[str]) -> str:
+        found = target_of(match["target"], page) if match["target"] else None
+        if found is None:
+            return match[0]
+        return f"]({posixpath.relpath(place(found), posixpath.dirname(place(page)))}{match['anchor'] or ''})"
+
+    return _PLACES.sub(turn, text)
+
+
+def shown(file: Path) -> str:
+    """A file as a page: itself if it is one, else its lines under its path."""
+    text = file.read_text(encoding="utf-8")
+    if file.suffix == ".md":
+        return turned(text, file)
+    title = file.relative_to(ROOT).as_posix()
+    return f"# {title}\n\n````{_LANGUAGES.get(file.suffix, 'text')}\n{text.rstrip()}\n````\n"
+
+
+def outside(pages: list[Path]) -> list[Path]:
+    """All files outside ``docs/`` that these pages lead to, directly or by way of one another."""
+    found: dict[Path, None] = {}
+    ahead = list(pages)
+    while ahead:
+        page = ahead.pop()
+        new = [file for file in linked(page.read_text(encoding="utf-8"), page) if not file.is_relative_to(DOCS)]
+        ahead += [file for file in new if file not in found and file.suffix == ".md"]
+        found |= dict.fromkeys(new)
+    return sorted(found)
+
+
+# called by MkDocs ---------------------------------------------------------------------------------------------------
+def on_files(files: Any, config: Any) -> Any:
+    """Add what lies outside ``docs/``: what the navigation names, and what pages link to."""
+    from mkdocs.structure.files import File, InclusionLevel
+
+    words = Path(config.config_file_path).read_text(encoding="utf-8")
+    named = [ROOT / name for name in re.findall(rf"{ELSEWHERE}/(\S+\.md)", words)]
+    for file in dict.fromkeys([*named, *outside([*DOCS.rglob("*.md"), *named])]):
+        level = InclusionLevel.INCLUDED if file in named else InclusionLevel.NOT_IN_NAV
+        files.append(File.generated(config, place(file), content=shown(file), inclusion=level))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Turn the links of a page below ``docs/``; those of the others are turned already."""
+    file = page.file.abs_src_path
+    return turned(markdown, Path(file)) if file and Path(file).is_relative_to(DOCS) else markdown
+
+
+def on_config(config: Any) -> Any:
+    """Headings are called as the usual hosts of repositories call them, so that one link fits both."""
+    from pymdownx.slugs import slugify
+
+    make: Callable[..., str] = slugify(case="lower")
+    config.mdx_configs.setdefault("toc", {})["slugify"] = make
+    return config

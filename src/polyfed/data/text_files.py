@@ -1,0 +1,225 @@
+"""Texts with labels from Parquet and CSV files, and new texts for a trained model.
+
+Shapes: N texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polyfed.data import images, tables
+from polyfed.data.text import RawTexts
+from polyfed.errors import RequestError
+
+TEXT_NAMES = ("text", "sentence", "tweet", "content", "review")  # the usual ones
+
+
+def read_parquet(
+    folder: Path,
+    text_column: str | None = None,
+    label_column: str | None = None,
+    train_splits: Sequence[str] = ("train",),
+    columns: Sequence[str] = (),
+) -> tuple[dict[str, RawTexts], images.Columns]:
+    """Read a folder of Parquet files with texts.
+
+    Sides, labels and further columns as in `polyfed.data.images.read_folder`.
+
+    Args:
+        folder: holds ``*.parquet``, directly or one folder down.
+        text_column: the column with texts; None to find it.
+        label_column: the column with labels; None to find it.
+        train_splits: the words in files' names that say "training side".
+        columns: further columns of whole numbers or strings.
+
+    Returns:
+        The sides, "train" and, if there is one, "test"; and the columns that were read.
+
+    Raises:
+        RequestError: as for images; a text that is missing or no string.
+    """
+    files = images.split_files(folder, train_splits)
+    found = _find_columns([path for paths in files.values() for path in paths], text_column, label_column)
+    sides: dict[str, RawTexts] = {}
+    for side, paths in files.items():
+        rows = [row for path in paths for row in _rows(path, found)]
+        if not rows:
+            raise RequestError(f"expected at least one row in {paths[0]}, came an empty file")
+        more = images._more_columns(paths, columns, needed=side == "train")
+        sides[side] = RawTexts([text for text, _ in rows], np.array([label for _, label in rows]), more)
+    return sides, found
+
+
+def read_csv(
+    place: Path,
+    text_column: str | None = None,
+    label_column: str | None = None,
+    train_splits: Sequence[str] = ("train",),
+    columns: Sequence[str] = (),
+) -> tuple[dict[str, RawTexts], images.Columns]:
+    """Read a CSV file with texts, or a folder with train*.csv and test*.csv.
+
+    Files, labels and further columns as in `polyfed.data.tables.read`; blanks around a text do not count, and a cell
+    without anything else is a missing text.
+
+    Args:
+        place: a file, which is the training side, or a folder.
+        text_column: the column with texts; None to find it.
+        label_column: the column with labels; None to find it.
+        train_splits: the words in files' names that say "training side".
+        columns: further columns.
+
+    Returns:
+        As `read_parquet` does.
+
+    Raises:
+        RequestError: as for tables; a text that is missing.
+    """
+    sheets = {
+        side: [tables.read_sheet(path) for path in paths]
+        for side, paths in tables.side_files(place, train_splits).items()
+    }
+    first = sheets["train"][0]
+    text, label = _text_column(first, text_column), tables.find_label(first, label_column)
+    spelt = {
+        side: [cell for sheet in parts for cell in tables.labels_of(sheet, label)] for side, parts in sheets.items()
+    }
+    labels = tables.typed(spelt, label, place)
+    sides = {}
+    for side, parts in sheets.items():
+        texts = [cell for sheet in parts for cell in _texts(sheet, text)]
+        sides[side] = RawTexts(texts, labels[side], tables.further(parts, columns, needed=side == "train"))
+    return sides, images.Columns(text, label, None)
+
+
+def read_new_csv(
+    path: Path, text_column: str | None, usual_text: str | None, label_column: str | None, usual_label: str | None
+) -> tuple[list[str], list[str] | None]:
+    """Texts of a CSV file for a trained model, and their labels as they are spelt, or None.
+
+    Args:
+        path: the file; it may hold other columns.
+        text_column: that must be there; None for `usual_text`, if it is there, else a column of a usual name.
+        usual_text: the text column of the files that the model was trained on.
+        label_column, usual_label: see `polyfed.data.tables.read_new`.
+
+    Raises:
+        RequestError: a column that is not there, a text or a label that is missing.
+    """
+    sheet = tables.read_sheet(path)
+    column = _text_column(sheet, text_column or (usual_text if usual_text in sheet.cells else None))
+    return _texts(sheet, column), tables.new_labels(sheet, (column,), label_column, usual_label)
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file, one text each.
+
+    Raises:
+        RequestError: no text file in UTF-8, no line, or an empty one.
+    """
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").split("\n")]
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"expected a text file in UTF-8, came {path}: {images.first_line(error)}") from error
+    lines = lines if lines[-1] else lines[:-1]
+    if not lines or "" in lines:
+        came = f"an empty one, line {lines.index('') + 1}" if lines else "none"
+        raise RequestError(f"expected a text in every line of {path}, came {came}")
+    return lines
+
+
+def _text_column(sheet: tables.Sheet, named: str | None) -> str:
+    """The named column, else the only one of a usual name."""
+    return images._pick("text", named, [name for name in sheet.cells if name in TEXT_NAMES], [*sheet.cells], sheet.path)
+
+
+def _texts(sheet: tables.Sheet, column: str) -> list[str]:
+    """A column of a CSV file; no cell is empty."""
+    tables.check_column("text", column, sheet)
+    cells = sheet.cells[column]
+    if "" in cells:
+        raise RequestError(
+            f"expected a text in every row, came an empty one in row {cells.index('')} of '{column}' of {sheet.path}; "
+            f"drop such rows"
+        )
+    return cells
+
+
+# Parquet -------------------------------------------------------------------------------------------------------------
+
+
+def pick_columns(
+    schema: Any,
+    features: dict[str, dict[str, Any]],
+    text_column: str | None,
+    label_column: str | None,
+    where: object,
+) -> images.Columns:
+    """The text and the label column of one Arrow schema; `features` is what `datasets` knows about the columns.
+
+    Raises:
+        RequestError: none, several, one that is named but absent, or a type that cannot hold them.
+    """
+    text = pick_text(schema, text_column, where)
+    label = images._pick("label", label_column, images._label_columns(schema, features), schema.names, where)
+    if not images._holds_labels(schema.field(label).type):
+        raise RequestError(
+            f"expected whole numbers or strings in label column '{label}' of {where}, came type "
+            f"{schema.field(label).type}"
+        )
+    names = features.get(label, {}).get("names")
+    return images.Columns(text, label, tuple(map(str, names)) if isinstance(names, list) else None)
+
+
+def pick_text(schema: Any, named: str | None, where: object) -> str:
+    """The named column of an Arrow schema, else the only one with texts that has a usual name.
+
+    Raises:
+        RequestError: no such column, none or several, or one without texts.
+    """
+    usual = [name for name in schema.names if name in TEXT_NAMES and _holds_text(schema.field(name).type)]
+    text = images._pick("text", named, usual, schema.names, where)
+    if not _holds_text(schema.field(text).type):
+        raise RequestError(f"expected texts in column '{text}' of {where}, came type {schema.field(text).type}")
+    return text
+
+
+def _find_columns(paths: Sequence[Path], text_column: str | None, label_column: str | None) -> images.Columns:
+    """The text and the label column, the same in every file."""
+    chosen: images.Columns | None = None
+    for path in paths:
+        schema = images._open(path).schema_arrow
+        came = pick_columns(schema, images._features(schema.metadata), text_column, label_column, path)
+        if chosen is not None and came != chosen:
+            raise RequestError(f"expected the same columns and classes in every file, came others in {path}")
+        chosen = came
+    assert chosen is not None  # split_files gave at least one path
+    return chosen
+
+
+def _holds_text(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    return bool(types.is_string(kind) or types.is_large_string(kind))
+
+
+def _rows(path: Path, columns: images.Columns) -> Iterator[tuple[str, Any]]:
+    """Texts and raw labels of one file."""
+    import pyarrow as pa
+
+    row = 0
+    try:
+        for batch in images._open(path).iter_batches(columns=[columns.image, columns.label]):
+            cells, marks = batch.column(columns.image).to_pylist(), batch.column(columns.label).to_pylist()
+            for text, label in zip(cells, marks, strict=True):
+                if text is None or label is None:
+                    what = columns.image if text is None else columns.label
+                    raise RequestError(f"expected '{what}' in every row, came an empty one in row {row} of {path}")
+                row += 1
+                yield text, label if isinstance(label, str) else int(label)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"expected a whole Parquet file, came {path}: {images.first_line(error)}") from error

@@ -1,0 +1,154 @@
+"""Pickled dictionaries of arrays, read as data: what comes back, and that nothing of a hostile file is run."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pickle
+import pickletools
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from polyfed.data import inert
+from polyfed.errors import RequestError
+
+
+def pickled(value: Any, protocol: int = 4) -> bytes:
+    """What `numpy.savez(file, data=value)` writes behind the header of "data.npy", in a protocol of ours."""
+    return pickle.dumps(np.array(value, dtype=object), protocol=protocol)
+
+
+@pytest.mark.parametrize("protocol", [3, 4])
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(12, dtype=np.float32).reshape(3, 4),
+        np.arange(12.0).reshape(3, 4).T,  # columns first
+        np.arange(6, dtype=">i4"),
+        np.arange(6, dtype=np.uint8).reshape(1, 2, 3),
+        np.array([True, False]),
+        np.zeros((0, 5), dtype=np.float16),
+        np.array(7),
+        np.arange(300, dtype=np.int64),  # more than 255 bytes
+    ],
+    ids=lambda a: f"{a.dtype}-{a.shape}",
+)
+def test_arrays_come_back_as_they_were(array: np.ndarray, protocol: int) -> None:
+    found = inert.dictionary(pickled({"x": array, "again": array, "n": 3}, protocol), "a file")
+    assert list(found) == ["x", "again", "n"]
+    assert found["n"] is None
+    for name in ("x", "again"):
+        came = found[name]
+        assert came is not None
+        assert came.dtype == array.dtype.newbyteorder("=")
+        np.testing.assert_array_equal(came, array)
+        assert came.flags.writeable
+
+
+def test_what_numpy_itself_writes() -> None:
+    file = io.BytesIO()
+    np.savez_compressed(file, data={"x": np.eye(2), "y": np.array([0, 1])})  # type: ignore[arg-type]
+    with zipfile.ZipFile(file).open("data.npy") as stream:
+        np.lib.format.read_magic(stream)
+        np.lib.format.read_array_header_1_0(stream)
+        found = inert.dictionary(stream.read(), "a file")
+    np.testing.assert_array_equal(found["x"], np.eye(2))  # type: ignore[arg-type]
+
+
+def test_objects_and_lists_are_none() -> None:
+    texts = np.array([([1, 2], 2), ([3], 1)], dtype=object)
+    assert inert.dictionary(pickled({"x": texts, "y": [0, 1]}), "a file") == {"x": None, "y": None}
+
+
+class Runs:
+    """What pickle calls when it loads this."""
+
+    def __init__(self, function: Any, *values: Any) -> None:
+        self.made = function, values
+
+    def __reduce__(self) -> Any:
+        return self.made
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
+def test_a_file_that_runs_code_runs_nothing(protocol: int, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    hostile = pickled({"x": Runs(Path.touch, mark), "y": Runs(exec, f"open({str(mark)!r}, 'w')")}, protocol)
+    with pytest.raises(RequestError, match=r"read without running what it says, came .*numpy.savez\(file, x=x, y=y\)"):
+        inert.dictionary(hostile, "a file")
+    assert not mark.exists()
+    pickle.loads(hostile)  # the same bytes, where they are trusted
+    assert mark.exists()
+
+
+def of(*opcodes: tuple[str, bytes]) -> bytes:
+    """A stream by hand."""
+    codes = {opcode.name: opcode.code.encode("latin-1") for opcode in pickletools.opcodes}
+    return b"\x80\x04" + b"".join(codes[name] + rest for name, rest in opcodes)
+
+
+def word(text: str) -> tuple[str, bytes]:
+    return "SHORT_BINUNICODE", bytes([len(text)]) + text.encode()
+
+
+WHOLE = pickled({"x": np.arange(3)})
+ARRAY = (word("numpy._core.multiarray"), word("_reconstruct"), ("STACK_GLOBAL", b""))
+EMPTY_ARRAY = (*ARRAY, ("EMPTY_TUPLE", b""), ("REDUCE", b""))
+
+
+@pytest.mark.parametrize(
+    ("stream", "said"),
+    [
+        (b"", "pickle exhausted before seeing STOP"),
+        (b"no pickle", "came "),
+        (WHOLE[:-1], "came "),
+        (WHOLE[: len(WHOLE) // 2], "came "),
+        (pickled([1, 2]), "something else"),
+        (pickle.dumps({"x": 1}), "something else"),
+        (pickled({1: np.arange(3)}), "a key that is no word"),
+        (pickled({"x": np.array(["a"])}), "an array of type 'U1'"),
+        (pickled({"x": np.arange(3).view("m8[s]")}), "an array of type 'm8'"),
+        (pickled({"x": 1.5}), "the opcode BINFLOAT"),
+        (of(word("os"), word("system"), ("STACK_GLOBAL", b"")), "the name 'os.system'"),
+        (of(("GLOBAL", b"builtins\neval\n")), "the name 'builtins.eval'"),
+        (of(("INST", b"os\nsystem\n")), "the opcode INST"),
+        (of(word("x"), ("EMPTY_TUPLE", b""), ("REDUCE", b"")), "something that is no array"),
+        (of(word("x"), word("y"), ("BUILD", b"")), "something that is no array"),
+        (of(*EMPTY_ARRAY, ("EMPTY_TUPLE", b""), ("BUILD", b"")), "not enough values"),
+        (of(("BINGET", b"\x07"), ("STOP", b"")), "opcodes that do not fit together"),
+        (of(("STOP", b"")), "opcodes that do not fit together"),
+        (of(("TUPLE", b"")), "an end without its mark"),
+        (of(("BININT1", b"\x01"), ("BININT1", b"\x01"), ("APPEND", b"")), "a int for a list"),
+    ],
+)
+def test_anything_else_is_one_line(stream: bytes, said: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        inert.dictionary(stream, "a file")
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"), [((-1,), "an array of shape (-1,)"), ((9,), "cannot reshape"), (("a",), "of shape ('a',)")]
+)
+def test_a_shape_that_is_not_the_contents(shape: tuple[Any, ...], said: str) -> None:
+    state = (1, shape, np.dtype("i8"), False, bytes(16))
+    inner = pickle.dumps(state, protocol=4)[2:-1]  # without its first and last opcode
+    frame = inner[9:] if inner[:1] == b"\x95" else inner
+    with pytest.raises(RequestError, match="came") as caught:
+        inert.dictionary(of(*EMPTY_ARRAY) + frame + b"b.", "a file")
+    assert said in str(caught.value)
+
+
+def test_every_altered_byte_is_read_or_refused() -> None:
+    stream = bytearray(pickled({"x": np.arange(3, dtype=np.int16), "y": np.array([1])}))
+    for place in range(len(stream)):
+        for value in (0, 98):
+            altered = bytes([*stream[:place], value, *stream[place + 1 :]])
+            with contextlib.suppress(RequestError):  # and no other error
+                found = inert.dictionary(altered, "a file")
+                assert all(array is None or isinstance(array, np.ndarray) for array in found.values())

@@ -1,0 +1,151 @@
+"""The common form of features, against NumPy's loops and pseudo-inverses."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from polyfed.functional.projections import (
+    Layout,
+    from_common,
+    layout,
+    nearest_orthogonal,
+    orthogonal,
+    pooling,
+    to_common,
+)
+
+SHAPES = [(5,), (5, 6, 4), (5, 3, 3), (10, 5), (9, 5)]  # a vector, maps, tokens with and without a class token
+
+
+def seeded(number: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(number)
+
+
+def bins(size: int, to: int) -> np.ndarray:
+    """Adaptive average pooling as its definition has it."""
+    found = np.zeros((to, size))
+    for i in range(to):
+        start, end = i * size // to, math.ceil((i + 1) * size / to)
+        found[i, start:end] = 1 / (end - start)
+    return found
+
+
+def by_hand(s: np.ndarray, p: np.ndarray, grid: int) -> np.ndarray:
+    """`to_common` of one sample, place by place."""
+    if s.ndim == 2:
+        side = math.isqrt(len(s))
+        tokens = s[len(s) - side * side :]
+        summary = s[0] if len(s) > side * side else tokens.mean(0)
+        places = tokens.reshape(side, side, -1)
+    else:
+        places = s.reshape(len(s), *(s.shape[1:] or (1, 1))).transpose(1, 2, 0)
+        summary = places.mean((0, 1))
+    rows, columns = bins(places.shape[0], grid), bins(places.shape[1], grid)
+    out = [p @ summary]
+    for i in range(grid):
+        for j in range(grid):
+            pooled = sum(
+                rows[i, a] * columns[j, b] * places[a, b]
+                for a in range(places.shape[0])
+                for b in range(places.shape[1])
+            )
+            out.append(p @ pooled)
+    return np.stack(out)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("grid", [1, 2, 3, 8])
+def test_the_common_form_by_hand(shape: tuple[int, ...], grid: int) -> None:
+    s, p = torch.randn(2, *shape, generator=seeded()), orthogonal(4, 5, seeded(1))
+    found = to_common(s, p, grid)
+    assert found.shape == (2, 1 + grid * grid, 4)
+    for one, expected in zip(found, s, strict=True):
+        np.testing.assert_allclose(one, by_hand(expected.double().numpy(), p.double().numpy(), grid), atol=1e-5)
+
+
+def operator(shape: tuple[int, ...], p: torch.Tensor, grid: int) -> np.ndarray:
+    """`to_common` as one matrix, column by column; without the summary where it is a mean."""
+    unit = torch.eye(math.prod(shape)).reshape(-1, *shape)
+    form = to_common(unit, p, grid)
+    return form[:, 0 if layout(shape).token else 1 :].flatten(1).T.numpy()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("channels", "grid"), [(3, 2), (5, 3), (8, 3), (8, 5), (3, 8), (2, 1)])
+def test_back_is_the_pseudo_inverse(shape: tuple[int, ...], channels: int, grid: int) -> None:
+    """NumPy's, of the whole map at once: the right inverse, the inverse or the nearest, as the sizes have it."""
+    p = orthogonal(channels, 5, seeded(2))
+    forth, token = operator(shape, p, grid), layout(shape).token
+    unit = torch.eye(forth.shape[0]).reshape(len(forth), -1, channels)
+    form = unit if token else torch.cat([torch.full((len(unit), 1, channels), 7.0), unit], dim=1)  # no use for the 7
+    back = from_common(form, p, shape)
+    assert back.shape == (len(unit), *shape)
+    np.testing.assert_allclose(back.flatten(1).T.numpy(), np.linalg.pinv(forth.astype(float)), atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_nothing_is_lost_where_the_common_form_is_as_large(shape: tuple[int, ...]) -> None:
+    s = torch.randn(3, *shape, generator=seeded())
+    for channels, grid in ((5, 6), (9, 8)):
+        p = orthogonal(channels, 5, seeded(3))
+        torch.testing.assert_close(from_common(to_common(s, p, grid), p, shape), s, atol=1e-5, rtol=0)
+
+
+def test_what_was_sent_comes_back_from_whoever_is_larger() -> None:
+    """The right inverse: what another client's form becomes here is that form again; a map's summary is its mean."""
+    u = torch.randn(2, 5, 3, generator=seeded())
+    p = orthogonal(3, 7, seeded(1))
+    for shape in ((7, 4, 6), (17, 7), (7, 2, 3), (16, 7)):
+        again = to_common(from_common(u, p, shape), p, 2)
+        torch.testing.assert_close(again[:, 1:], u[:, 1:], atol=1e-5, rtol=0)
+        summary = u[:, 0] if layout(shape).token else again[:, 0]
+        torch.testing.assert_close(again[:, 0], summary, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(3, 8), (8, 3), (4, 4), (1, 6)])
+def test_orthogonal(rows: int, columns: int) -> None:
+    p = orthogonal(rows, columns, seeded())
+    assert (p.shape, p.dtype) == ((rows, columns), torch.float32)
+    product = p.numpy() @ p.numpy().T if rows <= columns else p.numpy().T @ p.numpy()
+    np.testing.assert_allclose(product, np.eye(min(rows, columns)), atol=1e-6)
+    assert torch.equal(p, orthogonal(rows, columns, seeded()))
+    assert not torch.allclose(p.abs(), orthogonal(rows, columns, seeded(1)).abs())
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(2, 5), (5, 2), (3, 3)])
+def test_the_nearest_orthogonal_matrix(rows: int, columns: int) -> None:
+    """No other is nearer; an orthogonal one is its own, and scale does not matter."""
+    matrix = torch.randn(rows, columns, generator=seeded())
+    found = nearest_orthogonal(matrix)
+    gram = found @ found.T if rows <= columns else found.T @ found
+    np.testing.assert_allclose(gram.numpy(), np.eye(min(rows, columns)), atol=1e-6)
+    for number in range(50):
+        step = 0.3 * torch.randn(rows, columns, generator=seeded(number))
+        for other in (orthogonal(rows, columns, seeded(number)), nearest_orthogonal(found + step)):
+            assert float((other - matrix).norm()) >= float((found - matrix).norm()) - 1e-5
+    torch.testing.assert_close(nearest_orthogonal(found), found)
+    torch.testing.assert_close(nearest_orthogonal(3 * matrix), found)
+
+
+@pytest.mark.parametrize(("size", "to"), [(6, 3), (7, 3), (3, 8), (4, 4), (1, 5), (5, 1)])
+def test_pooling(size: int, to: int) -> None:
+    np.testing.assert_allclose(pooling(size, to).numpy(), bins(size, to), atol=1e-12)
+    assert np.linalg.matrix_rank(pooling(size, to).numpy()) == min(size, to)
+
+
+def test_layouts() -> None:
+    assert layout((7,)) == Layout(7, 1, 1)
+    assert layout((7, 3, 5)) == Layout(7, 3, 5)
+    assert layout((16, 7)) == Layout(7, 4, 4)
+    assert layout((17, 7)) == Layout(7, 4, 4, token=True)
+    assert (layout((1, 7)), layout((2, 7))) == (Layout(7, 1, 1), Layout(7, 1, 1, token=True))
+
+
+@pytest.mark.parametrize("shape", [(), (12, 7), (3, 7), (2, 3, 4, 5)])
+def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"expected a vector \(D\), a map .* got \("):
+        layout(shape)

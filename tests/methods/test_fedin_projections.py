@@ -1,0 +1,310 @@
+"""FedIN among networks of different widths and families: pairs in one common shape."""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from toys import CLASSES, NETS, batch, bits, clients, federation, model_with, moved, rounds, same, worker
+
+from polyfed.core.client import Client
+from polyfed.core.message import nbytes
+from polyfed.core.method import Trained
+from polyfed.core.randomness import generator
+from polyfed.engine.federation import Federation
+from polyfed.errors import Interrupted, RequestError
+from polyfed.functional.projections import orthogonal
+from polyfed.methods import FedIN
+from polyfed.models.split import Staged
+from polyfed.models.vit import vision_transformer
+
+UNEQUAL = ["shallow", "wide", "broad"]  # s_in 6, 9, 6; s_out 5, 5, 8
+SMALL = {"projection_channels": 4, "projection_grid": 2, "projection_features": 3}
+
+
+def projected(kind: str = "fixed", **knobs: object) -> FedIN:
+    return FedIN(**{"aggregation": "same-shape", "projection": kind, **SMALL, **knobs})
+
+
+# families -----------------------------------------------------------------------------------------------------------
+
+
+def cnn(width: int) -> Staged:
+    """s_in (width, 4, 4), s_out (2 width)."""
+    first = nn.Sequential(nn.Conv2d(1, width, 3, stride=2, padding=1), nn.BatchNorm2d(width), nn.ReLU())
+    body = OrderedDict(conv=nn.Conv2d(width, 2 * width, 3), relu=nn.ReLU(), pool=nn.AdaptiveAvgPool2d(1))
+    return Staged(first, nn.Sequential(OrderedDict(**body, flat=nn.Flatten())), nn.Linear(2 * width, CLASSES), "cnn")
+
+
+FAMILIES = {
+    "narrow": lambda: cnn(3),
+    "broad": lambda: cnn(7),
+    "vit": lambda: vision_transformer((1, 8, 8), CLASSES, depth=2, width=12, heads=3),  # 5 tokens of 12
+}
+
+
+def images(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    y = torch.randint(0, CLASSES, (n,), generator=g)
+    patterns = torch.randn(CLASSES, 1, 8, 8, generator=torch.Generator().manual_seed(99))
+    return patterns[y] + 0.3 * torch.randn(n, 1, 8, 8, generator=g), y
+
+
+def mixed(test: int = 0) -> list[Client]:
+    kinds = ["narrow", "vit", "broad", "vit", "narrow"]
+    return [Client(a, images(8, i), images(test, 50 + i) if test else None) for i, a in enumerate(kinds)]
+
+
+@pytest.mark.parametrize("kind", ["fixed", "trained"])
+def test_bytes_are_the_formulas_whatever_the_network(kind: str) -> None:
+    """n_S pairs of q = (1 + g^2) C + F floats beside the weights; all pairs lie in one pool."""
+    first, second = rounds(projected(kind), mixed(), FAMILIES)
+    q = (1 + 2 * 2) * 4 + 3
+    for i, client in enumerate(mixed()):
+        sent = [t for t in FAMILIES[client.architecture]().state_dict().values() if t.is_floating_point()]
+        weights = 4 * sum(t.numel() for t in sent)
+        assert nbytes(first.up[i]) == nbytes(second.up[i]) == nbytes(second.down[i]) == weights + 4 * 4 * q
+        assert nbytes(first.down[i]) == weights
+        assert {n: t.shape for n, t in second.down[i]["features"].items()} == {"s_in": (4, 5, 4), "s_out": (4, 3)}
+    assert len(second.after["pool"]["sender"]) == 5 * 4
+    assert second.record["sums"]["in_steps"] == 1.0
+
+
+@pytest.mark.parametrize("kind", [pytest.param("fixed", marks=pytest.mark.slow), "trained"])
+def test_resumed_it_ends_the_same(kind: str, tmp_path: Path) -> None:
+    method = projected(kind, noise=0.4)
+    whole, _ = federation(method, mixed(), FAMILIES, rounds=3)
+    whole.run()
+    half, watch = federation(method, mixed(), FAMILIES, rounds=3, out=tmp_path / "run")
+    watch.client_done = lambda done, total: stop(half.server.round == 3)
+    with pytest.raises(Interrupted):
+        half.run()
+    rest, _ = federation(method, mixed(), FAMILIES, rounds=3, out=tmp_path / "run")
+    rest.run(resume=True)
+    for a, b in zip(whole.clients, rest.clients, strict=True):
+        assert same(a.weights, b.weights)
+        assert same(bits(a.state), bits(b.state))
+        assert bool(a.state) == (kind == "trained")
+    assert same(whole.server.state["pool"], rest.server.state["pool"])
+
+
+def stop(now: bool) -> None:
+    if now:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["fixed", "trained"])
+def test_worker_processes_give_the_same_bits(kind: str) -> None:
+    ends = []
+    for executor in ("serial", "pool"):
+        given = {
+            "builders": FAMILIES,
+            "classes": CLASSES,
+            "executor": executor,
+            "workers": 2 if executor == "pool" else 1,
+        }
+        settings = federation(projected(kind), mixed(), FAMILIES)[0].training
+        fed = Federation(mixed(), projected(kind), settings, seed=0, **given)
+        fed.run()
+        ends.append(fed)
+    for a, b in zip(*(fed.clients for fed in ends), strict=True):
+        assert same(a.weights, b.weights)
+        assert same(bits(a.state), bits(b.state))
+    assert same(ends[0].server.state["pool"], ends[1].server.state["pool"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["fixed", "trained"])
+def test_learns(kind: str) -> None:
+    fed, _ = federation(projected(kind), mixed(60), FAMILIES, rounds=10, epochs=3, lr=0.01, optimizer="adam")
+    assert fed.run().result["accuracy"] > 1 / CLASSES + 0.25
+
+
+# "none" and equal cuts ------------------------------------------------------------------------------------------------
+
+
+def test_without_projections_their_sizes_do_not_matter() -> None:
+    members = clients(["shallow", "deep", "deep"])
+    for a, b in zip(rounds(FedIN(), members), rounds(FedIN(**SMALL), members), strict=True):
+        assert all(same(bits(a.up[i]), bits(b.up[i])) and same(bits(a.down[i]), bits(b.down[i])) for i in range(3))
+
+
+def test_square_matrices_change_nothing_but_rounding() -> None:
+    """s_in and s_out of 6 and 5 numbers in a common shape of 6 and 5: rotated on the way, and back."""
+    members = clients(["shallow", "deep", "shallow", "deep"])
+    sizes = {"projection_channels": 6, "projection_grid": 1, "projection_features": 5}
+    plain, turned = (rounds(FedIN(**knobs), members) for knobs in ({}, {"projection": "fixed", **sizes}))
+    for a, b in zip(plain, turned, strict=True):
+        for i in range(4):
+            assert moved(a.trained[i], b.trained[i]) < 1e-5
+            s_out = [h.up[i]["features"]["s_out"] for h in (a, b)]
+            torch.testing.assert_close(s_out[0].norm(dim=1), s_out[1].norm(dim=1), atol=1e-5, rtol=0)
+            assert moved({"s": s_out[0]}, {"s": s_out[1]}) > 0.1
+    assert moved(plain[1].trained[0], rounds(FedIN(train_in=False), members)[1].trained[0]) > 1e-3
+
+
+# the pairs ------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_sent_is_the_own_features_times_the_matrices() -> None:
+    members = clients(UNEQUAL)
+    plain = rounds(FedIN(aggregation="same-shape"), clients(["wide"]), rounds=1)
+    assert "features" in plain[0].up[0]
+    (round,) = rounds(projected(), members, rounds=1)
+    for i, (c, d) in enumerate([(6, 5), (9, 5), (6, 8)]):
+        p_in = orthogonal(4, c, generator(0, "projection in", 4, c)).double().numpy()
+        p_out = orthogonal(3, d, generator(0, "projection out", 3, d)).double().numpy()
+        model = model_with(NETS[members[i].architecture], round.trained[i])
+        rows = torch.randperm(12, generator=generator(0, "features", "train", 1, i))[:4]
+        s_in = model.extract(members[i].data.train.x[rows]).detach()
+        s_out = model.transform(s_in).detach().double().numpy() @ p_out.T
+        sent = round.up[i]["features"]
+        for place in range(5):  # a vector is one place: the summary, and each of 2 x 2
+            np.testing.assert_allclose(sent["s_in"][:, place], s_in.double().numpy() @ p_in.T, atol=1e-5)
+        np.testing.assert_allclose(sent["s_out"], s_out, atol=1e-5)
+
+
+def at_work(method: FedIN, number: int) -> Client:
+    fed, _ = federation(method, clients(UNEQUAL))
+    return worker(fed, number)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_the_misfit_and_its_gradient_by_hand(number: int) -> None:
+    """The mean of (P_out f(P_in' s_in) - s_out)^2, f going through one layer after the other."""
+    method = projected(mu=0.0, combine="none")
+    at = at_work(method, number)
+    g = torch.Generator().manual_seed(5)
+    pairs = {"s_in": torch.randn(4, 5, 4, generator=g), "s_out": torch.randn(4, 3, generator=g)}
+    at.context = method.receive(at, {"model": {}, "features": pairs})
+    data, given = batch(at.data.train), {**at.context, **pairs}
+    found = method.gradients(at.model, data, given)
+    c, d = int(at.context["p_in"].shape[1]), int(at.context["p_out"].shape[1])
+    assert (c, d) == [(6, 5), (9, 5), (6, 8)][number]
+    own = pairs["s_in"][:, 1:].mean(dim=1) @ at.context["p_in"]
+    loss = (at.model.transform(own) @ at.context["p_out"].T - pairs["s_out"]).square().mean()
+    assert float(found.sums["loss_in"]) == pytest.approx(float(loss.detach()), abs=1e-6)
+    local = F.cross_entropy(at.model(data.x), data.y)
+    for name, p in at.model.named_parameters():
+        inner = name.startswith("intermediate")
+        (expected,) = torch.autograd.grad(local + loss if inner else local, p, retain_graph=True)
+        torch.testing.assert_close(found.grads[name], expected, atol=1e-6, rtol=0)
+
+
+def test_one_width_has_one_matrix_and_another_seed_another() -> None:
+    fed, other = (federation(projected(), clients([*UNEQUAL, "deep"]), seed=seed)[0] for seed in (0, 1))
+    for one in (fed, other):
+        held = [projected().common.matrices(worker(one, i)) for i in range(4)]
+        assert torch.equal(held[0]["p_in"], held[2]["p_in"])
+        assert torch.equal(held[0]["p_in"], held[3]["p_in"])
+        assert torch.equal(held[0]["p_out"], held[1]["p_out"])
+        assert held[1]["p_in"].shape == (4, 9)
+        assert not held[0]["p_in"].requires_grad
+    assert not torch.allclose(*(projected().common.matrices(worker(one, 0))["p_in"] for one in (fed, other)))
+
+
+# trained --------------------------------------------------------------------------------------------------------------
+
+
+def polar(matrix: np.ndarray) -> np.ndarray:
+    u, _, v = np.linalg.svd(matrix, full_matrices=False)
+    return u @ v
+
+
+def test_the_step_of_trained_matrices_by_hand() -> None:
+    """P <- the orthogonal matrix nearest to P - lr (mean gradient of l_IN + gradient of what a return trip loses)."""
+    method = projected("trained", projection_lr=0.7)
+    at = at_work(method, 1)
+    before = method.common.matrices(at)
+    g = torch.Generator().manual_seed(7)
+    sums = {n: torch.randn(before[n].shape, generator=g) for n in ("p_in", "p_out")} | {"in_steps": torch.tensor(2.0)}
+    pairs = {"s_in": torch.randn(4, 9, generator=g), "s_out": torch.randn(4, 5, generator=g)}
+    sent = method.common.send(at, pairs, Trained(2, 8, 0.0, sums))
+    for name, s in (("p_in", pairs["s_in"]), ("p_out", pairs["s_out"])):
+        p, x = before[name].detach().double().numpy(), s.double().numpy()
+        lost = x @ p.T @ p - x  # of mean lost^2, a quadratic form in P'P
+        back = 2 / x.size * (p @ x.T @ lost + p @ lost.T @ x)
+        expected = polar(p - 0.7 * (sums[name].double().numpy() / 2 + back))
+        assert np.abs(back).max() > 1e-3
+        np.testing.assert_allclose(at.state["projections"][name], expected, atol=1e-5)
+    fresh = at.state["projections"]
+    assert same(sent, projected().common.project(pairs, fresh))
+
+
+def test_trained_matrices_follow_the_misfit_and_stay_orthogonal() -> None:
+    """With the network held still, a small step lowers l_IN on the same pairs; fixed ones leave it where it was."""
+    method = projected("trained", projection_lr=0.05, mu=0.0)
+    at, g = at_work(method, 0), torch.Generator().manual_seed(3)
+    s_in, s_out = torch.randn(4, 5, 4, generator=g), torch.randn(4, 3, generator=g)
+    losses = []
+    for _ in range(6):
+        at.context = method.receive(at, {"model": {}, "features": {"s_in": s_in, "s_out": s_out}})
+        found = method.gradients(at.model, batch(at.data.train), {**at.context, "s_in": s_in, "s_out": s_out})
+        losses.append(float(found.sums["loss_in"]))
+        method.upload(at, Trained(1, 12, 0.0, found.sums))
+    assert all(late < early for early, late in itertools.pairwise(losses))
+    for matrix in at.state["projections"].values():
+        torch.testing.assert_close(matrix @ matrix.T, torch.eye(len(matrix)), atol=1e-5, rtol=0)
+
+
+def test_matrices_belong_to_those_who_trained() -> None:
+    history = rounds(projected("trained"), clients(UNEQUAL), rounds=3, participation=0.4)
+    seen: set[int] = set()
+    for round in history:
+        seen |= set(round.trained)
+        assert {i for i, state in round.states.items() if "projections" in state} == seen
+    assert not any(r.states[i] for r in rounds(projected(), clients(UNEQUAL), rounds=1) for i in range(3))
+    ends = [rounds(projected("trained", projection_lr=lr), clients(UNEQUAL))[1].trained[0] for lr in (0.1, 3.0)]
+    assert moved(*ends) > 1e-5
+
+
+# refusals -------------------------------------------------------------------------------------------------------------
+
+
+def test_features_that_are_no_grid_are_refused_before_round_1() -> None:
+    odd = {"odd": lambda: Staged(Rows(), nn.Flatten(), nn.Linear(12, CLASSES))}
+    with pytest.raises(RequestError, match=r"client 0 \('odd'\): expected a vector .* got \(3, 4\)"):
+        federation(projected(), clients(["odd"]), odd)
+    federation(projected(train_in=False), clients(["odd"]), odd)
+    federation(FedIN(), clients(["odd"]), odd)
+
+
+class Rows(nn.Module):
+    """Three tokens, which are no square."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).unflatten(1, (3, 4))
+
+
+def test_unequal_cuts_are_told_of_projections_and_unequal_tensors_of_same_shape() -> None:
+    with pytest.raises(RequestError, match=r"use method.aggregation = 'same-shape', with method.projection = 'fixed'"):
+        federation(FedIN(aggregation="same-shape"), clients(UNEQUAL))
+    with pytest.raises(RequestError, match=r"tensors of one name to have one shape; .*'same-shape'"):
+        federation(projected(aggregation="layer-wise"), clients(UNEQUAL))
+    federation(projected(), clients(UNEQUAL))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"projection": "fixd"},
+        {"projection_channels": 0},
+        {"projection_grid": 0},
+        {"projection_features": 1.5},
+        {"projection_lr": 0.0},
+    ],
+)
+def test_wrong_knobs(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        FedIN(**wrong)

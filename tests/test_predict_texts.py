@@ -1,0 +1,172 @@
+"""A text model out of a run folder: raw texts by the run's own words, whatever the defaults are by then."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import polyfed as pf
+from polyfed import cli, prediction
+from polyfed.data import text
+from polyfed.data.inputs import read
+from polyfed.engine.federation import Run
+from polyfed.errors import RequestError
+
+GOOD, BAD = ("so good a day", "what a good film", "good, good!"), ("a bad day", "so bad", "what a bad film ...")
+NEW = ["a good zebra", "bad, bad zebra!", "so"]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A finished run on 24 texts of a CSV file; tests must not write into its folder."""
+    place = tmp_path_factory.mktemp("texts")
+    rows = [f'"{words}",{name}' for _ in range(4) for name, side in (("yes", GOOD), ("no", BAD)) for words in side]
+    (place / "films.csv").write_text("\n".join(["said,liked", *rows]) + "\n")
+    recipe = {
+        "data": {"name": "csv:films.csv", "root": str(place), "text_column": "said", "label_column": "liked"}
+        | {"clients": 2, "length": 6},
+        "models": {"architectures": ["fedhenn-lstm1", "fedhenn-lstm2"]},
+        "method": {"name": "fedproto"},
+        "training": {"rounds": 1, "batch_size": 4, "lr": 0.1},
+    }
+    return pf.run(pf.Recipe.from_dict(recipe), out=place / "run")
+
+
+@pytest.fixture(scope="module")
+def model(done: Run) -> prediction.ClientModel:
+    """The second client's, out of the folder."""
+    return prediction.load_model(folder(done), 1)
+
+
+def folder(done: Run) -> Path:
+    assert done.path is not None
+    return done.path
+
+
+def index(run: Path) -> dict[str, dict[str, Any]]:
+    return dict(json.loads((run / "models" / "index.json").read_text()))
+
+
+def by_hand(texts: list[str], run: Path) -> torch.Tensor:
+    """Ids by the file of words."""
+    words = (run / "models" / "words.txt").read_text().splitlines()
+    rows = [[words.index(w) + 2 if w in words else 1 for w in text.words_of(said)[:6]] for said in texts]
+    return torch.tensor([row + [0] * (6 - len(row)) for row in rows])
+
+
+def test_scores_are_those_of_the_model_in_memory(done: Run, tmp_path: Path) -> None:
+    (tmp_path / "new.txt").write_text("\n".join(NEW))
+    found = prediction.predict(folder(done), 1, tmp_path / "new.txt")
+    with torch.inference_mode():
+        assert torch.equal(found.scores, done.models[1](by_hand(NEW, folder(done))))
+    assert found.class_names == ("no", "yes")
+
+
+def test_every_form_of_texts_is_read_by_the_runs_words(
+    done: Run, model: prediction.ClientModel, tmp_path: Path
+) -> None:
+    ids = by_hand(NEW, folder(done))
+    assert ids.tolist()[0][2:] == [1, 0, 0, 0]
+    np.save(tmp_path / "ids.npy", ids.numpy())
+    (tmp_path / "new.txt").write_text("\n".join(NEW) + "\n")
+    (tmp_path / "new.csv").write_text("\n".join(["id,said", *(f'{n},"{words}"' for n, words in enumerate(NEW))]))
+    (tmp_path / "other.csv").write_text("\n".join(["id;words", *(f"{n};{words}" for n, words in enumerate(NEW))]))
+    pq.write_table(pa.table({"said": NEW, "text": ["", "", ""]}), tmp_path / "new.parquet")
+    (tmp_path / "many").mkdir()
+    for number, words in enumerate(NEW):
+        pq.write_table(pa.table({"sentence": [words]}), tmp_path / "many" / f"{number}.parquet")
+    for name, column in (
+        ("ids.npy", None),
+        ("new.txt", None),
+        ("new.csv", None),
+        ("other.csv", "words"),
+        ("new.parquet", None),
+        ("many", None),
+    ):
+        found = read(tmp_path / name, model.form, text_column=column)
+        assert torch.equal(found.x, ids), name
+        assert found.names == (tuple(f"{n}.parquet:0" for n in range(3)) if name == "many" else ("0", "1", "2"))
+        assert found.y is None
+
+
+def test_labels_are_names_or_numbers(model: prediction.ClientModel, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("liked,said\nyes,good\nno,bad\n1,so\n")
+    found = read(tmp_path / "a.csv", model.form)
+    assert found.y is not None
+    assert found.y.tolist() == [1, 0, 1]
+    pq.write_table(pa.table({"said": NEW, "kind": ["no", "yes", "no"]}), tmp_path / "a.parquet")
+    found = read(tmp_path / "a.parquet", model.form, label_column="kind")
+    assert found.y is not None
+    assert found.y.tolist() == [0, 1, 0]
+
+
+def test_the_command(done: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.csv").write_text("liked,note\nyes,good\nno,bad\n")
+    words = ["predict", str(folder(done)), str(tmp_path / "a.csv"), "--client", "0", "--text-column", "note", "--json"]
+    assert cli.status(words) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["inputs"], said["accuracy"] is not None) == (2, True)
+
+
+def test_the_folder_says_how_large_the_vocabulary_is_whatever_the_default_becomes(
+    done: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = folder(done)
+    entry = index(run)["client-000.safetensors"]
+    assert (entry["vocabulary"], entry["texts"]["column"]) == (5000, "said")
+    assert "words=5002" in (run / "models" / "README.md").read_text()
+    before = prediction.predict(run, 0, by_hand(NEW, run)).scores
+    monkeypatch.setattr(text.Words, "most", property(lambda words: words.vocabulary or 7))
+    monkeypatch.setattr("polyfed.models.lstm.fedhenn_lstm1.__defaults__", (9,))
+    assert torch.equal(prediction.predict(run, 0, by_hand(NEW, run)).scores, before)
+
+
+def test_what_cannot_be_read_is_one_line(model: prediction.ClientModel, tmp_path: Path) -> None:
+    cases: dict[str, tuple[str | bytes, dict[str, str], str]] = {
+        "a.txt": ("good\n\nbad\n", {}, "an empty one, line 2"),
+        "b.txt": ("", {}, "came none"),
+        "c.txt": (b"\xff\xfe", {}, "a text file in UTF-8"),
+        "d.txt": ("good", {"label_column": "x"}, "are of Parquet or CSV files, came 'x'"),
+        "a.csv": ("id,words\n1,good\n", {}, "expected one text column"),
+        "b.csv": ("id,said\n1,\n", {}, "came an empty one in row 0"),
+        "c.csv": ("id,said\n1,good\n", {"text_column": "sad"}, "did you mean 'said'"),
+        "d.csv": ("id,said\n1,good\n", {"image_column": "id"}, "image_column is of images"),
+        "e.csv": ("liked,said\nmaybe,good\n", {}, "among the run's classes (no, yes), came 'maybe' in row 0"),
+        "a.png": ("", {}, "expected a .csv, .parquet or .txt file of texts"),
+    }
+    for name, (content, options, said) in cases.items():
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        with pytest.raises(RequestError) as caught:
+            read(tmp_path / name, model.form, **options)
+        assert said in str(caught.value), name
+        assert "\n" not in str(caught.value)
+    pq.write_table(pa.table({"said": ["good", None]}), tmp_path / "a.parquet")
+    with pytest.raises(RequestError, match="expected a text, came none in row 1 of"):
+        read(tmp_path / "a.parquet", model.form)
+    with pytest.raises(RequestError, match="which is not there"):
+        read(tmp_path / "none.csv", model.form)
+
+
+def test_words_that_were_changed_or_never_kept(done: Run, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(folder(done), run)
+    words = run / "models" / "words.txt"
+    words.write_text("other\n" + words.read_text())
+    with pytest.raises(RequestError, match=r"words\.txt is damaged"):
+        prediction.load_model(run, 0)
+    kept = {name: {k: v for k, v in entry.items() if k != "texts"} for name, entry in index(run).items()}
+    (run / "models" / "index.json").write_text(json.dumps(kept))
+    (tmp_path / "a.txt").write_text("good")
+    form = prediction.load_model(run, 0).form
+    with pytest.raises(RequestError, match=r"a \.npy file"):
+        read(tmp_path / "a.txt", form)
+    with pytest.raises(RequestError, match="text_column is of texts, came 'said'"):
+        read(tmp_path / "a.txt", form, text_column="said")

@@ -19,6 +19,7 @@ import torch
 from polyfed.core.client import Client
 from polyfed.core.message import Message, copied, nbytes, read_only, tensor
 from polyfed.core.method import Exchange, Phase, Trained
+from polyfed.core.uploads import arrived, outgoing
 from polyfed.data.samples import Samples
 from polyfed.engine.evaluation import score_model
 from polyfed.engine.executors import at_work
@@ -312,6 +313,7 @@ class _Trial:
                 trained = train(client, method, context, batches, exchange.phases, step)
             done = time.perf_counter()
             upload = read_only(copied(method.upload(client, trained)))
+            leaves = outgoing(client, method, upload, message)
             if self._scores and exchange.trains and len(client.data.test):
                 score_model(client, method, client.data.test)
             cost.rest += time.perf_counter() - done + received - began
@@ -327,8 +329,8 @@ class _Trial:
             member.weights = {name: tensor.detach().cpu().clone() for name, tensor in client.model.state_dict().items()}
             cost.kept = nbytes({"weights": member.weights}) + nbytes(member.state)
         cost.down += nbytes(message)
-        cost.up += nbytes(upload)
-        return upload
+        cost.up += nbytes(leaves)
+        return read_only(arrived(federation.compression, leaves, message))
 
     def _described(self, member: Client, first: _Cost, second: _Cost, last: _Cost) -> ArchitectureCheck:
         closing = last.batch * self.steps(member, self._federation.method.closing()) + last.rest

@@ -20,11 +20,14 @@ RECIPE: dict[str, Any] = {
     "training": {"rounds": 3},
     "evaluation": {"metrics": ["balanced_accuracy", "f1", "auc", "confusion"], "patience": 5, "every": 2},
     "availability": {"late": 0.5, "joiners": 1},
+    "privacy": {"clip": 1.0},
+    "compression": {"precision": "int8"},
 }
 FREE = {  # so many levels below these, keys are names of clients, stages, architectures, figures, knobs or files
     **dict.fromkeys(("accuracy", "accuracy_by_stage", "accuracy_per_architecture", "bytes_by_client"), 1),
     "accuracy_by_predictor": 2,
-    **dict.fromkeys(("knobs", "sums", "server", "sha256", "availability", "timings"), 1),
+    **dict.fromkeys(("knobs", "sums", "server", "sha256", "timings"), 1),
+    **dict.fromkeys(("availability", "privacy", "compression"), 1),
     "metrics": 2,
 }
 FILES = {"rounds.jsonl": 0, "result.json": 0, "models/index.json": 1}

@@ -32,13 +32,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+deploy = typer.Typer(
+    help="Run a recipe on several machines.\n\nFlower carries the messages: pip install 'polyfed[flower]'.",
+    rich_markup_mode=None,
+)
+app.add_typer(deploy, name="deploy")
 
 
 class _Closed(Exception):
     """Whoever read our output has gone."""
 
 
-def _command(function: Command) -> Command:
+def _command(function: Command, group: typer.Typer = app) -> Command:
     """Registers a command, and keeps the argument parser from handling what `main` handles."""
 
     @functools.wraps(function)
@@ -50,7 +55,7 @@ def _command(function: Command) -> Command:
         except BrokenPipeError:
             raise _Closed from None
 
-    app.command()(guarded)
+    group.command()(guarded)
     return function
 
 
@@ -578,6 +583,112 @@ def datasets(json: _Json = False) -> None:
     _list(rows, json)
 
 
+# deployment -------------------------------------------------------------------------------------------------------
+
+_deploy_command = functools.partial(_command, group=deploy)
+_RecipeFile = Annotated[Path, typer.Option("--recipe", metavar="RECIPE.toml", help="The recipe's file.")]
+
+
+@deploy.callback(invoke_without_command=True)
+def _deploy(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@_deploy_command
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for the app.", show_default=False)],
+    recipe: _RecipeFile,
+    host: Annotated[str, typer.Option(metavar="NAME", help="How nodes call the server's machine.")] = "localhost",
+    method: _Method = None,
+    settings: _Set = None,
+    seed: _Seed = None,
+    profile: _Profile = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+) -> None:
+    """Write a recipe as a Flower app.
+
+    Beside the app: a README with all commands, and examples of services and of a container.
+
+    \b
+    polyfed deploy init federation --recipe recipes/quickstart.toml --host fl.example.org
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed.deploy.scaffold import init
+
+    options: dict[str, Any] = {"method": method, "seed": seed, "profile": profile, "host": host, "force": force}
+    _print_files(init(folder, recipe, overrides=settings or (), **options))
+
+
+@_deploy_command
+def certify(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for the certificates.", show_default=False)],
+    host: Annotated[
+        list[str], typer.Option("--host", metavar="NAME", help="How nodes call the server. May be repeated.")
+    ],
+    days: Annotated[int, typer.Option(metavar="NUMBER", help="How long the certificate is good for.")] = 365,
+    force: Annotated[bool, typer.Option("--force", help="Replace the server's certificate that is there.")] = False,
+) -> None:
+    """Write the server's certificate, and its authority.
+
+    An authority that the folder holds already is kept, and signs the new certificate: nodes need not be told.
+
+    \b
+    polyfed deploy certify keys --host fl.example.org --host 10.0.0.5
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed.deploy.certificates import certify
+
+    _print_files(certify(folder, host, days, force))
+
+
+@_deploy_command
+def key(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Its private half.", show_default=False)],
+    force: Annotated[bool, typer.Option("--force", help="Replace keys that are there.")] = False,
+) -> None:
+    """Write a node's key pair.
+
+    FILE stays on the node; FILE.pub is what the server is told.
+
+    \b
+    polyfed deploy key keys/node
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed.deploy.certificates import make_key
+
+    _print_files(make_key(file, force))
+
+
+@_deploy_command
+def local(
+    recipe: _RecipeFile,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, metavar="NUMBER", help="Clients, each a node of its own [the recipe's].")
+    ] = None,
+    method: _Method = None,
+    settings: _Set = None,
+    seed: _Seed = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Run folder [runs/RECIPE-METHOD-seedN].")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that the folder holds.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the run that the folder holds.")] = False,
+    deadline: Annotated[float, typer.Option(metavar="SECONDS", help="How long a node may take for an answer.")] = 600.0,
+    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Give the run up after so long.")] = None,
+    profile: _Profile = None,
+    quiet: _Quiet = False,
+) -> None:
+    """Run a recipe with a server and nodes on this machine.
+
+    With TLS and node authentication, over 127.0.0.1 alone; the run folder and its numbers are those of `polyfed run`.
+
+    \b
+    polyfed deploy local --recipe recipes/quickstart.toml --nodes 3 --set training.rounds=2
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed.deploy.local import local
+
+    options: dict[str, Any] = {"method": method, "seed": seed, "profile": profile, "out": out, "nodes": nodes}
+    options |= {"resume": resume, "force": force, "deadline": deadline, "timeout": timeout}
+    done = local(recipe, overrides=settings or (), progress=not quiet, **options)
+    _print_run(done.result, done.path)
+
+
 # printing ---------------------------------------------------------------------------------------------------------
 
 
@@ -787,7 +898,8 @@ def _usage(error: Any, arguments: Sequence[str]) -> str:
         return f"unknown option '{option}'{nearest(option, known | {'--help'})}"
     if text.startswith("no such command"):
         known = set(getattr(command, "commands", ()))
-        word = next((word for word in arguments if not word.startswith("-")), "")
+        words = [word for word in arguments if not word.startswith("-")]
+        word = next(iter(words[len(place.split()) - 1 :]), "")
         return f"unknown command '{word}'{nearest(word, known)}"
     parameter = getattr(error, "param", None)
     words = [*getattr(parameter, "opts", ())]

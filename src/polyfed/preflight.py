@@ -23,6 +23,7 @@ import torch
 from polyfed.core.client import Client
 from polyfed.core.message import Message, copied, nbytes, read_only, tensor
 from polyfed.core.method import Context, Exchange, Phase, Trained
+from polyfed.core.uploads import arrived, outgoing
 from polyfed.data.samples import Samples
 from polyfed.engine.costs import Allocations, flops
 from polyfed.engine.evaluation import CHUNK, score_model
@@ -390,6 +391,7 @@ class _Trial:
                 cost.batch = max(cost.batch, (time.perf_counter() - ready) / max(trained.steps, 1))
             done = time.perf_counter()
             upload = read_only(copied(method.upload(client, trained)))
+            leaves = outgoing(client, method, upload, message)
             cost.rest += time.perf_counter() - done + received - began
             if self._scores and exchange.trains and len(client.data.test):
                 done = time.perf_counter()
@@ -406,8 +408,8 @@ class _Trial:
             member.weights = {name: tensor.detach().cpu().clone() for name, tensor in client.model.state_dict().items()}
             cost.kept = nbytes({"weights": member.weights}) + nbytes(member.state)
         cost.down += nbytes(message)
-        cost.up += nbytes(upload)
-        return upload
+        cost.up += nbytes(leaves)
+        return read_only(arrived(federation.compression, leaves, message))
 
     def _peak(self, client: Client, context: Context, exchange: Exchange) -> int:
         """The most bytes that a client at work makes: for a batch of each phase, or for scoring a chunk of rows."""

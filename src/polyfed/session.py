@@ -111,10 +111,13 @@ class Prepared:
 
     def public(self, recipe: Recipe) -> Public | None:
         """What everybody may see: inputs of ``data.public`` where there is one, else the hold-out, if there is any."""
-        data, seed, dealt = recipe.data, recipe.run.seed, self.dealt(recipe)
+        data, seed = recipe.data, recipe.run.seed
+        if data.public is None and not data.holdout:
+            return None
+        dealt = self.dealt(recipe)
         stored_as_is = _normalised(dealt.source, recipe.models.architectures)
         if data.public is None:
-            return Public(dealt.holdout, stored_as_is) if len(dealt.holdout) else None
+            return Public(dealt.holdout, stored_as_is)
         key = (data, seed)
         if self._public is None or self._public[0] != key:
             other = load(data.public, data.root, image_size=data.image_size)
@@ -175,7 +178,7 @@ def prepare(
     stored_as_is = _normalised(source, recipe.models.architectures)
     if recipe.training.augment != "none" and source.train.x.dim() != 4:
         raise RequestError(f"training.augment '{recipe.training.augment}' expects images, '{source.name}' has none")
-    names = _assign(recipe, len(dealt.clients))
+    names = assigned(recipe, len(dealt.clients))
     in_shape = tuple(source.train.x.shape[1:])
     width = recipe.models.feature_dim
     return Federation(
@@ -193,6 +196,8 @@ def prepare(
         recipe.training,
         recipe.evaluation,
         availability=recipe.availability,
+        privacy=recipe.privacy,
+        compression=recipe.compression,
         seed=recipe.run.seed,
         public=data.public(recipe),
         test=dealt.test,
@@ -202,7 +207,7 @@ def prepare(
         vocabulary=source.vocabulary,
         builders={
             name: functools.partial(build, name, in_shape, dealt.classes, width, source.words)
-            for name in (*names, *_companions(method))
+            for name in (*names, *companions(method))
         },
         device=recipe.run.device,
         precision=recipe.run.precision,
@@ -218,7 +223,7 @@ def prepare(
     )
 
 
-def _assign(recipe: Recipe, count: int) -> list[str]:
+def assigned(recipe: Recipe, count: int) -> list[str]:
     """The architecture of each of `count` clients."""
     names = recipe.models.architectures
     if recipe.models.assign == "blocks":
@@ -231,7 +236,7 @@ def _assign(recipe: Recipe, count: int) -> list[str]:
     return [names[place] for place in places]
 
 
-def _companions(method: Method) -> list[str]:
+def companions(method: Method) -> list[str]:
     """Networks that a method may name to stand beside the clients' own: all registered, or one that it imports."""
     wanted = method.companion
     return [] if wanted is None else [*MODELS, *([wanted.network] if ":" in wanted.network else [])]

@@ -72,6 +72,16 @@ class Alignment:
         validation = self.kernels is not None and self.kernels.kernel_weights == "validation"
         return {**public, "one_input": True, "makes_inputs": noise, "validation": validation}
 
+    def rigid(self, final_average: bool) -> dict[str, str]:
+        """What of an upload cannot be clipped, noised or thinned out. final_average: weights go up a last time."""
+        kernels = self.kernels is not None and self.kernels.uploads == "kernels"
+        found = {"rad": "inputs that it trains on"} if self.rad.origin == "train" and self.uses_rad(2) else {}
+        if final_average or (self.kernels is not None and not kernels):
+            found["model"] = "whole weights, of which nothing came down"
+        if self.kernels is not None and kernels and self.kernels.precision != "float32":
+            found["kernel"] = f"numbers packed as {self.kernels.precision}; use method.precision = 'float32'"
+        return found
+
     def uses_rad(self, round: int) -> bool:
         """Whether the RAD is seen in a round: where it has weight, and always where its kernels are uploaded."""
         uploads = self.kernels is not None and self.kernels.uploads == "kernels"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from polyfed.core.message import State
 from polyfed.core.randomness import generator
-from polyfed.core.settings import Training
+from polyfed.core.settings import Compression, Privacy, Training
 from polyfed.data.samples import ClientData, Samples, from_dataset
 from polyfed.errors import RequestError
 
@@ -58,7 +58,7 @@ class Client:
         id: 0-based number. architecture: name shared by all clients of the same network. classes: number of classes of
         the task. n: number of training samples. state: what the method keeps here between rounds (named tensors,
         replaced and never written into). round, exchange, phase: what is going on. context: what the method's
-        `receive` returned, while the client trains. training: settings. public: data
+        `receive` returned, while the client trains. training, privacy, compression: settings. public: data
         shared by all, if any. weights: the client's own weights by name, None until it first has any.
     """
 
@@ -86,6 +86,8 @@ class Client:
         self.phase = ""
         self.context: Mapping[str, Any] = {}
         self.training = Training()
+        self.privacy = Privacy()
+        self.compression = Compression()
         self.public: Public | None = None
         self.state: State = {}
         self.weights: Mapping[str, Tensor] | None = None

@@ -105,6 +105,7 @@ class Accompanied(Method):
     down: ClassVar[str] = "P_m"
     up: ClassVar[str] = "P_m + 1"
     states: ClassVar[str] = "client: own network; server: m"
+    changes: ClassVar[tuple[str, ...]] = ("model",)
 
     shared: Annotated[str, Field(min_length=1)] = "smallest"  # the common network: "largest", or a model's name
     weighting: shared_model.Weighting = "samples"  # "uniform" counts every client once

@@ -153,6 +153,9 @@ class Method:
     down: ClassVar[str] = "nothing"  # what a client is sent per round, in numbers: "P + C", P its parameters
     up: ClassVar[str] = "nothing"  # what it sends
     states: ClassVar[str] = "none"  # what outlives a round beside the clients' weights: "client: c_i; server: w, c"
+    # groups of an upload that are trained weights, what came down under the same names being where they started: a
+    # setting that clips, hides or thins out uploads treats their difference (core/uploads.py)
+    changes: ClassVar[tuple[str, ...]] = ()
     # True: where a client has no weights of its own, `receive` writes all of its network and reads nothing of it, so
     # that the engine need not draw (and for every evaluation draw again) a start that nobody sees
     starts_blank: ClassVar[bool] = False
@@ -183,6 +186,11 @@ class Method:
     def accepts_late(self) -> bool:
         """Whether an upload may be aggregated in a later round than the one in which it was made."""
         return False
+
+    @property
+    def rigid(self) -> Mapping[str, str]:
+        """What of an upload cannot be clipped, noised or thinned out: name -> what it holds, for the refusal."""
+        return {}
 
     @property
     def companion(self) -> Companion | None:

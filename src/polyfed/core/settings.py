@@ -126,6 +126,41 @@ class Availability(Settings):
         return {key for keys in knots if not getattr(self, keys[0]) for key in keys}
 
 
+class Privacy(Settings):
+    """``[privacy]``: bounds on what a client uploads, and noise on it; off by default. See `core.uploads`."""
+
+    clip: Finite = Field(0.0, description="largest L2 norm of each entry of an upload, of weights the change; 0: none")
+    noise: Finite = Field(0.0, description="standard deviation of Gaussian noise on it, over clip; 0: none")
+
+    def _idle(self) -> set[str]:
+        return {key for key in ("clip", "noise") if not getattr(self, key)}
+
+    @model_validator(mode="after")
+    def _noise_is_for_bounded_uploads(self) -> Privacy:
+        if self.noise and not self.clip:
+            raise ValueError(f"noise: expected clip above 0 beside it, of which it is a multiple, came {self.noise:g}")
+        return self
+
+
+class Compression(Settings):
+    """``[compression]``: what clients upload, in fewer bytes; off by default. See `core.uploads`."""
+
+    precision: Literal["float32", "float16", "int8"] = Field("float32", description="of the numbers that go up")
+    share: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="of each tensor's change, the share of entries that goes up: the largest; 1: all"
+    )
+    feedback: bool = Field(True, description="share: what did not go up is added to the next change")
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is compressed."""
+        return self.precision != "float32" or self.share < 1
+
+    def _idle(self) -> set[str]:
+        idle = {"precision": self.precision == "float32", "share": self.share == 1, "feedback": self.share == 1}
+        return {key for key, off in idle.items() if off}
+
+
 class Evaluation(Settings):
     """``[evaluation]``: which model of each client is scored, on whose test data, how often."""
 

@@ -207,6 +207,7 @@ class Averaging(Method):
     down: ClassVar[str] = "P"
     up: ClassVar[str] = "P + 1"
     states: ClassVar[str] = "server: w"
+    changes: ClassVar[tuple[str, ...]] = ("model",)
     starts_blank: ClassVar[bool] = True
 
     aggregation: Aggregation = "layer-wise"  # or "same-shape"; alike where all share one architecture

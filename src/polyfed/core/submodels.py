@@ -303,6 +303,8 @@ def _classes(client: Client) -> Tensor:
 class Slicing(Method):
     """Clients train slices of one network that the server keeps: what all such methods have in common."""
 
+    changes: ClassVar[tuple[str, ...]] = ("model",)
+
     @property
     def needs(self) -> Needs:
         return Needs(one_architecture=True)

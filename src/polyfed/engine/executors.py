@@ -23,6 +23,7 @@ from polyfed.core.message import Message, State, copied, in_plain_order, nbytes,
 from polyfed.core.method import Exchange, Method, Trained, numbers
 from polyfed.core.randomness import derive, scoped_global
 from polyfed.core.timings import timed
+from polyfed.core.uploads import outgoing
 from polyfed.engine.evaluation import Memory, Score, score_model
 from polyfed.engine.store import Row, Store
 from polyfed.engine.training import train
@@ -62,7 +63,7 @@ Scores = Mapping[str, Score]  # part of the data -> score
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a job.
+    """What came of a job. `message` is what left the client, `bytes_up` its size.
 
     `refused` says why nothing of it counts; `dropped`: nothing came back. Weights and state do not matter then.
     """
@@ -207,6 +208,8 @@ def hand_in(
             message = read_only(copied(method.upload(client, trained)))
             if name := not_finite(message):
                 bad = f"the upload is not finite ('{name}')"
+            else:
+                message = read_only(outgoing(client, method, message, job.message))
     after = architectures.tensors(client.architecture, job.variant)
     same = bad is not None or (not job.exchange.trains and _alike(before, after))
     return Outcome(

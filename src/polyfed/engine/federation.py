@@ -24,8 +24,9 @@ from polyfed.core.method import Exchange, Method, scores_are_outputs
 from polyfed.core.networks import exported
 from polyfed.core.randomness import generator
 from polyfed.core.server import Member, Server
-from polyfed.core.settings import Availability, Evaluation, Training
+from polyfed.core.settings import Availability, Compression, Evaluation, Privacy, Training
 from polyfed.core.timings import section, watching
+from polyfed.core.uploads import arrived, check_uploads
 from polyfed.data.samples import ClientData, Samples
 from polyfed.data.text import Vocabulary
 from polyfed.data.transforms import Prepare
@@ -69,6 +70,9 @@ class Run:
         return f"Run({told['method']}, {_count(len(self.history), 'round')}: {scored}, {sent}{where})"
 
 
+_OPTIONAL = ("availability", "privacy", "compression")  # settings that records and run folders name where they are on
+
+
 class Federation:
     """Clients, a server and a method.
 
@@ -77,6 +81,7 @@ class Federation:
         method: e.g. ``polyfed.methods.FedGH()``.
         training, evaluation: settings; see there.
         availability: who is there, who drops out, what arrives late; default: everybody, always.
+        privacy, compression: bounds and noise on what clients upload, and fewer bytes for it; default: neither.
         seed: every random draw of the run is derived from it.
         public: hold-out data that everybody may see. test: one test set shared by all clients, in place of their own.
         classes: of the task; default: the largest label anywhere plus one. class_names: what they are called.
@@ -111,6 +116,8 @@ class Federation:
         evaluation: Evaluation | None = None,
         *,
         availability: Availability | None = None,
+        privacy: Privacy | None = None,
+        compression: Compression | None = None,
         seed: int = 0,
         public: Public | None = None,
         test: Samples | None = None,
@@ -141,6 +148,7 @@ class Federation:
         self.training = training or Training()
         self.evaluation = evaluation or Evaluation()
         self.availability = availability or Availability()
+        self.privacy, self.compression = privacy or Privacy(), compression or Compression()
         _check_settings(self.clients, self.training, self.evaluation, self.availability)
         self.attendance = Attendance(self.availability, len(self.clients), seed)
         self.seed = seed
@@ -155,6 +163,7 @@ class Federation:
             data = client.data if test is None else ClientData(client.data.train, client.data.validation, test)
             client.id, client.classes, client.seed, client.data = number, self.classes, seed, data
             client.training, client.public = self.training, public
+            client.privacy, client.compression = self.privacy, self.compression
         named = _name_architectures(self.clients, dict(builders or {}))
         check_companion(method, [*named, *(builders or {})])
         self.architectures = architectures_of(
@@ -173,6 +182,10 @@ class Federation:
             prepare=self.clients[0].prepare,
             example=self.clients[0].data.train.x[:0],
         )
+        if self.privacy.clip or self.compression.on:
+            first = {client.architecture: client.id for client in reversed(self.clients)} if method.changes else {}
+            networks = {number: self.architectures.template(name) for name, number in first.items()}
+            check_uploads(method, self.privacy, self.compression, self.server, networks)
         auc = "auc" in self.evaluation.metrics
         self._memory = Memory(auc)
         self.folder = None if out is None else RunFolder(out)
@@ -203,8 +216,9 @@ class Federation:
                 "min_delta": self.evaluation.min_delta,
             },
         }
-        if limits := self.availability.in_effect():
-            self.facts["availability"] = limits
+        for name in _OPTIONAL:
+            if limits := getattr(self, name).in_effect():
+                self.facts[name] = limits
         size = stack_size(executor, device, workers)
         self._stacked = {"executor": "cohort", "workers": size} if size > 1 else {}
         self.settings = settings if settings is not None else self._settings()
@@ -239,7 +253,7 @@ class Federation:
 
     def _all_rounds(self) -> Run:
         """The rounds after the last checkpoint, and then the result."""
-        with _one_thread(), contextlib.closing(self.executor):
+        with one_thread(), contextlib.closing(self.executor):
             first = self._restore() + 1
             if first == 1:
                 self.server.admit(self.attendance.present(1))
@@ -325,7 +339,7 @@ class Federation:
         selected, asked = roll.reached(drawn), set(drawn)
         post = Post(number, () if closing else self._waiting, self.availability.late_by, method.accepts_late)
         due = bool(closing) or number % self.evaluation.every == 0 or number == self.training.rounds
-        tally = _Tally()
+        tally = _Tally(self.compression.on)
         with _at("planning", number), section("aggregate"):
             method.plan(server, selected)
         for place, exchange in enumerate(closing or method.exchanges(number)):
@@ -371,7 +385,9 @@ class Federation:
                 )
                 for client_id in ids
             ]
-        outcomes = self.executor.run(jobs, functools.partial(self._client_done, len(jobs)))
+        carried_out = self.executor.run(jobs, functools.partial(self._client_done, len(jobs)))
+        with section("messages"):
+            outcomes = [self._arrived(job, outcome) for job, outcome in zip(jobs, carried_out, strict=True)]
         for job, outcome in zip(jobs, outcomes, strict=True):
             tally.add(job, outcome, self.method, outcome.client_id not in roll.unheard)
             if outcome.counts:
@@ -380,6 +396,16 @@ class Federation:
                 client.weights, client.state = outcome.weights, outcome.state
                 client.version += 1
         return {o.client_id: o.message for o in outcomes if o.counts and o.client_id not in roll.unheard}
+
+    def _arrived(self, job: Job, outcome: Outcome) -> Outcome:
+        """The outcome with the upload as the method made it, up to what compression has lost."""
+        if not self.compression.on or not outcome.counts:
+            return outcome
+        try:
+            message = arrived(self.compression, outcome.message, job.message)
+        except RunError as problem:
+            return dataclasses.replace(outcome, message=read_only({}), refused=str(problem))
+        return dataclasses.replace(outcome, message=read_only(message))
 
     def _select(self, number: int, present: Sequence[int]) -> list[int]:
         """The clients of a round, drawn from those present without replacement, in order of number."""
@@ -588,7 +614,7 @@ class Federation:
             "method": {"name": self.facts["method"], **knobs},
             "training": self.training.in_effect(),
             "evaluation": self.evaluation.in_effect(),
-            **({"availability": self.facts["availability"]} if "availability" in self.facts else {}),
+            **{name: self.facts[name] for name in _OPTIONAL if name in self.facts},
             "run": {"seed": self.seed, "precision": self.facts["precision"], **self._stacked},
             "federation": {
                 "dataset": self.facts["dataset"],
@@ -602,9 +628,10 @@ class Federation:
 class _Tally:
     """What a round adds up to, over its exchanges."""
 
-    def __init__(self) -> None:
+    def __init__(self, compressed: bool) -> None:
         self.down: dict[int, int] = {}
         self.up: dict[int, int] = {}
+        self.uncompressed = 0 if compressed else None  # bytes that would have gone up
         self.paper = [0, 0]
         self.refused: list[dict[str, Any]] = []
         self.loss = self.samples = self.steps = 0.0
@@ -621,6 +648,8 @@ class _Tally:
         self.up[number] = self.up.get(number, 0) + (outcome.bytes_up if heard else 0)
         self.paper[0] += method.paper_nbytes(job.message)
         self.paper[1] += method.paper_nbytes(outcome.message) if heard else 0
+        if self.uncompressed is not None and heard:
+            self.uncompressed += nbytes(outcome.message)
         if outcome.refused is not None:
             self.refused.append({"client": number, "reason": outcome.refused})
         if not outcome.counts:
@@ -638,6 +667,7 @@ class _Tally:
         return {
             "bytes_up": sum(self.up.values()),
             "bytes_down": sum(self.down.values()),
+            **({} if self.uncompressed is None else {"bytes_up_uncompressed": self.uncompressed}),
             "bytes_up_as_in_paper": self.paper[1],
             "bytes_down_as_in_paper": self.paper[0],
             "bytes_by_client": {str(n): {"down": self.down[n], "up": self.up[n]} for n in sorted(self.down)},
@@ -706,7 +736,7 @@ def _at(stage: str, number: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """One computing thread: the same bits whatever the machine's cores, and no slow-down beside busy neighbours."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -110,6 +110,7 @@ def result_of(
         "clients_table": _clients_table(records, clients, [] if last is None else last["accuracy_per_client"]),
         "bytes_up": sum(r["bytes_up"] for r in records),
         "bytes_down": sum(r["bytes_down"] for r in records),
+        **_uncompressed(records),
         "bytes_up_as_in_paper": sum(r["bytes_up_as_in_paper"] for r in records),
         "bytes_down_as_in_paper": sum(r["bytes_down_as_in_paper"] for r in records),
         "stopped_after": stopped if stopped != facts["rounds"] else None,
@@ -120,6 +121,12 @@ def result_of(
         **_timings(records),
         "versions": versions(),
     }
+
+
+def _uncompressed(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """What would have gone up, where it is compressed."""
+    told = [record["bytes_up_uncompressed"] for record in records if "bytes_up_uncompressed" in record]
+    return {"bytes_up_uncompressed": sum(told)} if told else {}
 
 
 def _timings(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:

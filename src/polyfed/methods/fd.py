@@ -56,6 +56,11 @@ class FD(Method):
     def accepts_late(self) -> bool:
         return True  # outputs of an earlier round are as good as those that are kept
 
+    @property
+    def rigid(self) -> Mapping[str, str]:
+        no_longer = "probabilities, which noise would leave none; use method.outputs = 'logits'"
+        return {"outputs": no_longer} if self.outputs == "probabilities" else {}
+
     # server ------------------------------------------------------------------------------------------------
     def broadcast(self, server: Server, client_id: int) -> Message:
         if "outputs" not in server.state:

@@ -49,6 +49,7 @@ class FedDPA(Method):
     down: ClassVar[str] = "P (and 1 with noise)"
     up: ClassVar[str] = "P"
     states: ClassVar[str] = "server: w"
+    changes: ClassVar[tuple[str, ...]] = ("model",)
     starts_blank: ClassVar[bool] = True
 
     threshold: Annotated[float, Field(ge=-1, le=1)] = 0.4  # F above it is personal; 1: nothing is, below 0: everything

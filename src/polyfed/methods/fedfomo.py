@@ -60,6 +60,10 @@ class FedFomo(Method):
     def needs(self) -> Needs:
         return dataclasses.replace(shared_model.needs(self.aggregation), validation=True)
 
+    @property
+    def rigid(self) -> Mapping[str, str]:
+        return {"model": "whole weights, which others weigh up"}
+
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
         shared_model.start(server, self.aggregation)

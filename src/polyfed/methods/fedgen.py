@@ -44,8 +44,7 @@ class FedGen(Method):
     name: ClassVar[str] = "fedgen"
     paper: ClassVar[str] = "Zhu et al., ICML 2021"
     differs: ClassVar[str] = "depth, one feature width (same-shape: anything before the head)"
-    down: ClassVar[str] = "P + P_G + C"
-    up: ClassVar[str] = "P + C"
+    down, up, changes = "P + P_G + C", "P + C", ("model",)
     states: ClassVar[str] = "server: w, G and its Adam, class counts"
     starts_blank: ClassVar[bool] = True
 

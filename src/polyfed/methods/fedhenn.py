@@ -6,17 +6,15 @@ Heterogeneous (Algorithm 2): target K_bar = sum_j w_j K_j over the clients' late
 Homogeneous (Algorithm 1):   target is the kernel of the weights received; these are averaged as in FedAvg.
 Sent per round, P floats, a RAD of R bytes (L inputs, 4 L or 8), F (L, r) with F F^T ~ H K_bar H at b bytes a number:
     heterogeneous  down R + b L r,   up 4 P_k, or in kernel uploads b L d_k      homogeneous  down 4 P + R,  up 4 P + 8
-Deviations from the paper: (1) `rad_batch` rows of the RAD per step, every `rad_every`-th step with the term as much
-heavier; L and 1 are the paper's. (2) K_bar travels as a factor, exact up to `exact_rank` columns, else of rank `rank`;
-RBF kernels enter it by Nystroem features. (3) The RAD is hold-out rows that no client has; theirs are the clients'.
-(4) The RAD pass runs in eval mode. (5) eta(t) = eta0 sqrt(t - 1), as in that code; while it is 0 no RAD is sent.
+Deviations from the paper: (1) `rad_batch` RAD rows per step, every `rad_every`-th step with the term as much heavier; L
+and 1 are the paper's. (2) K_bar travels as a factor, exact up to `exact_rank` columns; RBF kernels by Nystroem rows.
+(3) The RAD is hold-out rows, theirs the clients'. (4) Its pass is in eval mode. (5) eta(t), that code's; at 0 no RAD.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -38,8 +36,7 @@ from polyfed.functional.similarity import Similarity
 class FedHeNN(Method):
     """Alignment of representations through centred kernel alignment on common unlabelled inputs."""
 
-    name: ClassVar[str] = "fedhenn"
-    paper: ClassVar[str] = "Makhija et al., ICML 2022"
+    name, paper, changes = "fedhenn", "Makhija et al., ICML 2022", ("model",)
     down, up, states = "L inputs + L r (homogeneous: P)", "P (kernels: L D)", "server: the RAD, latest w_k or A_k"
 
     setting: Literal["heterogeneous", "homogeneous"] = "heterogeneous"  # Algorithm 2, or 1: one architecture
@@ -83,6 +80,10 @@ class FedHeNN(Method):
         return Needs(split_model=True, one_architecture=one, instead=instead, **self._alignment.needs)
 
     @property
+    def rigid(self) -> Mapping[str, str]:
+        return self._alignment.rigid(self.final_average)
+
+    @property
     def scored(self) -> Stage:
         return "personal" if self.setting == "heterogeneous" else "received"
 
@@ -92,7 +93,7 @@ class FedHeNN(Method):
 
     def eta(self, round: int) -> float:
         """Weight of the alignment in a round, counted from 1."""
-        return self.eta0 * math.pow(round - 1, {"constant": 0, "sqrt": 0.5, "linear": 1}[self.eta_schedule])
+        return self.eta0 * float((round - 1) ** {"constant": 0, "sqrt": 0.5, "linear": 1}[self.eta_schedule])
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
         return (*self._alignment.exchanges(round), Exchange())
@@ -143,8 +144,7 @@ class FedHeNN(Method):
         return self._alignment.gradients(lambda c: super(FedHeNN, self).gradients(model, batch, c), model, context)
 
     def upload(self, client: Client, trained: Trained) -> Message:
-        message = self._alignment.upload(client)
         sends = {"train": self.uploads == "weights", "average": client.weights is not None}  # None: it never trained
-        message |= {"model": floats(client.model)} if sends.get(client.exchange) else {}
-        message |= {"n": torch.tensor(client.n)} if self.setting == "homogeneous" and client.exchange in sends else {}
-        return message
+        model = {"model": floats(client.model)} if sends.get(client.exchange) else {}
+        n = {"n": torch.tensor(client.n)} if self.setting == "homogeneous" and client.exchange in sends else {}
+        return {**self._alignment.upload(client), **model, **n}

@@ -45,8 +45,7 @@ class FedIN(Method):
     name: ClassVar[str] = "fedin"
     paper: ClassVar[str] = "Chan et al., arXiv:2304.00759"
     differs: ClassVar[str] = "depth between equal cuts, one name having one shape (same-shape, projected: anything)"
-    down: ClassVar[str] = "P + n_S q"
-    up: ClassVar[str] = "P + n_S q"
+    down, up, changes = "P + n_S q", "P + n_S q", ("model",)
     states: ClassVar[str] = "server: w, this round's pairs; client: trained projections"
 
     aggregation: shared_model.Aggregation = "layer-wise"  # or "same-shape": within each architecture

@@ -45,6 +45,7 @@ class FedKD(companion.Accompanied):
     down: ClassVar[str] = "sum K (m + n + 1), or P_m"
     up: ClassVar[str] = "sum K (m + n + 1) + 1"
     states: ClassVar[str] = "client: mentor, W_k, m; server: m, update"
+    changes: ClassVar[tuple[str, ...]] = ()
 
     energy_start: Annotated[float, Field(gt=0, le=1)] = 0.95  # T in round 1; 1 sends every number
     energy_end: Annotated[float, Field(gt=0, le=1)] = 0.98  # where T goes to, linearly, over all rounds
@@ -55,6 +56,10 @@ class FedKD(companion.Accompanied):
     @property
     def needs(self) -> Needs:
         return Needs(split_model=True)
+
+    @property
+    def rigid(self) -> Mapping[str, str]:
+        return dict.fromkeys(low_rank.GROUPS, "an update in low rank, of which clipping and noise spoil the factors")
 
     def beside(self, own: Any, companion_: Any) -> nn.Module:
         pair = companion.Pair(own, companion_)

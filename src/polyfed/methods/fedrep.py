@@ -39,6 +39,7 @@ class FedRep(Method):
     down: ClassVar[str] = "P - P_h"
     up: ClassVar[str] = "P - P_h"
     states: ClassVar[str] = "client: h_k; server: phi"
+    changes: ClassVar[tuple[str, ...]] = ("model",)
 
     aggregation: shared_model.Aggregation = "layer-wise"  # or "same-shape"; alike where all share one architecture
     weighting: shared_model.Weighting = "uniform"  # "samples": p_k in proportion to training samples

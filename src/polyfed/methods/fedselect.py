@@ -62,6 +62,10 @@ class FedSelect(Method):
     def needs(self) -> Needs:
         return shared_model.needs(self.aggregation)
 
+    @property
+    def rigid(self) -> Mapping[str, str]:
+        return {"model": "entries of weights, others whenever a mask has grown"}
+
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
         shared_model.start(server, self.aggregation)

@@ -47,6 +47,7 @@ class InclusiveFL(Method):
     down: ClassVar[str] = "P"
     up: ClassVar[str] = "P + 1"
     states: ClassVar[str] = "server: w, every architecture's own layers and m"
+    changes: ClassVar[tuple[str, ...]] = ("model",)
     starts_blank: ClassVar[bool] = True
 
     beta: Annotated[float, Field(ge=0, le=1)] = 0.2  # share of the larger one's update; 0 is no distillation

@@ -39,6 +39,7 @@ class LGFedAvg(Method):
     down: ClassVar[str] = "P_h"
     up: ClassVar[str] = "P_h"
     states: ClassVar[str] = "server: h"
+    changes: ClassVar[tuple[str, ...]] = ("shared",)
 
     shares: Literal["none", "head", "upper", "all"] = "head"  # "upper": all but the extractor; none: Local, all: FedAvg
     weighting: shared_model.Weighting = "samples"  # "uniform" counts every client once

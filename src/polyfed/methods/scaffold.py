@@ -51,6 +51,10 @@ class SCAFFOLD(shared_model.Averaging):
     server_lr: Annotated[float, Field(gt=0)] = 1.0  # of the server's step; 1 is the plain mean
     weighting: shared_model.Weighting = "uniform"  # of the mean of w_k; "samples" counts clients by n_k
 
+    @property
+    def rigid(self) -> Mapping[str, str]:
+        return {"control": "changes of control variates, whose sum the server must keep exactly"}
+
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
         if self.control == "II" and not server.training.lr:

@@ -120,6 +120,8 @@ def expose(
     asked = _sources(sources, kind)
     network = split(model.network).requires_grad_(False)
     record = find_runs(folder)[0]
+    if treated := [name for name in ("privacy", "compression") if record.recipe.get(name)]:
+        raise RequestError(f"expected a run whose uploads go as the method makes them, came one with [{treated[0]}]")
     at = _last_round(record, client)
     recipe = Recipe.load(Path(folder) / "recipe.toml")
     train, classes = _images(recipe, record, client)

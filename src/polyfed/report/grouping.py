@@ -129,7 +129,7 @@ def _group(runs: list[RunRecord], differing: Iterable[str]) -> Group:
 
 def _unlike(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
     """Tells where methods were trained or built differently, so that nobody takes the rows for alike in all else."""
-    for section in ("training", "models", "availability"):
+    for section in ("training", "models", "availability", "privacy", "compression"):
         settings = {name: runs[0].recipe.get(section, {}) for name, runs in rows.items() if runs[0].recipe}
         for key in dict.fromkeys(key for found in settings.values() for key in found if key != "rounds"):
             values: dict[str, list[str]] = {}

@@ -35,7 +35,7 @@ class Spy(Method):
     """
 
     def __init__(self, inner: Method, every: Around | None = None, **around: Around) -> None:
-        vars(self).update(name=inner.name, paper=inner.paper, inner=inner)
+        vars(self).update(name=inner.name, paper=inner.paper, changes=inner.changes, inner=inner)
 
         for hook in HOOKS:
             call = getattr(inner, hook)
@@ -69,6 +69,12 @@ class Spy(Method):
         """Those of the method."""
         inner: Method = vars(self)["inner"]
         return inner.also_scored
+
+    @property
+    def rigid(self) -> Mapping[str, str]:
+        """That of the method."""
+        inner: Method = vars(self)["inner"]
+        return inner.rigid
 
     @property
     def accepts_late(self) -> bool:

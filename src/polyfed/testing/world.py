@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from polyfed.core.client import Client, Prepare, Public, as_floats
 from polyfed.core.message import Message, flatten, read_only
 from polyfed.core.method import Method, Needs
-from polyfed.core.settings import Availability, Evaluation, Training
+from polyfed.core.settings import Availability, Compression, Evaluation, Privacy, Training
 from polyfed.data.samples import Samples
 from polyfed.engine.executors import at_work
 from polyfed.engine.federation import Federation, Tracker
@@ -102,6 +102,8 @@ class World:
         seed: int = 0,
         evaluation: Evaluation | None = None,
         availability: Availability | None = None,
+        privacy: Privacy | None = None,
+        compression: Compression | None = None,
         out: Path | None = None,
         trackers: Sequence[Tracker] = (),
         public: bool = True,
@@ -115,6 +117,8 @@ class World:
             training,
             evaluation or Evaluation(every=training.rounds),
             availability=availability,
+            privacy=privacy,
+            compression=compression,
             seed=seed,
             public=self.public if public else None,
             classes=CLASSES,

@@ -1,0 +1,334 @@
+"""A node: one client with its own data, network and disk, which does what the server's letters ask.
+
+What it does with a job is what workers do with theirs (`executors.carry_out`), so that the numbers are the same. It
+keeps nothing in memory: every letter may come to another process.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.client import Client
+from polyfed.core.companion import architectures_of
+from polyfed.core.device import named_device
+from polyfed.core.message import Message, read_only
+from polyfed.core.method import Method, scores_are_outputs
+from polyfed.core.networks import exported, split
+from polyfed.data.federate import Federated
+from polyfed.data.samples import ClientData, Samples
+from polyfed.deploy.letters import (
+    Introduction,
+    Letter,
+    Report,
+    Task,
+    agreed,
+    difference,
+    joined,
+    pack,
+    read,
+    score_told,
+    unpack,
+)
+from polyfed.deploy.shelf import Kept, Shelf
+from polyfed.engine.evaluation import Memory
+from polyfed.engine.executors import Job, Scores, Scoring, at_work, carry_out, score_parts
+from polyfed.engine.federation import one_thread
+from polyfed.engine.fit import check_fit
+from polyfed.engine.folder import RunFolder
+from polyfed.engine.guide import Guide
+from polyfed.engine.store import Store, row_of
+from polyfed.errors import RequestError, RunError
+from polyfed.models.zoo import build
+from polyfed.recipe import Recipe
+from polyfed.registry import MODELS, nearest
+from polyfed.session import Prepared, assigned, companions
+
+_KEYS: Mapping[str, tuple[type, str]] = {
+    "client-id": (int, "the number of this node's client, from 0 on"),
+    "partition-id": (int, "in place of client-id, as Flower's simulation gives it"),
+    "num-partitions": (int, "given by Flower's simulation, not used"),
+    "state-dir": (str, "folder on this node's disk for its client's weights, state and models"),
+    "data": (str, "this node's own rows, as data.name has it; default: its client's part of the recipe's data"),
+    "root": (str, "in place of the recipe's data.root"),
+    "architecture": (str, "this node's own network, as models.architectures has it; default: the recipe's"),
+    "device": (str, "where this node computes, in place of run.device"),
+    "begin-anew": (bool, "whether its client begins again where this disk has lost what it was; default: false"),
+    "share-model": (bool, "whether its personal model goes into the server's run folder; default: false"),
+}
+_READING = ("image_column", "label_column", "feature_columns", "text_column", "vocabulary", "length", "vectors")
+_OF_ROWS = (*_READING, "root", "image_size", "split", "max_train", "max_test")  # what of [data] own rows are read by
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a node's configuration says; see `_KEYS`."""
+
+    client: int
+    state: Path
+    data: str | None = None
+    root: str | None = None
+    architecture: str | None = None
+    device: str | None = None
+    share: bool = False
+    anew: bool = False
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> Place:
+        """From Flower's node configuration.
+
+        Raises:
+            RequestError: an unknown key, a wrong type, no client or no folder.
+        """
+        for key, value in config.items():
+            if key not in _KEYS:
+                raise RequestError(f"node-config: unknown key '{key}'{nearest(key, _KEYS)}")
+            kind, meaning = _KEYS[key]
+            if type(value) is not kind or value == "":
+                raise RequestError(f"node-config: expected {meaning} as '{key}' ({kind.__name__}), came {value!r}")
+        number = config.get("client-id", config.get("partition-id"))
+        if number is None or number < 0:
+            raise RequestError(f"node-config: expected client-id, {_KEYS['client-id'][1]}, came {number}")
+        if "state-dir" not in config:
+            raise RequestError(f"node-config: expected state-dir, a {_KEYS['state-dir'][1]}, which is missing")
+        named = {key: config.get(key) for key in ("data", "root", "architecture", "device")}
+        return cls(
+            number,
+            Path(config["state-dir"]),
+            **named,
+            share=config.get("share-model", False),
+            anew=config.get("begin-anew", False),
+        )
+
+
+class Node:
+    """One client's node.
+
+    Args:
+        recipe: the same experiment as the server's. place: what is this node's own.
+        data: where data are kept between letters that come to one process.
+
+    Raises:
+        RequestError: its data or its network cannot be had.
+    """
+
+    def __init__(self, recipe: Recipe, place: Place, data: Prepared | None = None) -> None:
+        self._place = place
+        self._data = data or Prepared()
+        if place.root is not None:
+            recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"root": place.root})})
+        self._recipe = recipe.with_run(device=place.device or recipe.run.device)
+
+    def answer(self, letter: Letter) -> Letter:
+        """What the node says to a letter.
+
+        Raises:
+            PolyfedError: it cannot do what is asked; says why.
+        """
+        task = read(Task, letter.facts)
+        if found := difference(task.settings, agreed(self._recipe)):
+            raise RequestError(f"expected the server's recipe at client {self._place.client}, but {found}")
+        with one_thread():
+            turn = _Turn(self._recipe, self._place, self._data, task)
+            if letter.kind == "hello":
+                return Letter("hello", turn.introduction().model_dump())
+            message = unpack(letter.body)[0] if task.has_message else None
+            if letter.kind == "train":
+                return turn.train(message or {})
+            return turn.score(message) if letter.kind == "score" else turn.finish(message, self._place.share)
+
+
+class _Turn:
+    """The client at the time of one letter."""
+
+    def __init__(self, recipe: Recipe, place: Place, data: Prepared, task: Task) -> None:
+        self._task, self._place, self._recipe = task, place, recipe
+        self._method: Method = recipe.build_method()
+        dealt, number = _dealt(recipe, place, data)
+        self._source, source = dealt.source, dealt.source
+        self._names = list(source.class_names) if task.class_names is None else task.class_names
+        count = recipe.data.client_count or max(len(dealt.clients), place.client + 1)
+        self._name = place.architecture or assigned(recipe, count)[place.client]
+        self._client = Client(self._name, dealt.clients[number].train, prepare=source.prepare)
+        self._client.id, self._client.classes, self._client.seed = place.client, len(self._names), recipe.run.seed
+        self._client.training, self._client.public = recipe.training, data.public(recipe)
+        self._client.privacy, self._client.compression = recipe.privacy, recipe.compression
+        self._client.data = _renamed(dealt.clients[number], source.class_names, self._names)
+        shape, width = tuple(source.train.x.shape[1:]), recipe.models.feature_dim
+        beside = _companion(recipe, self._method, task.companion or self._name, self._name)
+        builders = {
+            name: functools.partial(build, name, shape, len(self._names), width, source.words)
+            for name in {self._name, beside, *companions(self._method)}
+        }
+        self._architectures = architectures_of(
+            self._method,
+            {self._name: builders[self._name]},
+            recipe.run.seed,
+            named_device(recipe.run.device),
+            others=builders,
+            companion=beside,
+            precision=recipe.run.precision,
+        )
+        self._store = Store(self._architectures, [self._name])
+        self._folder = place.state / (task.experiment or "none")
+        self._shelf = Shelf(self._folder / f"client-{place.client:03d}")
+
+    def introduction(self) -> Introduction:
+        """Who this node is; its data and its network can carry the method.
+
+        Raises:
+            RequestError: they cannot.
+        """
+        client, source = self._client, self._source
+        check_fit(self._method, [client], self._architectures, client.public)
+        model, x = split(self._architectures.as_built(self._name)), client.data.train.x
+        augment = client.training.augment
+        if augment != "none" and x.dim() != 4:
+            raise RequestError(f"training.augment '{augment}' expects images, client {client.id} has none")
+        words = -1 if isinstance(source.words, Tensor) else source.words or 0
+        return Introduction(
+            client=client.id,
+            dataset=source.name,
+            train=client.n,
+            validation=len(client.data.validation),
+            test=len(client.data.test),
+            class_names=self._names,
+            feature_names=list(source.feature_names),
+            shape=list(x.shape[1:]),
+            dtype=str(x.dtype).removeprefix("torch."),
+            mean=list(source.prepare.mean),
+            std=list(source.prepare.std),
+            table=source.prepare.table,
+            words=words,
+            architecture=self._name,
+            feature_dim=model.feature_dim,
+            head={name: list(tensor.shape) for name, tensor in model.head.state_dict().items()},
+            linear=isinstance(model.head, nn.Linear) and model.head.bias is not None,
+        )
+
+    def train(self, message: Message) -> Letter:
+        """One job, as a worker does it; what the client then is goes to the disk before the answer leaves."""
+        task, client, method = self._task, self._client, self._method
+        self._take_up()
+        self._shelf.go_back(task.base)
+        exchanges = method.closing() if task.closing else method.exchanges(task.round)
+        if task.place >= len(exchanges):
+            raise RunError(f"expected one of {len(exchanges)} passages in round {task.round}, came {task.place}")
+        exchange = exchanges[task.place]
+        job = Job(client, read_only(message), task.variant, exchange, task.round, task.scores, task.auc, task.closing)
+        fresh = functools.partial(self._store.fresh, self._name, task.variant)
+        done = carry_out(job, method, self._architectures, fresh)
+        new = done.counts and done.weights is not client.weights
+        kept: Scores = {}
+        if done.counts:
+            client.weights, client.state = done.weights, done.state
+            row = row_of(client)
+            self._shelf.write(task.mark, Kept("" if row is None else row.variant, row, client.state), task.base)
+            kept = self._scores(None)
+        report = Report(
+            mark=task.mark if done.counts else "",
+            variant=task.variant,
+            steps=done.trained.steps,
+            samples=done.trained.samples,
+            loss=float(done.trained.loss),
+            bytes_up=done.bytes_up,
+            sums=done.sums,
+            refused=done.refused,
+            new=new,
+            score=None if done.score is None else score_told(done.score),
+            kept={part: score_told(score) for part, score in kept.items()},
+        )
+        return Letter("train", report.model_dump(), pack(done.message))
+
+    def score(self, message: Message | None) -> Letter:
+        """The scores asked for, of the client as it stands or after receiving a message; nothing is kept."""
+        self._take_up()
+        return Letter("score", {part: score_told(score) for part, score in self._scores(message).items()})
+
+    def finish(self, message: Message | None, share: bool) -> Letter:
+        """Write the client's personal model to the disk, and hand it out if this node shares it."""
+        self._take_up()
+        task, client, method = self._task, self._client, self._method
+        keeper = at_work(client, task.variant, self._architectures)
+        keeper.round = task.round
+        if message is not None:
+            method.receive(keeper, read_only(message))
+        weights = {name: tensor.detach().cpu() for name, tensor in exported(method.personal(keeper.model)).items()}
+        state = {} if scores_are_outputs(method) else keeper.state
+        folder, guide = RunFolder(self._folder), Guide(self._architectures)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with folder.models() as write:
+            write(client.id, weights, state, task.about)
+            guide.add(client.id, weights, task.about)
+        folder.write_guide(guide.text())
+        return Letter("finish", {"shared": share}, pack(joined(weights, state)) if share else b"")
+
+    def _scores(self, message: Message | None) -> Scores:
+        """Of the parts asked for that the client has rows of."""
+        task = self._task
+        parts = [part for part in task.parts if len(getattr(self._client.data, part))]
+        asked = Scoring(self._client, task.variant, message, task.round, parts)
+        return score_parts(asked, self._method, self._architectures, Memory(task.auc)) if parts else {}
+
+    def _take_up(self) -> None:
+        """Be what the client was when it last counted."""
+        base, client = self._task.base, self._client
+        if self._place.anew and base not in self._shelf.marks():
+            base = ""
+        kept = self._shelf.read(base)
+        client.state = kept.state
+        if kept.weights is not None:
+            try:
+                client.weights = self._store.kept(0, self._name, kept.variant, kept.weights)
+            except (ValueError, KeyError) as error:
+                where = f"client {client.id} ('{self._name}')"
+                raise RunError(f"{where}: what its disk holds is not of this network: {error}") from None
+
+
+def _dealt(recipe: Recipe, place: Place, data: Prepared) -> tuple[Federated, int]:
+    """Rows dealt to clients, and whose of them are this node's."""
+    if place.data is None:
+        dealt = data.dealt(recipe)
+        if place.client >= len(dealt.clients):
+            raise RequestError(f"expected a client-id below {len(dealt.clients)}, came {place.client}")
+        return dealt, place.client
+    if recipe.data.test == "global":
+        raise RequestError("node-config: expected the recipe's data, as data.test is 'global', came data of its own")
+    settings = recipe.to_dict()
+    kept = {key: value for key, value in settings["data"].items() if key in _OF_ROWS}
+    alone = {**settings, "data": {**kept, "name": place.data, "clients": 1}}
+    dealt = data.dealt(Recipe.from_dict(alone))
+    if dealt.source.vocabulary is not None and recipe.data.vectors is None:
+        raise RequestError(
+            "node-config: expected data.vectors in the recipe for a node's own texts, as all must number words alike, "
+            f"came '{place.data}' without"
+        )
+    if len(dealt.clients) != 1:
+        raise RequestError(f"node-config: expected the rows of one client as data, came {len(dealt.clients)} clients'")
+    return dealt, 0
+
+
+def _renamed(data: ClientData, own: Sequence[str], names: Sequence[str]) -> ClientData:
+    """The same rows with their classes numbered as the task has them."""
+    if list(own) == list(names):
+        return data
+    if missing := [name for name in own if name not in names]:
+        raise RequestError(f"expected the classes {', '.join(names)}, came '{missing[0]}' in this node's data")
+    number = torch.tensor([names.index(name) for name in own])
+    parts = (data.train, data.validation, data.test)
+    return ClientData(*(Samples(part.x, number[part.y]) for part in parts))
+
+
+def _companion(recipe: Recipe, method: Method, told: str, own: str) -> str:
+    """The network beside the clients' own; of those that a server may name, none but the recipe's are imported."""
+    wanted = method.companion
+    known = {own, *MODELS, *recipe.models.architectures, *([] if wanted is None else [wanted.network])}
+    if told not in known:
+        raise RequestError(f"expected a companion that the recipe knows, came '{told}'{nearest(told, known)}")
+    return told

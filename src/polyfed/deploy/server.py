@@ -1,0 +1,291 @@
+"""The server of a deployed federation: the engine's own round loop, with nodes for workers.
+
+Clients' weights, states and data are with their nodes; the server holds rows and samples that say how many and of what
+kind they are, and nothing else. What a node last had that counts is a mark in the client's state here, so that undoing
+a round, checkpoints and resuming work as ever.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from polyfed.core.architectures import BY_SIZE, Builder
+from polyfed.core.client import Client
+from polyfed.core.message import Message, flatten
+from polyfed.core.networks import split
+from polyfed.core.settings import Availability
+from polyfed.data.transforms import Prepare
+from polyfed.deploy.letters import Introduction
+from polyfed.deploy.nodes import Nodes
+from polyfed.deploy.roster import Diary, Office, Roster, Wire
+from polyfed.deploy.standins import UNSEEN, Elsewhere, blank, builder, is_known
+from polyfed.engine.attendance import Attendance, Roll
+from polyfed.engine.executors import Job, Outcome, has_own
+from polyfed.engine.federation import Federation, Run
+from polyfed.engine.folder import RunFolder
+from polyfed.engine.guide import Guide
+from polyfed.engine.tracking import tell
+from polyfed.errors import RequestError
+from polyfed.models.zoo import build
+from polyfed.recipe import Recipe
+from polyfed.session import Prepared, assigned, companions
+
+DIARY = "nodes.jsonl"
+LIMIT = 2_048_000_000  # bytes that a node's answer may have
+
+
+class Joined(Exception):
+    """Somebody has come; the federation has to be made anew, with them."""
+
+
+class _Presence(Attendance):
+    """Who of those that the settings let be there has ever said hello. look: called before every round."""
+
+    def __init__(
+        self, availability: Availability, clients: int, seed: int, known: Mapping[int, Any], look: Callable[[], None]
+    ) -> None:
+        super().__init__(availability, clients, seed)
+        self._known, self._look = known, look
+
+    def present(self, number: int) -> list[int]:
+        """See `Attendance`."""
+        return [i for i in super().present(number) if i in self._known]
+
+    def roll(self, number: int) -> Roll:
+        """See `Attendance`."""
+        self._look()
+        return super().roll(number)
+
+
+# the federation -----------------------------------------------------------------------------------------------------
+
+
+class Deployed(Federation):
+    """A federation whose clients are nodes.
+
+    Args:
+        recipe: the experiment. roster: who the clients are. office: reaches them. diary: where troubles are told.
+        data: for rows that everybody may see. out: run folder. trackers: who watches. limit: bytes of an answer.
+
+    Raises:
+        RequestError: as `Federation`; or the method needs a network that only a node has.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        roster: Roster,
+        office: Office,
+        diary: Diary,
+        data: Prepared,
+        out: Path,
+        trackers: Sequence[object] = (),
+        limit: int = LIMIT,
+    ) -> None:
+        method, known = recipe.build_method(), roster.known
+        first = known[min(known)]
+        count, names = roster.count, list(roster.class_names or first.class_names)
+        expected = [
+            known.get(i, first.model_copy(update={"architecture": name}))
+            for i, name in enumerate(assigned(recipe, count))
+        ]
+        self.unseen = {said.architecture for said in expected if not is_known(said, recipe)}
+        builders: dict[str, Builder] = {
+            name: functools.partial(
+                build, name, tuple(first.shape), len(names), recipe.models.feature_dim, max(first.words, 0) or None
+            )
+            for name in companions(method)
+        }
+        for said in reversed(expected):  # of two of one name, the first counts
+            builders[said.architecture] = builder(said, recipe, len(names))
+        super().__init__(
+            [
+                Client(
+                    said.architecture,
+                    blank(said.train, said),
+                    blank(said.test, said),
+                    blank(said.validation, said),
+                    prepare=Prepare(tuple(said.mean), tuple(said.std), table=said.table),
+                )
+                for said in expected
+            ],
+            method,
+            recipe.training,
+            recipe.evaluation,
+            availability=recipe.availability,
+            privacy=recipe.privacy,
+            compression=recipe.compression,
+            seed=recipe.run.seed,
+            public=data.public(recipe),
+            test=blank(first.test, first) if recipe.data.test == "global" else None,
+            classes=len(names),
+            class_names=names,
+            feature_names=first.feature_names,
+            builders=builders,
+            device=recipe.run.device,
+            precision=recipe.run.precision,
+            executor="serial",
+            out=out,
+            checkpoint_every=1,  # nodes keep their last two states, no more
+            dataset=first.dataset if all(said.dataset == first.dataset for said in expected) else "own data",
+            settings=recipe.to_dict(),
+            label=recipe.run.label,
+            trackers=[_Opens(diary), *trackers],
+        )
+        _check_told(self, {i: said for i, said in enumerate(expected) if i in known})
+        self._office, self._roster = office, roster
+        self.store = Elsewhere(self.architectures, [client.architecture for client in self.clients])
+        chosen = self.architectures.chosen
+        self._told = {**roster.facts(), "companion": "" if chosen is None else chosen.network}
+        self._nodes = Nodes(self, self._told, office, roster, diary, limit)
+        self.executor = self._nodes
+        self.attendance = _Presence(recipe.availability, count, recipe.run.seed, {**known}, self._look)
+
+    def _look(self) -> None:
+        if self._roster.look():
+            raise Joined
+
+    def export(self, client_id: int) -> nn.Module:
+        """Not to be had here."""
+        raise RequestError(f"client {client_id}'s model is with its node, in its state-dir")
+
+    def _write_models(self, folder: RunFolder) -> None:
+        """Have every node write its client's personal model; those that are shared come into the run folder."""
+        guide = Guide(self.architectures)
+        with folder.models() as write:
+            for client, (weights, state) in self._nodes.finish(self._present()):
+                about = self._about(client, None)
+                write(client.id, weights, state, about)
+                guide.add(client.id, weights, about)
+        folder.write_guide(guide.text())
+
+    def arrived(self, job: Job, outcome: Outcome) -> Outcome:
+        """An outcome as the method gets it: what was compressed is not any more."""
+        return self._arrived(job, outcome)
+
+    def say(self, text: str) -> None:
+        """Tell whoever watches."""
+        self._tell("message", text)
+
+    def asked_of(self, client: Client) -> tuple[str, Message | None, dict[str, Any]]:
+        """For a client's personal model: its variant, what it receives if it has none yet, and what the model is."""
+        variant = self.method.variant(self.server, client.id)
+        own = has_own(client, variant, self.architectures)
+        return variant, None if own else self.method.broadcast(self.server, client.id), self._about(client, None)
+
+
+class _Opens:
+    """A tracker that opens the diary when the run folder is there."""
+
+    def __init__(self, diary: Diary) -> None:
+        self._diary = diary
+
+    def start(self, info: Mapping[str, Any]) -> None:
+        """See `Tracker`."""
+        self._diary.open()
+
+
+def _check_told(federation: Deployed, told: Mapping[int, Introduction]) -> None:
+    """Whether networks are what nodes say they are, and the method can do without those that only nodes have.
+
+    Raises:
+        RequestError: they are not, or it cannot.
+    """
+    method, server, seen = federation.method, federation.server, federation.architectures
+    for number, said in told.items():
+        model = split(seen.as_built(said.architecture))
+        here = {name: list(tensor.shape) for name, tensor in model.head.state_dict().items()}
+        if (model.feature_dim, here) != (said.feature_dim, said.head):
+            raise RequestError(
+                f"client {number}: expected '{said.architecture}' with {model.feature_dim} features and the head "
+                f"{here}, came {said.feature_dim} features and {said.head}"
+            )
+    if not federation.unseen:
+        return
+    unseen = [i for i, said in told.items() if said.architecture in federation.unseen]
+    lack = f"which the server does not have; {method.name} needs it there: name it in models.architectures"
+    beside = method.companion
+    if beside is not None and (beside.network in BY_SIZE or any(said.words < 0 for said in told.values())):
+        raise RequestError(f"client {unseen[0]} has the network '{told[unseen[0]].architecture}', {lack}")
+    trial = copy.copy(server)
+    trial.state, trial.log, trial.memory, trial.round = {}, {}, {}, 1
+    trial.admit(told)
+    method.start(trial)
+    method.plan(trial, list(told))
+    for number in unseen:
+        sent = flatten(method.broadcast(trial, number))
+        if any(name.rpartition("/")[2].endswith(UNSEEN) for name in sent):
+            raise RequestError(f"client {number} has the network '{told[number].architecture}', {lack}")
+
+
+# the whole run ------------------------------------------------------------------------------------------------------
+
+
+def serve(
+    recipe: Recipe,
+    wire: Wire,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    force: bool = False,
+    min_nodes: int | None = None,
+    deadline: float = 600.0,
+    max_megabytes: float = LIMIT / 1e6,
+    trackers: Sequence[object] = (),
+) -> Run:
+    """Run a recipe with nodes for clients; the run folder is that of any run, with `nodes.jsonl` beside.
+
+    Args:
+        recipe: the experiment, the same as the nodes'. wire: reaches them. out: run folder; default: the recipe's own.
+        resume: go on where the run folder's last round ends. force: replace the run that it holds.
+        min_nodes: begin when so many clients are there; default: all. Those that come later join.
+        deadline: seconds that a node has for an answer; then it has dropped out of the round.
+        max_megabytes: of a node's answer; a larger one counts for nothing.
+        trackers: who watches; see `Tracker`.
+
+    Raises:
+        RequestError: the request is wrong, or nodes, method and settings do not fit. RunError: the run failed.
+    """
+    count = recipe.data.client_count or min_nodes
+    if count is None:
+        raise RequestError("expected data.clients or min-nodes, how many clients there are, came neither")
+    if min_nodes is not None and not 1 <= min_nodes <= count:
+        raise RequestError(f"min-nodes: expected 1 to {count}, the clients of the recipe, came {min_nodes}")
+    if not deadline > 0:
+        raise RequestError(f"deadline: expected seconds above 0, came {deadline}")
+    if not max_megabytes > 0:
+        raise RequestError(f"max-megabytes: expected more than 0, came {max_megabytes}")
+    path = Path(out or recipe.folder)
+    folder = RunFolder(path)
+    folder.check(recipe.to_dict(), resume, force)
+
+    def say(text: str) -> None:
+        tell(trackers, "message", text)
+
+    diary, office, data = Diary(path / DIARY, resume), Office(wire, deadline), Prepared()
+    roster = Roster(recipe, office, diary, count, say)
+    if not (resume and roster.known and folder.read_result() is not None):
+        roster.gather(min_nodes or count)
+    settled: set[int] = set()  # clients with whom there is a federation
+    while True:
+        try:
+            federation = Deployed(recipe, roster, office, diary, data, path, trackers, int(max_megabytes * 1e6))
+        except RequestError as problem:
+            newcomers = set(roster.known) - settled
+            if not settled or not newcomers:
+                raise
+            for client in sorted(newcomers):
+                roster.dismiss(client, str(problem))
+            continue
+        settled = set(roster.known)
+        try:
+            return federation.run(resume=resume, force=force)
+        except Joined:
+            resume, force = True, False
+            say(f"{len(roster.known)} of {count} clients are known now")

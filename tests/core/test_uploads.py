@@ -1,0 +1,279 @@
+"""What leaves a client in place of its upload, and what arrives: against NumPy, with changes of both signs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.client import Client
+from polyfed.core.message import Message, flatten, nbytes, not_finite
+from polyfed.core.method import Method
+from polyfed.core.settings import Compression, Privacy
+from polyfed.core.uploads import arrived, outgoing
+from polyfed.errors import RequestError, RunError
+
+
+class Sends(Method):
+    """A method whose weights go up as "model"."""
+
+    name: ClassVar[str] = "sends"
+    changes: ClassVar[tuple[str, ...]] = ("model",)
+
+
+def drawn(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
+    return scale * torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+
+
+NETWORK = nn.Sequential(nn.Linear(40, 30), nn.BatchNorm1d(30))  # its tensors: 0.weight, 0.bias, 1.weight, ...
+DOWN: Message = {"model": {"0.weight": drawn(30, 40), "0.bias": drawn(30)}, "round": torch.tensor(2)}
+CHANGE = {"0.weight": drawn(30, 40, seed=5, scale=0.1), "0.bias": drawn(30, seed=5, scale=0.3)}
+UP: Message = {
+    "model": {name: t + CHANGE[name] for name, t in DOWN["model"].items()},  # type: ignore[union-attr]
+    "means": drawn(3, 16, scale=20.0),
+    "labels": torch.arange(3, dtype=torch.int32),
+    "bits": {"0.weight": torch.tensor([3, 4], dtype=torch.uint8), "0.bias": torch.tensor(True)},
+    "strength": torch.tensor(0.25),
+}
+
+
+def client(round: int = 1, number: int = 0, network: nn.Module = NETWORK, **settings: Any) -> Client:
+    made = Client(network, train=(torch.zeros(1, 40), torch.zeros(1, dtype=torch.int64)))
+    made.id, made.round, made.bound, made.seed = number, round, network, 3
+    privacy = {key: settings.pop(key) for key in ("clip", "noise") if key in settings}
+    made.privacy, made.compression = Privacy(**privacy), Compression(**settings)
+    return made
+
+
+def through(at: Client, message: Message = UP, received: Message = DOWN, method: Method | None = None) -> Message:
+    """What the server has of it."""
+    return arrived(at.compression, outgoing(at, method or Sends(), message, received), received)
+
+
+def numbers(group: Any) -> np.ndarray:
+    tensors = group.values() if isinstance(group, Mapping) else [group]
+    return np.concatenate([t.double().numpy().ravel() for t in tensors])
+
+
+def change(message: Message) -> np.ndarray:
+    return numbers(message["model"]) - numbers(DOWN["model"])
+
+
+def same(a: Message, b: Message, *names: str) -> None:
+    first, second = flatten({n: a[n] for n in names}), flatten({n: b[n] for n in names})
+    assert first.keys() == second.keys()
+    assert all(torch.equal(t, second[name]) and t.dtype == second[name].dtype for name, t in first.items())
+
+
+def test_nothing_asked_for_is_the_very_same() -> None:
+    at = client()
+    assert outgoing(at, Sends(), UP, DOWN) is UP
+    assert arrived(at.compression, UP, DOWN) is UP
+
+
+# bounds and noise -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clip", [0.5, 2.0, 1e6])
+def test_every_entry_is_clipped_on_its_own_and_weights_by_their_change(clip: float) -> None:
+    found = through(client(clip=clip))
+    whole = np.concatenate([CHANGE[name].double().numpy().ravel() for name in ("0.weight", "0.bias")])
+    norm = np.linalg.norm(whole)
+    np.testing.assert_allclose(change(found), whole * min(1, clip / norm), atol=1e-6)
+    means = numbers(UP["means"])
+    np.testing.assert_allclose(numbers(found["means"]), means * min(1, clip / np.linalg.norm(means)), rtol=1e-5)
+    same(found, UP, "labels", "bits", "strength")
+    assert list(found) == list(UP)
+
+
+def test_noise_is_a_multiple_of_the_bound_on_every_number() -> None:
+    at = [client(round=r, clip=0.5, noise=n) for r, n in ((1, 0.0), (1, 2.0), (1, 4.0), (2, 2.0))]
+    plain, noisy, twice, later = (through(each) for each in at)
+    other = through(client(number=1, clip=0.5, noise=2.0))
+    z = change(noisy) - change(plain)
+    assert z.std() == pytest.approx(1.0, rel=0.1)
+    assert abs(z.mean()) < 4 / math.sqrt(len(z))
+    np.testing.assert_allclose(change(twice) - change(plain), 2 * z, atol=1e-5)
+    means = numbers(noisy["means"]) - numbers(plain["means"])
+    assert means.std() == pytest.approx(1.0, rel=0.35)
+    for unlike in (later, other):  # streams of their own
+        assert abs(np.corrcoef(z, change(unlike) - change(plain))[0, 1]) < 0.15
+    assert abs(np.corrcoef(z[: len(means)], means)[0, 1]) < 0.4
+    same(noisy, through(client(clip=0.5, noise=2.0)), "model", "means")  # and the same again
+    same(noisy, UP, "labels", "bits", "strength")
+
+
+def test_types_stay() -> None:
+    up = {"rows": drawn(4, 3).half(), "wide": drawn(4).double(), "model": {"0.bias": drawn(30).double()}}
+    found = through(client(clip=0.1, noise=0.1), up, {"model": {"0.bias": drawn(30)}})
+    assert [t.dtype for t in flatten(found).values()] == [torch.float16, torch.float64, torch.float64]
+
+
+@pytest.mark.parametrize(
+    ("up", "down", "what"),
+    [
+        ({"model": UP["model"]}, {}, "came whole weights, 'model/0.weight'"),
+        ({"model": UP["model"]}, {"model": {"0.bias": drawn(30)}}, "came whole weights, 'model/0.weight'"),
+        ({"model": {"0.bias": drawn(30)}}, {"model": {"0.bias": drawn(31)}}, "came whole weights, 'model/0.bias'"),
+        ({"w": UP["model"]}, {"w": DOWN["model"]}, "came whole weights, 'w/0.weight'"),
+        ({"model": {"1.running_var": drawn(30)}}, {"model": {"1.running_var": drawn(30)}}, "sends '1.running_var'"),
+        ({"told": {"running_mean": drawn(30)}}, {}, "networks without BatchNorm.*sends 'running_mean'"),
+    ],
+)
+def test_weights_that_cannot_be_bounded_are_refused(up: Message, down: Message, what: str) -> None:
+    with pytest.raises(RequestError, match=what):
+        through(client(clip=1.0), up, down)
+    through(client(precision="int8"), up, down)  # no bound is asked for
+
+
+# fewer bytes ------------------------------------------------------------------------------------------------------
+
+
+def test_bytes_are_those_of_the_formula() -> None:
+    rest = nbytes({name: UP[name] for name in ("labels", "bits", "strength")})
+
+    def size(**settings: Any) -> int:
+        return nbytes(outgoing(client(**settings), Sends(), UP, DOWN)) - rest
+
+    assert size(precision="float16") == (2 * 1200 + 4) + (2 * 30 + 4) + (2 * 48 + 4)
+    assert size(precision="int8") == (1200 + 4 * 30) + (30 + 4) + (48 + 4 * 3)
+    assert size(share=0.1) == (4 * 120 + 1200 // 8) + (4 * 3 + 4) + 4 * 48  # a bit for every entry
+    assert size(share=0.01) == (4 * 12 + 4 * 12) + (4 + 4) + 4 * 48  # a place for every number
+    assert size(share=0.1, precision="int8") == (120 + 4 + 150) + (3 + 4 + 4) + (48 + 12)
+    assert size(share=0.99) == 4 * (1200 + 30 + 48)  # the bits would cost more than they save
+
+
+@pytest.mark.parametrize("precision", ["float16", "int8"])
+def test_weights_are_quantised_by_their_change(precision: str) -> None:
+    found = through(client(precision=precision))
+    for name, t in CHANGE.items():
+        rows = t.flatten(1) if t.dim() > 1 and precision == "int8" else t.reshape(1, -1)
+        step = rows.abs().amax(1) / (127 if precision == "int8" else 1024)
+        error = (found["model"][name] - UP["model"][name]).reshape(rows.shape).abs()  # type: ignore[index]
+        assert (error <= 0.5 * step[:, None] + 1e-6).all()
+        assert error.max() > 0
+    assert 0 < np.abs(numbers(found["means"]) - numbers(UP["means"])).max() <= numbers(UP["means"]).max()
+    same(found, UP, "labels", "bits", "strength")
+    assert found.keys() == UP.keys()
+
+
+def test_a_share_is_of_each_tensor_of_a_change_and_of_nothing_else() -> None:
+    found = through(client(share=0.1))
+    for name, count in (("0.weight", 120), ("0.bias", 3)):
+        moved = (found["model"][name] - DOWN["model"][name]).double().numpy().ravel()  # type: ignore[index]
+        true = CHANGE[name].double().numpy().ravel()
+        largest = np.argsort(-np.abs(true))[:count]
+        assert set(moved.nonzero()[0]) == set(largest)
+        np.testing.assert_allclose(moved[largest], true[largest], atol=1e-6)
+    same(found, UP, "means", "labels", "bits", "strength")
+
+
+def test_what_did_not_go_up_is_added_to_the_next_change() -> None:
+    at, sent, true = client(share=0.05, precision="int8"), np.zeros(1230), np.zeros(1230)
+    for step in range(4):
+        moved = {name: drawn(*t.shape, seed=step) for name, t in CHANGE.items()}
+        up = {"model": {name: t + moved[name] for name, t in DOWN["model"].items()}}  # type: ignore[union-attr]
+        sent, true = sent + change(through(at, up)), true + numbers(moved)
+        rest = numbers(at.state["unsent model"])
+        np.testing.assert_allclose(sent + rest, true, atol=1e-5)
+    assert np.abs(rest).max() > 1
+    before = at.state["unsent model"]
+    through(at)
+    assert at.state["unsent model"] is not before  # replaced, not written into
+    np.testing.assert_array_equal(numbers(before), rest)
+
+
+def test_without_feedback_nothing_is_kept() -> None:
+    at = client(share=0.05, feedback=False)
+    first, second = through(at), through(at)
+    same(first, second, "model")
+    assert not at.state
+    kept = client(share=0.05)
+    assert not np.array_equal(change(through(kept)), change(through(kept)))
+
+
+def test_a_rest_of_another_shape_is_left_out() -> None:
+    at = client(share=0.05)
+    at.state = {"unsent model": {"0.weight": torch.ones(3), "0.bias": 100 * torch.ones(30)}}
+    found = through(at)
+    assert np.abs(change(found)).max() == pytest.approx(100, rel=0.1)
+    assert at.state["unsent model"]["0.weight"].shape == (30, 40)  # type: ignore[index]
+
+
+def test_statistics_and_other_types_go_up_as_they_are() -> None:
+    up = {
+        "model": {"1.running_var": drawn(30).abs(), "1.num_batches_tracked": torch.tensor(3), "0.bias": drawn(30)},
+        "half": drawn(30).half(),
+        "none": {},
+    }
+    down = {"model": {"1.running_var": drawn(30, seed=1), "0.bias": drawn(30, seed=1)}}
+    found = through(client(share=0.1, precision="int8"), up, down)
+    assert torch.equal(found["model"]["1.running_var"], up["model"]["1.running_var"])  # type: ignore[index, call-overload]
+    assert found["model"]["1.num_batches_tracked"] == 3  # type: ignore[index, call-overload]
+    same(found, up, "half", "none")
+
+
+def test_all_together_in_their_order() -> None:
+    settings = {"clip": 1.0, "noise": 0.2}
+    clipped = change(through(client(**settings)))
+    found = change(through(client(**settings, share=0.1, precision="int8", feedback=False)))
+    for begin, end, count in ((0, 1200, 120), (1200, 1230, 3)):
+        part, sent = clipped[begin:end], found[begin:end]
+        largest = np.argsort(-np.abs(part))[:count]
+        step = np.abs(part).max() / 127
+        assert set(sent.nonzero()[0]) <= set(largest)
+        assert np.abs(sent[largest] - part[largest]).max() <= 0.5 * step + 1e-6
+
+
+def test_names_that_compression_gives() -> None:
+    for name in ("model scale", "model change", "x places"):
+        with pytest.raises(RunError, match=f"expected names that do not end in .*, came '{name}'"):
+            outgoing(client(precision="int8"), Sends(), {name: drawn(9)}, {})
+        assert through(client(), {name: drawn(9)}, {})
+
+
+def broken(change: dict[str, Any]) -> Message:
+    """A compressed upload with some entries replaced; None: left out."""
+    made = dict(outgoing(client(share=0.1, precision="int8"), Sends(), UP, DOWN))
+    for name, entry in change.items():
+        if entry is None:
+            del made[name]
+        else:
+            made[name] = entry if isinstance(entry, Tensor) else {**made[name], **entry}  # type: ignore[dict-item]
+    return made
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"model change places": {"0.weight": torch.tensor([5000] * 120, dtype=torch.int32)}},
+        {"model change places": {"0.weight": torch.ones(3, dtype=torch.uint8)}},
+        {"model change places": None},
+        {"model change scale": {"0.weight": torch.ones(7)}},
+        {"model change scale": {"0.weight": torch.tensor([math.nan])}},
+        {"model change": {"0.weight": drawn(120)}},
+        {"model change": {"unknown": drawn(120)}},
+        {"model change": {"0.weight": torch.ones(0, dtype=torch.int8)}},
+        {"means scale": torch.ones(2, 2)},
+    ],
+)
+def test_what_cannot_be_read_is_said_in_one_line(how: dict[str, Any]) -> None:
+    with pytest.raises(RunError, match=r"^the upload cannot be read \('[^\n]*'\): [^\n]*$"):
+        arrived(Compression(share=0.1, precision="int8"), broken(how), DOWN)
+
+
+def test_finite_stays_finite() -> None:
+    up = {"model": {"0.bias": drawn(30, scale=1e30)}, "means": drawn(3, 16, scale=1e-30)}
+    for settings in ({"precision": "float16"}, {"precision": "int8"}, {"share": 0.5}, {"clip": 1.0, "noise": 1.0}):
+        assert not_finite(through(client(**settings), up)) is None  # type: ignore[arg-type]
+
+
+def test_an_upload_that_has_arrived_arrives_again_unchanged() -> None:
+    at = client(share=0.1, precision="int8")
+    once = through(at)
+    same(arrived(at.compression, once, DOWN), once, *UP)

@@ -1,0 +1,149 @@
+"""Certificates that TLS takes, keys that Flower takes, and nothing overwritten unasked."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import ssl
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from polyfed.errors import RequestError
+
+pytest.importorskip("cryptography", reason="the extra 'flower' is not installed")
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from polyfed.deploy.certificates import certify, make_key
+
+
+def answers(folder: Path, name: str, authority: Path) -> str:
+    """What a client that trusts `authority` gets from a server with the folder's certificate, called by `name`."""
+    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    serving.load_cert_chain(folder / "server.pem", folder / "server.key")
+    calling = ssl.create_default_context(cafile=str(authority))
+    calling.verify_flags |= ssl.VERIFY_X509_STRICT
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            try:
+                with serving.wrap_socket(listener.accept()[0], server_side=True) as taken:
+                    taken.sendall(b"hello")
+            except OSError:
+                pass  # the caller hung up
+
+        server = threading.Thread(target=serve)
+        server.start()
+        try:
+            plain = socket.create_connection(listener.getsockname())
+            with plain, calling.wrap_socket(plain, server_hostname=name) as secure:
+                return secure.recv(5).decode()
+        finally:
+            server.join()
+
+
+def test_tls_takes_the_certificate_for_its_hosts_and_for_no_other(tmp_path: Path) -> None:
+    files = certify(tmp_path, ["localhost", "127.0.0.1", "fl.example.org"])
+    assert [file.name for file in files] == ["ca.crt", "ca.key", "server.pem", "server.key"]
+    for name in ("localhost", "127.0.0.1", "fl.example.org"):
+        assert answers(tmp_path, name, tmp_path / "ca.crt") == "hello"
+    with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
+        answers(tmp_path, "elsewhere.example.org", tmp_path / "ca.crt")
+
+
+def test_another_authority_is_not_trusted(tmp_path: Path) -> None:
+    certify(tmp_path / "own", ["localhost"])
+    certify(tmp_path / "other", ["localhost"])
+    with pytest.raises(ssl.SSLCertVerificationError):
+        answers(tmp_path / "own", "localhost", tmp_path / "other" / "ca.crt")
+
+
+def test_the_certificate_says_what_was_asked_for(tmp_path: Path) -> None:
+    certify(tmp_path, ["a.example.org", "10.0.0.5", "::1"], days=30)
+    server, authority = (x509.load_pem_x509_certificate((tmp_path / n).read_bytes()) for n in ("server.pem", "ca.crt"))
+    named = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert named.get_values_for_type(x509.DNSName) == ["a.example.org"]
+    assert named.get_values_for_type(x509.IPAddress) == [ipaddress.ip_address("10.0.0.5"), ipaddress.ip_address("::1")]
+    assert isinstance(key := server.public_key(), ec.EllipticCurvePublicKey)
+    assert key.curve.name == "secp384r1"
+    server.verify_directly_issued_by(authority)
+    assert (server.not_valid_after_utc - server.not_valid_before_utc).days == 30
+    assert (authority.not_valid_after_utc - authority.not_valid_before_utc).days == 300
+    assert authority.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    assert not server.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+
+
+def test_private_files_are_the_owners_alone(tmp_path: Path) -> None:
+    certify(tmp_path, ["localhost"])
+    make_key(tmp_path / "node")
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
+    assert {name for name, mode in modes.items() if mode == 0o600} == {"ca.key", "server.key", "node"}
+    assert not any(modes[name] & 0o022 for name in modes)
+    assert len(modes) == 6, "no temporary file is left"
+
+
+def test_a_renewed_certificate_keeps_the_authority(tmp_path: Path) -> None:
+    certify(tmp_path, ["localhost"])
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    with pytest.raises(RequestError, match=r"server\.pem is there already; replace .* certificate with --force"):
+        certify(tmp_path, ["localhost"])
+    assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    assert [file.name for file in certify(tmp_path, ["fl.example.org"], force=True)] == ["server.pem", "server.key"]
+    assert (tmp_path / "ca.crt").read_bytes() == before["ca.crt"]
+    assert answers(tmp_path, "fl.example.org", tmp_path / "ca.crt") == "hello"
+
+
+def test_half_an_authority_or_a_wrong_one_is_refused(tmp_path: Path) -> None:
+    certify(tmp_path, ["localhost"])
+    (tmp_path / "ca.key").rename(tmp_path / "kept")
+    with pytest.raises(RequestError, match=r"expected ca.key beside .*ca.crt, came none"):
+        certify(tmp_path, ["localhost"], force=True)
+    (tmp_path / "ca.key").write_bytes((tmp_path / "server.key").read_bytes())
+    with pytest.raises(RequestError, match=r"expected ca.key to be the key of ca.crt .*, came another one"):
+        certify(tmp_path, ["localhost"], force=True)
+    (tmp_path / "ca.key").write_text("no key")
+    with pytest.raises(RequestError, match=r"expected an authority in .*, came files that cannot be read"):
+        certify(tmp_path, ["localhost"], force=True)
+    (tmp_path / "kept").replace(tmp_path / "ca.key")
+    with pytest.raises(RequestError, match="good for 9999 days or more"):
+        certify(tmp_path, ["localhost"], days=9999, force=True)
+
+
+@pytest.mark.parametrize("host", ["", "two words", "-a.org", "a..b", "fl.example.org:8000", "https://x", "ä.org"])
+def test_a_host_that_is_none_is_refused(host: str, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="expected a host name"):
+        certify(tmp_path / "keys", [host])
+    assert not (tmp_path / "keys").exists()
+
+
+def test_no_host_or_no_time_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="expected a host name or address that nodes call the server by, came none"):
+        certify(tmp_path / "keys", [])
+    with pytest.raises(RequestError, match="good for a day or more, came 0 days"):
+        certify(tmp_path / "keys", ["localhost"], days=0)
+    assert not (tmp_path / "keys").exists()
+
+
+def test_a_nodes_key_pair_belongs_together(tmp_path: Path) -> None:
+    private, public = make_key(tmp_path / "keys" / "node")
+    assert public.name == "node.pub"
+    key = serialization.load_ssh_private_key(private.read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    assert key.curve.name == "secp384r1"
+    assert serialization.load_ssh_public_key(public.read_bytes()) == key.public_key()
+    with pytest.raises(RequestError, match="is there already; replace the node's keys with --force"):
+        make_key(private)
+    before = private.read_bytes()
+    make_key(private, force=True)
+    assert private.read_bytes() != before
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RequestError, match="expected a place for"):
+        make_key(tmp_path / "file" / "node")

@@ -1,0 +1,85 @@
+"""What docs/deployment.md says: its commands run as far as a machine without Flower lets them; its tables are true."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from polyfed import cli
+from polyfed.deploy import node
+from polyfed.deploy.flower import RUN_CONFIG
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
+
+
+def commands() -> list[list[str]]:
+    blocks = re.findall(r"```bash\n(.*?)```", PAGE, flags=re.DOTALL)
+    return [shlex.split(line) for block in blocks for line in block.splitlines()]
+
+
+def keys(heading: str) -> set[str]:
+    """What the first column of the table after these words names."""
+    table = PAGE.partition(heading)[2].partition("\n\n")[2].partition("\n\n")[0]
+    return {name for row in table.splitlines()[2:] for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
+
+
+def test_the_tables_list_all_settings_and_no_others() -> None:
+    own = {key for key in node._KEYS if not key.endswith(("partition-id", "num-partitions"))}
+    assert keys("Of a node, in `--node-config`") == own
+    assert keys("Of a run, in `[tool.flwr.app.config]`") == RUN_CONFIG.keys()
+
+
+def test_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", PAGE):
+        assert (ROOT / "docs" / target).exists(), target
+
+
+def test_our_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cryptography", reason="the extra 'flower' is not installed")
+    shutil.copytree(
+        ROOT / "recipes",
+        tmp_path / "recipes",
+        ignore=lambda folder, names: [n for n in names if n != "quickstart.toml"],
+    )
+    monkeypatch.chdir(tmp_path)
+    done = set()
+    for words in commands():
+        if words[0] == "cd":
+            monkeypatch.chdir(words[1])
+        if words[:2] == ["polyfed", "deploy"] and words[2] != "local":
+            assert cli.status(words[1:]) == 0
+            done.add(words[2])
+    assert done == {"init", "certify", "key"}
+    assert (tmp_path / "federation" / "keys" / "node.pub").exists()
+
+
+def test_the_local_command_asks_for_what_the_command_line_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, object] = {}
+
+    def stand_in(recipe: Path, **options: object) -> object:
+        asked.update(options, recipe=recipe)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("polyfed.deploy.local.local", stand_in)
+    (words,) = [words for words in commands() if words[:3] == ["polyfed", "deploy", "local"]]
+    assert cli.status(words[1:]) == 130
+    assert asked["recipe"] == Path("recipes/quickstart.toml")
+    assert (asked["nodes"], asked["overrides"], asked["out"]) == (3, ["training.rounds=2"], Path("runs/deployed"))
+    assert (asked["resume"], asked["force"], asked["deadline"], asked["timeout"]) == (False, False, 600.0, None)
+
+
+def test_flowers_commands_are_those_of_the_app_that_init_writes(tmp_path: Path) -> None:
+    from polyfed.deploy.scaffold import init
+
+    init(tmp_path / "app", ROOT / "recipes" / "quickstart.toml", host="fl.example.org")
+    readme = (tmp_path / "app" / "README.md").read_text(encoding="utf-8")
+    for words in commands():
+        if words[0].startswith("flower-"):
+            assert any(shlex.split(line) == words for line in readme.splitlines() if line.startswith("flower-")), words

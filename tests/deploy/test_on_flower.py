@@ -1,0 +1,203 @@
+"""Deployments on 127.0.0.1 with Flower's own programs: TLS, node authentication, and what happens when one dies."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyfed import session
+from polyfed.deploy import scaffold
+from polyfed.deploy.local import Loopback, local
+from polyfed.deploy.processes import free_ports
+
+pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+
+PATIENCE = 600.0  # seconds; a busy machine takes a minute for what takes seconds
+RECIPE = """
+[data]
+name = "digits"
+clients = 2
+split = "6:1:3"
+max_train = 40
+max_test = 20
+
+[models]
+architectures = ["digits-cnn1", "digits-cnn2"]
+
+[method]
+name = "fedgh"
+
+[training]
+rounds = 4
+batch_size = 10
+lr = 0.05
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+@pytest.fixture
+def loopback(recipe: Path, tmp_path: Path) -> Iterator[Loopback]:
+    """Two nodes and a server, with keys and app, none of them started."""
+    scaffold.init(tmp_path / "app", recipe)
+    with Loopback(tmp_path, tmp_path / "kept", 2) as made:
+        made.prepare()
+        yield made
+
+
+def until(happened: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not happened():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.2)
+
+
+def records(out: Path, name: str = "rounds.jsonl") -> list[dict[str, Any]]:
+    with contextlib.suppress(FileNotFoundError):
+        return [json.loads(line) for line in (out / name).read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return []
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """A program and all that it has started in its session, at once."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def check_same_numbers(out: Path, recipe: Path, alone: Path, **changes: Any) -> None:
+    """The run folder holds what a run in one process gives: every record but for times, every weight, bit for bit."""
+    session.run(recipe, out=alone, **changes)
+    ours, theirs = records(out), records(alone)
+    for record in (*ours, *theirs):
+        record.pop("seconds")
+    assert ours == theirs
+    one, other = (json.loads((folder / "models" / "index.json").read_text()) for folder in (out, alone))
+    assert [entry["sha256"] for entry in one.values()] == [entry["sha256"] for entry in other.values()]
+    results = [json.loads((folder / "result.json").read_text()) for folder in (out, alone)]
+    for key in ("accuracy", "accuracy_per_client", "bytes_up", "bytes_down", "accuracy_by_stage"):
+        assert results[0][key] == results[1][key], key
+
+
+def test_a_deployment_gives_the_numbers_of_a_run_in_one_process(recipe: Path, tmp_path: Path) -> None:
+    done = local(recipe, out=tmp_path / "run", overrides=["training.rounds=1"], seed=2)
+    check_same_numbers(done.path, recipe, tmp_path / "alone", overrides=["training.rounds=1"], seed=2)
+    assert not (tmp_path / "run-nodes").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_who_is_not_registered_or_speaks_plainly_is_refused(loopback: Loopback) -> None:
+    loopback.start_server()
+    with pytest.raises((urllib.error.URLError, OSError)):
+        urllib.request.urlopen(f"http://{loopback.address}/", timeout=30)
+    loopback.register([0])
+    for number in (0, 1):
+        loopback.start_node(number)
+    secure = [str(word) for word in loopback.node_command(1)]
+    pairs = zip(secure[1::2], secure[2::2], strict=True)
+    plain = [word for pair in pairs if not pair[0].startswith(("--ssl", "--root", "--auth")) for word in pair]
+    plain[plain.index("--port") + 1] = str(free_ports(1)[0])
+    loopback.processes.start("plain-1", [secure[0], "--insecure", *plain])
+
+    def said(name: str) -> str:
+        return loopback.processes.log(name).read_text(errors="replace")
+
+    until(lambda: "SuperNode ID" in said("node-0"), "the registered node is taken")
+    until(lambda: not loopback.processes.runs("node-1"), "the other one is not")
+    assert "Failed to activate SuperNode" in said("node-1")
+    refused = "Connection attempt failed"
+    until(lambda: refused in said("plain-1") or not loopback.processes.runs("plain-1"), "no word without TLS")
+    assert "unrecognized" not in said("plain-1"), "it was started as it should be"
+    assert "SuperNode ID" not in said("node-1") + said("plain-1")
+    assert loopback.processes.runs("node-0")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_node_that_is_killed_is_left_out_until_it_is_back(loopback: Loopback, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    loopback.start_server()
+    loopback.register([0, 1])
+    nodes = [loopback.start_node(number) for number in (0, 1)]
+    killed: list[float] = []
+
+    def look() -> None:
+        done = len(records(out))
+        log = loopback.processes.log("node-1").read_text(errors="replace")
+        if not killed and done == 1 and "ROUND 2" in log:
+            kill(nodes[1])
+            killed.append(time.monotonic())
+        elif len(killed) == 1 and done == 2:
+            loopback.start_node(1)
+            killed.append(time.monotonic())
+
+    loopback.run({"out": str(out), "deadline": 120.0}, look, time.monotonic() + 4 * PATIENCE)
+    dropped = [record["dropped"] for record in records(out)]
+    assert dropped[:2] == [[], [1]]
+    assert dropped[3] == [], "it is back"
+    troubles = [event for event in records(out, "nodes.jsonl") if event["event"] == "trouble"]
+    assert {event["client"] for event in troubles} == {1}
+    assert all(event["reason"] for event in troubles)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_server_that_dies_loses_no_whole_round(loopback: Loopback, recipe: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    server = loopback.start_server()
+    loopback.register([0, 1])
+    for number in (0, 1):
+        loopback.start_node(number)
+    loopback.submit({"out": str(out)})
+    until(lambda: len(records(out)) >= 1, "a round is done")
+    kill(server)
+    before = records(out)
+    until(lambda: not loopback.processes.runs("run"), "the log ends")
+    loopback.start_server()
+    loopback.run({"out": str(out), "resume": True}, until=time.monotonic() + 4 * PATIENCE)
+    assert records(out)[: len(before)] == before
+    check_same_numbers(out, recipe, tmp_path / "alone")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_an_interrupted_deployment_leaves_no_process_and_goes_on(recipe: Path, tmp_path: Path) -> None:
+    out, short = tmp_path / "run", ["training.rounds=2"]
+    words = ["deploy", "local", "--recipe", str(recipe), "--out", str(out), "--set", *short]
+    caller = subprocess.Popen([sys.executable, "-m", "polyfed", *words], stderr=subprocess.PIPE, text=True)
+    try:
+        until(lambda: len(records(out)) >= 1, "a round is done")
+    finally:
+        caller.send_signal(signal.SIGTERM)
+        _, said = caller.communicate(timeout=PATIENCE)
+    assert caller.returncode == 130
+    assert "whole rounds, which are kept; go on with --resume" in said.splitlines()[-1]
+    assert not [line for line in command_lines() if str(tmp_path) in line]
+    before = records(out)
+    local(recipe, out=out, overrides=short, resume=True)
+    assert records(out)[: len(before)] == before
+    check_same_numbers(out, recipe, tmp_path / "alone", overrides=short)
+
+
+def command_lines() -> Iterator[str]:
+    """Of all processes that the system shows."""
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            yield entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")

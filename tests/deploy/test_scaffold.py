@@ -1,0 +1,224 @@
+"""`polyfed deploy init`: a folder that Flower takes, whose commands are ours and Flower's, and nothing overwritten."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from polyfed import cli
+from polyfed.deploy.extra import expect
+from polyfed.deploy.flower import RUN_CONFIG
+from polyfed.deploy.scaffold import app_settings, init
+from polyfed.errors import RequestError
+from polyfed.recipe import Recipe
+
+ROOT = Path(__file__).parents[2]
+QUICKSTART = ROOT / "recipes" / "quickstart.toml"
+FILES = ["Dockerfile", "README.md", "config.toml", "federated_app.py", "pyproject.toml", "recipe.toml"]
+FILES += ["superlink.service", "supernode.service", ".gitignore"]
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("apps") / "my 2nd_federation"
+    options = {"method": "fedhenn", "seed": 3, "overrides": ["training.rounds=3", 'data.split="6:1:3"']}
+    init(folder, QUICKSTART, host="fl.example.org", **options)
+    return folder
+
+
+def shell_commands(text: str) -> list[list[str]]:
+    blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)
+    return [shlex.split(line) for block in blocks for line in block.splitlines() if line.strip()]
+
+
+def test_all_files_are_there_and_filled(app: Path) -> None:
+    assert sorted(path.name for path in app.iterdir()) == sorted(FILES)
+    for path in app.iterdir():
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"\$(name|host|method|clients|last|version|authority)\b", text), path
+    assert (app / "recipe.toml").read_text(encoding="utf-8") == QUICKSTART.read_text(encoding="utf-8")
+
+
+def test_flowers_part_of_pyproject(app: Path) -> None:
+    project = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["project"]["dependencies"] == [], "a SuperLink would install them anew for every run"
+    assert re.fullmatch(r"[a-z][a-z0-9-]{0,31}", project["project"]["name"])
+    told = project["tool"]["flwr"]["app"]
+    asked = Recipe.load(QUICKSTART, told["config"]["set"].split(";"), method=told["config"]["method"])
+    assert (asked.training.rounds, asked.data.split, asked.method.name) == (3, "6:1:3", "fedhenn")
+    assert told["config"]["seed"] == 3
+    names = {
+        node.targets[0].id
+        for node in ast.parse((app / "federated_app.py").read_text()).body
+        if type(node) is ast.Assign
+    }  # type: ignore[attr-defined]
+    for reference in told["components"].values():
+        module, _, name = reference.partition(":")
+        assert (app / f"{module}.py").exists()
+        assert name in names
+
+
+def test_the_settings_are_those_that_the_apps_read(app: Path) -> None:
+    written = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
+    assert written.keys() == RUN_CONFIG.keys(), "Flower lets a run change what is listed, and nothing else"
+    assert app_settings() == {key: default for key, (default, _) in RUN_CONFIG.items()}
+    assert app_settings(seed=0)["seed"] == 0
+    assert app_settings(min_nodes=2, out="/x")["min-nodes"] == 2
+    with pytest.raises(RequestError, match="expected --set without ';'"):
+        app_settings(overrides=['data.name="a;b"'])
+
+
+def test_services_name_what_is_there(app: Path) -> None:
+    for name in ("superlink", "supernode"):
+        unit = configparser.RawConfigParser(strict=False)
+        unit.optionxform = str  # type: ignore[assignment,method-assign]
+        unit.read_string((app / f"{name}.service").read_text(encoding="utf-8").replace("\\\n", " "))
+        words = shlex.split(unit["Service"]["ExecStart"])
+        assert Path(words[0]).name == f"flower-{name}"
+        assert "--insecure" not in words
+        assert unit["Service"]["Restart"] == "on-failure"
+        assert unit["Install"]["WantedBy"] == "multi-user.target"
+    assert "--enable-supernode-auth" in (app / "superlink.service").read_text(encoding="utf-8")
+
+
+def test_every_polyfed_command_of_the_readme_is_one(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cryptography", reason="the extra 'flower' is not installed")
+    commands = shell_commands((app / "README.md").read_text(encoding="utf-8"))
+    ours = [words[1:] for words in commands if words[0] == "polyfed"]
+    assert [words[:2] for words in ours] == [["deploy", "certify"], ["deploy", "key"]]
+    monkeypatch.chdir(app)
+    try:
+        for words in ours:
+            assert cli.status(words) == 0
+        assert {path.name for path in (app / "keys").iterdir()} == {
+            "ca.crt",
+            "ca.key",
+            "server.pem",
+            "server.key",
+            "node",
+            "node.pub",
+        }
+    finally:
+        shutil.rmtree(app / "keys", ignore_errors=True)
+
+
+@pytest.mark.slow
+def test_every_flower_command_has_the_options_that_the_readme_gives_it(app: Path) -> None:
+    pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+    commands = shell_commands((app / "README.md").read_text(encoding="utf-8"))
+    theirs = [words for words in commands if words[0].startswith(("flower-", "flwr"))]
+    assert {words[0] for words in theirs} == {"flower-superlink", "flower-supernode", "flwr"}
+    shown: dict[tuple[str, ...], str] = {}
+    for words in theirs:
+        verbs = words[1:3] if words[1] == "supernode" else words[1:2]
+        name = (words[0], *(verbs if words[0] == "flwr" else ()))
+        if name not in shown:
+            program = Path(sys.executable).with_name(name[0])
+            done = subprocess.run(
+                [program, *name[1:], "--help"], capture_output=True, text=True, check=True, timeout=300
+            )
+            shown[name] = done.stdout
+        for option in [word for word in words if word.startswith("-")]:
+            assert re.search(rf"(?<![\w-]){option}(?![\w-])", shown[name]), (name, option)
+
+
+@pytest.mark.slow
+def test_flower_bundles_the_app_and_nothing_private(app: Path, tmp_path: Path) -> None:
+    build = pytest.importorskip("flwr.cli.build", reason="the extra 'flower' is not installed")
+    config = pytest.importorskip("flwr.cli.config_utils", reason="another flwr")
+    copy = tmp_path / "federation"
+    shutil.copytree(app, copy)
+    for secret in ("keys/node", "keys/ca.key", "runs/x/result.json", "state/x/facts.json"):
+        (copy / secret).parent.mkdir(parents=True, exist_ok=True)
+        (copy / secret).write_text("{}")
+    config.load_and_validate(copy / "pyproject.toml")
+    (tmp_path / "app.zip").write_bytes(build.build_fab_from_disk(copy))
+    shutil.unpack_archive(tmp_path / "app.zip", tmp_path / "out")
+    held = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert {"pyproject.toml", "federated_app.py", "recipe.toml"} <= held
+    assert not [name for name in held if name.startswith(("keys", "runs", "state"))]
+
+
+def test_the_flwr_command_finds_the_server(app: Path) -> None:
+    told = tomllib.loads((app / "config.toml").read_text(encoding="utf-8"))["superlink"]
+    connection = told[told["default"]]
+    assert connection["address"] == "fl.example.org:8000"
+    assert Path(connection["root-certificates"]) == app / "keys" / "ca.crt", "Flower takes none but absolute paths"
+
+
+def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("mine")
+    (tmp_path / "other").write_text("mine")
+    with pytest.raises(RequestError, match=r"README\.md is there already; replace it with --force"):
+        init(tmp_path, QUICKSTART)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "other"]
+    init(tmp_path, QUICKSTART, force=True)
+    assert (tmp_path / "README.md").read_text(encoding="utf-8").startswith("# test-nothing-is-overwritten")
+    assert (tmp_path / "other").read_text() == "mine"
+
+
+def test_a_recipe_that_lies_in_the_folder_stays_where_it_is(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    shutil.copy2(QUICKSTART, recipe)
+    init(tmp_path, recipe)
+    assert recipe.read_bytes() == QUICKSTART.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"recipe": "nowhere.toml"}, "expected a recipe file"),
+        ({"method": "fedhen"}, "did you mean 'fedhenn'"),
+        ({"overrides": ["training.round=3"]}, "did you mean 'rounds'"),
+        ({"host": "https://x"}, "expected --host as a name"),
+        ({"host": 'x"\ny'}, "expected --host as a name"),
+    ],
+)
+def test_a_wrong_request_writes_nothing(changes: dict[str, object], message: str, tmp_path: Path) -> None:
+    options = {"recipe": QUICKSTART, **changes}
+    with pytest.raises(RequestError, match=message):
+        init(tmp_path / "app", **options)  # type: ignore[arg-type]
+    assert not (tmp_path / "app").exists()
+
+
+def test_a_file_in_the_folders_place_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "app"):
+        with pytest.raises(RequestError, match=r"expected a (folder for the app|place for)"):
+            init(place, QUICKSTART)
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"), [("9-nodes", "federation-9-nodes"), ("...", "federation"), ("a" * 40, "a" * 32)]
+)
+def test_names_are_such_as_flower_takes(folder: str, name: str, tmp_path: Path) -> None:
+    init(tmp_path / folder, QUICKSTART)
+    project = tomllib.loads((tmp_path / folder / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["project"]["name"] == name
+
+
+def test_a_missing_package_names_the_extra() -> None:
+    with pytest.raises(
+        RequestError, match=r"deploy local needs the package 'no_such'; .* pip install 'polyfed\[flower\]'"
+    ):
+        expect("no_such", "deploy local")
+
+
+def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["deploy", "init", str(tmp_path / "app"), "--recipe", str(QUICKSTART)]
+    assert cli.status(words) == 0
+    assert f"wrote {tmp_path / 'app' / 'README.md'}" in capsys.readouterr().out
+    assert cli.status(words) == 2
+    assert cli.status(["deploy", "lokal"]) == 2
+    assert "unknown command 'lokal'; did you mean 'local'?" in capsys.readouterr().err
+    assert cli.status(["deploy"]) == 0
+    assert "certify" in capsys.readouterr().out

@@ -1,0 +1,313 @@
+"""With nodes for clients a run is what it is in one process, bit for bit; and what nodes keep, say and share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from deploy.nearby import DATA, FIRST_NODE, Nearby, recipe_of
+from polyfed.core.networks import exported
+from polyfed.deploy import roster
+from polyfed.deploy.letters import Letter, unpack
+from polyfed.deploy.server import DIARY, serve
+from polyfed.engine.federation import Run
+from polyfed.errors import RequestError
+from polyfed.recipe import Recipe
+from polyfed.registry import METHODS
+from polyfed.session import prepare
+
+ONE: Mapping[str, Any] = {"models": {"architectures": ["digits-cnn1"]}}
+SMALL: Mapping[str, Mapping[str, Any]] = {
+    "fedhenn": {"rad_size": 10},
+    "fedgen": {"generator_steps": 2},
+    "fedet": {"server_steps": 2, "server_batch": 20},
+}
+RAD: Mapping[str, Any] = {"data": {"holdout": 20}, "knobs": {"rad_size": 10}}
+KERNELS = {**RAD, "knobs": {"rad_size": 10, "rad_refresh": 0, "uploads": "kernels"}}
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roster, "PAUSE", 0.001)
+
+
+def told(records: Any) -> list[dict[str, Any]]:
+    """Records without what two runs never share."""
+    return [{key: value for key, value in record.items() if key not in ("seconds", "timings")} for record in records]
+
+
+def models(folder: Path) -> dict[int, dict[str, Tensor]]:
+    """What nodes wrote of their clients' personal models, by number."""
+    files = sorted(folder.glob("node-*/*/models/client-???.safetensors"))
+    return {int(file.name[7:10]): safetensors.torch.load_file(file) for file in files}
+
+
+def same(recipe: Recipe, run: Run, folder: Path) -> None:
+    """A served run is that of one process: records, result and models."""
+    expected = prepare(recipe, data=DATA).run()
+    assert told(run.history) == told(expected.history)
+    assert run.result["accuracy_per_client"] == expected.result["accuracy_per_client"]
+    assert {k: run.result[k] for k in ("method", "dataset", "evaluation")} == {
+        k: expected.result[k] for k in ("method", "dataset", "evaluation")
+    }
+    found = models(folder)
+    assert list(found) == list(expected.models)
+    for number, network in expected.models.items():
+        theirs = exported(network)
+        assert found[number].keys() == theirs.keys()
+        assert all(torch.equal(found[number][name], tensor) for name, tensor in theirs.items())
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        pytest.param("local", {}, marks=pytest.mark.slow),
+        ("fedavg", ONE),
+        ("fedgh", {}),
+        ("fedhenn", RAD),
+        pytest.param("fedin", {"knobs": {"aggregation": "same-shape"}}, marks=pytest.mark.slow),
+        pytest.param("scaffold", ONE, marks=pytest.mark.slow),
+        pytest.param("fml", {}, marks=pytest.mark.slow),
+    ],
+)
+def test_nodes_give_the_same_numbers(tmp_path: Path, method: str, options: Mapping[str, Any]) -> None:
+    recipe = recipe_of(method, **options)
+    wire = Nearby(recipe, tmp_path)
+    run = serve(recipe, wire, out=tmp_path / "out", deadline=5)
+    same(recipe, run, tmp_path)
+    score = [] if recipe.build_method().scored != "received" else ["score"] * 3
+    assert wire.kinds() == ["hello"] * 3 + (["train"] * 3 + score) * 2 + ["finish"] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_gives_the_same_numbers(tmp_path: Path, method: str) -> None:
+    recipe = recipe_of(method, **ONE, data={"max_rows": 400, "holdout": 40}, knobs=SMALL.get(method))
+    run = serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5)
+    same(recipe, run, tmp_path)
+
+
+@pytest.mark.slow
+def test_few_clients_a_round_every_stage_drops_and_compression_are_the_same_too(tmp_path: Path) -> None:
+    recipe = recipe_of(
+        "fedgh",
+        training={"rounds": 3, "participation": 0.7, "batch_size": 16},
+        evaluation={
+            "extra_stages": ["received", "after_local", "personal"],
+            "metrics": ["auc", "confusion"],
+            "every": 2,
+        },
+        availability={"drop": 0.3, "drop_when": "after"},
+        compression={"precision": "float16"},
+        privacy={"clip": 1.0, "noise": 0.1},
+    )
+    same(recipe, serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5), tmp_path)
+
+
+@pytest.mark.slow
+def test_one_test_set_for_all_is_the_same_too(tmp_path: Path) -> None:
+    recipe = recipe_of("fedavg", data={"test": "global"}, **ONE)
+    run = serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5)
+    assert run.result["evaluation"]["test"] == "global"
+    same(recipe, run, tmp_path)
+
+
+# what stays where ---------------------------------------------------------------------------------------------------
+
+
+def test_the_run_folder_is_that_of_any_run_without_models_that_nobody_shares(tmp_path: Path) -> None:
+    recipe, out = recipe_of("fedgh"), tmp_path / "out"
+    wire = Nearby(recipe, tmp_path, configs={1: {"share-model": True}})
+    run = serve(recipe, wire, out=out, deadline=5)
+    assert {path.name for path in out.iterdir()} == {
+        *("recipe.toml", "rounds.jsonl", "result.json", "checkpoint", "models"),
+        DIARY,
+    }
+    assert Recipe.load(out / "recipe.toml").method.name == "fedgh"
+    shared = safetensors.torch.load_file(out / "models" / "client-001.safetensors")
+    assert [path.name for path in (out / "models").glob("*.safetensors")] == ["client-001.safetensors"]
+    assert all(torch.equal(tensor, models(tmp_path)[1][name]) for name, tensor in shared.items())
+    assert json.loads((out / "models" / "index.json").read_text())["client-001.safetensors"]["samples"] > 0
+    with pytest.raises(RequestError, match="client 0's model is with its node"):
+        run.models[0]
+    lines = [json.loads(line) for line in (out / DIARY).read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["experiment", "hello", "hello", "hello"]
+    assert (tmp_path / "node-0" / lines[0]["experiment"]).is_dir()
+    weights = {path.name: path.stat().st_size for path in (out / "checkpoint").glob("*/weights.safetensors")}
+    assert max(weights.values(), default=0) < 2000  # which network each client has, and none of its numbers
+
+
+def own_network(in_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A network that only its node knows."""
+    width = in_shape[0] * in_shape[1] * in_shape[2]
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(width, 30), nn.Tanh(), nn.Linear(30, 64), nn.ReLU(), nn.Linear(64, classes)
+    )
+
+
+OWN = f"{__name__}:own_network"
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("fedgh", {}),
+        pytest.param("fedproto", {}, marks=pytest.mark.slow),
+        pytest.param("fd", {}, marks=pytest.mark.slow),
+        pytest.param("fedhenn", KERNELS, marks=pytest.mark.slow),
+    ],
+)
+def test_the_server_never_sees_a_network_of_a_nodes_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, options: Mapping[str, Any]
+) -> None:
+    recipe = recipe_of(method, **options)
+    wire = Nearby(recipe, tmp_path, configs={1: {"architecture": OWN}})
+    asked: list[str] = []
+    real = wire.ask
+    made = own_network
+
+    def watched(in_shape: tuple[int, ...], classes: int) -> nn.Module:
+        assert asked, "the server has built a network that is the node's own"
+        return made(in_shape, classes)
+
+    def ask(node: int, letter: Letter) -> Any:
+        asked.append(letter.kind)
+        try:
+            return real(node, letter)
+        finally:
+            asked.pop()
+
+    monkeypatch.setitem(globals(), "own_network", watched)
+    monkeypatch.setattr(wire, "ask", ask)
+    run = serve(recipe, wire, out=tmp_path / "out", deadline=5)
+    assert run.result["clients_table"][1]["architecture"] == OWN
+    assert not any(record["dropped"] or record["refused"] for record in run.history)
+    assert models(tmp_path)[1]["1.weight"].shape == (30, 64)
+    sent = [unpack(letter.body)[0] for _, letter in wire.sent if letter.body]
+    assert all("unseen" not in name for message in sent for name in message)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("fedavg", {"knobs": {"aggregation": "same-shape"}}),
+        pytest.param("fml", {}, marks=pytest.mark.slow),
+    ],
+)
+def test_who_needs_the_network_at_the_server_is_told(tmp_path: Path, method: str, options: Mapping[str, Any]) -> None:
+    recipe = recipe_of(method, **options)
+    wire = Nearby(recipe, tmp_path, configs={1: {"architecture": OWN}})
+    with pytest.raises(RequestError, match=r"client 1 has the network .*own_network', which the server does not have"):
+        serve(recipe, wire, out=tmp_path / "out", deadline=5)
+    assert not (tmp_path / "out").exists()
+
+
+def test_nodes_have_rows_of_their_own(tmp_path: Path) -> None:
+    for client, classes in ((0, "ab"), (1, "bc")):
+        rows = [f"{i * 0.1},{-i * 0.2},{classes[i % 2]}" for i in range(40)]
+        (tmp_path / f"own-{client}.csv").write_text("one,two,label\n" + "\n".join(rows) + "\n")
+    recipe = recipe_of("fedgh", data={"clients": 2}, models={"architectures": ["mlp-64-32", "mlp-64-64-32"]})
+    configs = {client: {"data": f"csv:{tmp_path}/own-{client}.csv"} for client in (0, 1)}
+    wire = Nearby(recipe, tmp_path, (0, 1), configs)
+    run = serve(recipe, wire, out=tmp_path / "out", deadline=5)
+    index = json.loads((tmp_path / "node-1" / experiment(tmp_path / "out") / "models" / "index.json").read_text())
+    assert index["client-001.safetensors"]["class_names"] == ["a", "b", "c"]
+    assert [entry["samples"] for entry in run.result["clients_table"]] == [32, 32]
+    assert run.history[-1]["accuracy"]["personal"]["n"] == 2
+    heads = [header(letter) for _, letter in wire.sent if letter.kind == "train"]
+    assert {tuple(head.shape) for head in heads} == {(3, 32)}
+
+
+def header(letter: Letter) -> Tensor:
+    """The header's weight in a letter of FedGH's."""
+    group = unpack(letter.body)[0]["header"]
+    assert isinstance(group, dict)
+    return group["weight"]
+
+
+def experiment(out: Path) -> str:
+    """The name under which nodes keep what is a run's."""
+    return str(json.loads((out / DIARY).read_text().splitlines()[0])["experiment"])
+
+
+# what goes wrong before a run ---------------------------------------------------------------------------------------
+
+
+def test_a_node_with_another_recipe_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = turned_away(recipe_of("fedgh", knobs={"header_lr": 0.5}), recipe_of("fedgh"), tmp_path, monkeypatch)
+    assert "method.header_lr is 0.01 at the server and 0.5 here" in said
+
+
+def turned_away(theirs: Recipe, recipe: Recipe, folder: Path, monkeypatch: pytest.MonkeyPatch, **config: Any) -> str:
+    """What a server is told when the node of client 0 of one is turned away; then it gives up."""
+    said: list[str] = []
+
+    class GivenUp(Exception):
+        pass
+
+    class Watch:
+        def message(self, text: str) -> None:
+            said.append(text)
+            if "is no client" in text:
+                raise GivenUp
+
+    with pytest.raises(GivenUp):
+        serve(recipe, Nearby(theirs, folder, (0,), {0: config}), out=folder / "out", deadline=5, trackers=[Watch()])
+    assert not (folder / "out").exists()
+    return said[-1]
+
+
+@pytest.mark.parametrize(
+    ("config", "line"),
+    [
+        ({"client-id": 3}, "expected a client-id below 3, came 3"),
+        ({"client-id": -1}, "expected client-id, the number of this node's client"),
+        ({"client-id": "0"}, "as 'client-id' (int), came '0'"),
+        ({"state-dirr": "x"}, "unknown key 'state-dirr'; did you mean 'state-dir'?"),
+        ({"architecture": "digits-cnn7"}, "unknown model 'digits-cnn7'; did you mean"),
+        ({"data": "csv:nowhere.csv"}, "nowhere.csv"),
+        ({"device": "tpu"}, "expected a device that is here"),
+    ],
+)
+def test_wrong_node_configuration_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Mapping[str, Any], line: str
+) -> None:
+    recipe = recipe_of("local")
+    said = turned_away(recipe, recipe, tmp_path, monkeypatch, **config)
+    assert line in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"min_nodes": 4}, "min-nodes: expected 1 to 3, the clients of the recipe, came 4"),
+        ({"deadline": 0.0}, "deadline: expected seconds above 0, came 0.0"),
+        ({"max_megabytes": -1.0}, "max-megabytes: expected more than 0, came -1.0"),
+    ],
+)
+def test_wrong_settings_of_a_run_are_one_line(tmp_path: Path, options: Mapping[str, Any], line: str) -> None:
+    recipe = recipe_of("local")
+    with pytest.raises(RequestError, match=line):
+        serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_two_nodes_cannot_be_one_client(tmp_path: Path) -> None:
+    recipe = recipe_of("local")
+    wire = Nearby(recipe, tmp_path)
+    wire.add(0, node=FIRST_NODE + 7)
+    run = serve(recipe, wire, out=tmp_path / "out", deadline=5)
+    lines = [json.loads(line) for line in (tmp_path / "out" / DIARY).read_text().splitlines()]
+    assert [line["reason"] for line in lines if line["event"] == "turned away"] == [
+        f"client-id 0 is taken by node {FIRST_NODE}"
+    ]
+    assert len(run.history) == 2

@@ -1,0 +1,442 @@
+"""`[privacy]` and `[compression]` in a run: what is metered, what the server has, who agrees, what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from polyfed.core.client import Client
+from polyfed.core.message import Message, flatten, group
+from polyfed.core.method import Method
+from polyfed.core.server import Server
+from polyfed.core.settings import Availability, Compression, Privacy, Training
+from polyfed.engine.executors import Outcome, Serial
+from polyfed.engine.federation import Federation
+from polyfed.errors import Interrupted, RequestError
+from polyfed.methods import (
+    FD,
+    SCAFFOLD,
+    FedAvg,
+    FedFomo,
+    FedGH,
+    FedHeNN,
+    FedIN,
+    FedKD,
+    FedNova,
+    FedSelect,
+    HeteroFL,
+    LGFedAvg,
+    Local,
+)
+from polyfed.preflight import measure
+from polyfed.recipe import Recipe
+from polyfed.registry import METHODS
+from polyfed.report.folders import find_runs
+from polyfed.report.grouping import group_runs
+from polyfed.session import prepare
+from polyfed.testing import Kit
+from polyfed.testing.spy import Spy
+from polyfed.testing.world import World, difference, everything, records
+
+TWO = Training(rounds=2, batch_size=8, lr=0.1)
+THREE = Training(rounds=3, batch_size=8, lr=0.1)
+HALVES, BYTES = Compression(precision="float16"), Compression(precision="int8")
+FEW = Compression(share=0.1)
+ALL = {"privacy": Privacy(clip=1.0, noise=0.01), "compression": Compression(share=0.2, precision="int8")}
+QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
+
+
+def among(method: Method, **kinds: Any) -> World:
+    return Kit(method=method).world(**kinds)
+
+
+def ran(method: Method, training: Training = TWO, **options: Any) -> Federation:
+    return among(method).run(method, training, **options)
+
+
+def watched(method: Method, **options: Any) -> list[tuple[Message, Message]]:
+    """What went down to a client, and what of it came up, of all clients and rounds."""
+    down: dict[tuple[int, int], Message] = {}
+    pairs: list[tuple[Message, Message]] = []
+
+    def receive(call: Callable[..., Any], client: Client, message: Message) -> Any:
+        down[client.id, client.round] = message
+        return call(client, message)
+
+    def aggregate(call: Callable[..., None], server: Server, uploads: Mapping[int, Message]) -> None:
+        pairs.extend((down[i, server.round], message) for i, message in uploads.items())
+        call(server, uploads)
+
+    among(method).run(Spy(method, receive=receive, aggregate=aggregate), TWO, **options)
+    return pairs
+
+
+def length(down: Message, up: Message) -> float:
+    """L2 norm of what the weights have changed by."""
+    first, second = group(down, "model"), group(up, "model")
+    return float(torch.cat([(second[name] - first[name]).flatten() for name in second]).double().norm())
+
+
+# off ----------------------------------------------------------------------------------------------------------------
+
+
+def test_off_is_as_if_there_were_no_such_settings() -> None:
+    plain, off = ran(FedAvg()), ran(FedAvg(), privacy=Privacy(), compression=Compression(feedback=False))
+    assert difference(everything(plain), everything(off)) is None
+    assert records(plain) == records(off)
+    assert plain.settings == off.settings
+    assert not {"privacy", "compression"} & (plain.settings.keys() | plain.facts.keys())
+    assert "bytes_up_uncompressed" not in plain.history[0]
+
+
+@pytest.mark.parametrize(
+    "settings", [*({"compression": c} for c in (HALVES, BYTES, FEW)), {"privacy": Privacy(clip=1.0)}]
+)
+def test_who_sends_nothing_has_nothing_to_treat(settings: dict[str, Any]) -> None:
+    assert difference(everything(ran(Local())), everything(ran(Local(), **settings))) is None
+
+
+# bytes --------------------------------------------------------------------------------------------------------------
+
+
+def int8_bytes(message: Message) -> int:
+    """Of an upload of weights: a byte a number, a scale for each row, where that is less."""
+    sizes = [(t.numel(), 4 * (len(t) if t.dim() > 1 else 1)) for t in flatten(message).values() if t.dim()]
+    return sum(min(4 * n, n + scales) for n, scales in sizes) + 8  # n_k
+
+
+def test_bytes_are_those_that_travel() -> None:
+    plain, packed = ran(FedAvg()), ran(FedAvg(), compression=BYTES)
+    messages = [up for _, up in watched(FedAvg())]
+    for number, (before, record) in enumerate(zip(plain.history, packed.history, strict=True)):
+        assert record["bytes_up_uncompressed"] == before["bytes_up"] == record["bytes_up_as_in_paper"]
+        own = messages[6 * number : 6 * number + 6]
+        by_client = [record["bytes_by_client"][str(i)]["up"] for i in range(6)]
+        assert by_client == [int8_bytes(message) for message in own]
+        assert record["bytes_up"] == sum(by_client) < 0.45 * before["bytes_up"]
+        assert record["bytes_down"] == before["bytes_down"]
+
+
+def test_what_the_server_has_is_whole() -> None:
+    plain = watched(FedAvg())
+    found = watched(FedAvg(), **ALL)
+    kinds = [{name: (t.shape, t.dtype) for name, t in flatten(up).items()} for _, up in found]
+    assert kinds == [{name: (t.shape, t.dtype) for name, t in flatten(up).items()} for _, up in plain]
+
+
+def test_a_check_tells_the_bytes_of_a_run() -> None:
+    told = measure(among(FedAvg()).federation(FedAvg(), TWO, compression=BYTES))
+    assert told.bytes_up == sum(record["bytes_up"] for record in ran(FedAvg(), compression=BYTES).history)
+
+
+# bounds -------------------------------------------------------------------------------------------------------------
+
+
+def test_no_upload_is_longer_than_the_bound() -> None:
+    free = [length(*pair) for pair in watched(FedAvg())]
+    bound = sorted(free)[len(free) // 2]
+    found = [length(*pair) for pair in watched(FedAvg(), privacy=Privacy(clip=bound))]
+    assert max(free) > 1.1 * bound
+    assert max(found) == pytest.approx(bound, rel=1e-4)
+    assert min(found) < 0.9 * bound
+
+
+def test_every_setting_bites() -> None:
+    given: list[dict[str, Any]] = [
+        {},
+        {"privacy": Privacy(clip=0.1)},
+        {"privacy": Privacy(clip=0.2)},
+        {"privacy": Privacy(clip=0.1, noise=0.1)},
+        {"privacy": Privacy(clip=0.1, noise=0.2)},
+        {"compression": HALVES},
+        {"compression": BYTES},
+        {"compression": FEW},
+        {"compression": Compression(share=0.2)},
+        {"compression": Compression(share=0.1, feedback=False)},
+    ]
+    few = TWO.model_copy(update={"participation": 0.5})
+    ends = [everything(ran(FedAvg(), few, **settings)) for settings in given]
+    keys = set.intersection(*(set(end) for end in ends))
+    ends = [{key: end[key] for key in keys} for end in ends]
+    for place, one in enumerate(ends):
+        for other in ends[place + 1 :]:
+            assert difference(one, other) is not None
+
+
+@pytest.mark.slow
+def test_a_share_learns_and_feedback_helps() -> None:
+    """A twentieth of the entries of each tensor: what is left out is not lost."""
+    training = Training(rounds=20, batch_size=8, lr=0.1)
+    plain, few, lossy = (
+        ran(FedAvg(), training, **({"compression": c} if c else {}))
+        for c in (None, Compression(share=0.05), Compression(share=0.05, feedback=False))
+    )
+    losses = [made.history[-1]["train_loss"] for made in (plain, few, lossy)]
+    assert losses[0] < losses[1] < losses[2] < plain.history[0]["train_loss"]
+
+
+# who agrees ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [FedAvg(), pytest.param(FedIN(), marks=pytest.mark.slow)])
+def test_workers_give_the_serial_result(method: Method) -> None:
+    serial, pool = (ran(method, **ALL, executor=name, workers=count) for name, count in (("serial", 1), ("pool", 2)))
+    assert difference(everything(serial), everything(pool)) is None
+    assert records(serial) == records(pool)
+    assert "unsent model" in serial.clients[0].state
+
+
+@pytest.mark.slow
+def test_a_cohort_gives_it_up_to_rounding() -> None:
+    settings = {**ALL, "compression": HALVES}  # which entries are the largest may hang on a bit
+    kit = Kit(method=FedAvg()).world(one=True)
+    serial, cohort = (kit.run(FedAvg(), THREE, **settings, executor=name) for name in ("serial", "cohort"))
+    assert difference(everything(serial), everything(cohort), 1e-3) is None
+    assert [r["bytes_up"] for r in serial.history] == [r["bytes_up"] for r in cohort.history]
+
+
+class Stops:
+    """A tracker that presses Ctrl-C after a round."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
+        if record["round"] == self.after:
+            raise KeyboardInterrupt
+
+
+def test_resumed_it_ends_with_the_same_bits(tmp_path: Path) -> None:
+    straight = ran(FedAvg(), THREE, **ALL)
+    with pytest.raises(Interrupted):
+        ran(FedAvg(), THREE, **ALL, out=tmp_path / "run", trackers=[Stops(2)])
+    resumed = among(FedAvg()).federation(FedAvg(), THREE, **ALL, out=tmp_path / "run")
+    resumed.run(resume=True)
+    assert difference(everything(straight), everything(resumed)) is None
+    assert records(straight) == records(resumed)
+    other = among(FedAvg()).federation(FedAvg(), THREE, compression=HALVES, out=tmp_path / "run")
+    with pytest.raises(RequestError, match="holds another recipe's run"):
+        other.run(resume=True)
+
+
+class Patient(FedAvg):
+    """FedAvg that also takes what comes late."""
+
+    @property
+    def accepts_late(self) -> bool:
+        return True
+
+
+def test_what_comes_late_is_whole_as_well() -> None:
+    made = ran(Patient(), THREE, **ALL, availability=Availability(late=0.7, late_by=1))
+    assert any(record["arrived"] for record in made.history)
+    assert all(record["accuracy"] or not record["evaluated"] for record in made.history)
+
+
+def test_an_upload_that_cannot_be_read_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Serial.run
+
+    def torn(self: Serial, jobs: Any, done: Any) -> list[Outcome]:
+        first, *rest = run(self, jobs, done)
+        message = {**first.message, "model change scale": {"head.weight": torch.ones(99)}}
+        return [dataclasses.replace(first, message=message), *rest]
+
+    monkeypatch.setattr(Serial, "run", torn)
+    made = ran(FedAvg(), compression=BYTES)
+    for record in made.history:
+        assert [entry["client"] for entry in record["refused"]] == [0]
+        assert record["refused"][0]["reason"].startswith("the upload cannot be read ('model change/")
+        assert record["bytes_by_client"]["0"]["up"] > 0
+    assert made.clients[0].weights is None
+
+
+# what is refused ----------------------------------------------------------------------------------------------------
+
+BOUND, SHARE = {"privacy": Privacy(clip=1.0)}, {"compression": FEW}
+KERNELS = {"uploads": "kernels", "rad_refresh": 0, "rad_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "line"),
+    [
+        (FedFomo(), BOUND, "privacy: expected uploads that can be clipped, came fedfomo, which sends 'model': whole"),
+        (FedKD(), BOUND, "came fedkd, which sends 'raw': an update in low rank"),
+        (FedSelect(), BOUND, "came fedselect, which sends 'model': entries of weights"),
+        (SCAFFOLD(), BOUND, "came scaffold, which sends 'control': changes of control variates"),
+        (FD(), BOUND, "came fd, which sends 'outputs': probabilities.*use method.outputs = 'logits'"),
+        (FedHeNN(rad_size=8), BOUND, "came fedhenn, which sends 'model': whole weights"),
+        (FedHeNN(**KERNELS, precision="int8"), BOUND, "sends 'kernel': numbers packed as int8"),
+        (FedHeNN(rad_size=8, rad_source="train"), BOUND, "sends 'rad': inputs that it trains on"),
+        (FedHeNN(rad_size=8, setting="homogeneous", final_average=True), BOUND, "sends 'model': whole weights"),
+        (FedGH(), SHARE, "compression.share: expected a method that sends changes of weights .*, came fedgh"),
+        (FedKD(), SHARE, "came fedkd"),
+        (FedFomo(), SHARE, "came fedfomo"),
+        (FedHeNN(rad_size=8), SHARE, "came fedhenn"),
+        (FedHeNN(**KERNELS), SHARE, "came fedhenn"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_is_written(
+    method: Method, settings: dict[str, Any], line: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RequestError, match=line):
+        among(method, one=method.needs.one_architecture).federation(method, out=tmp_path / "run", **settings)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("method", [FedAvg(), FedIN(), HeteroFL()], ids=lambda method: method.name)
+def test_statistics_are_not_bounded(method: Method) -> None:
+    world = among(method, norm=True, one=method.needs.one_architecture)
+    with pytest.raises(RequestError, match=r"networks without BatchNorm.* sends '.*running_mean'"):
+        world.federation(method, THREE, **BOUND)
+    world.federation(method, THREE, **SHARE)
+
+
+@pytest.mark.parametrize(
+    ("method", "kinds"),
+    [
+        (FedIN(bn_buffers="local"), {"norm": True}),
+        (LGFedAvg(), {"norm": True}),
+        (FedGH(), {"norm": True}),
+        (FD(outputs="logits"), {}),
+        (FedHeNN(**KERNELS), {}),
+        (FedHeNN(rad_size=8, setting="homogeneous"), {"one": True}),
+        (FedNova(), {}),
+        (HeteroFL(), {"one": True}),
+    ],
+    ids=lambda given: getattr(given, "name", None),
+)
+def test_what_can_be_bounded_is(method: Method, kinds: dict[str, Any]) -> None:
+    made = among(method, **kinds).run(method, Training(rounds=2, batch_size=8), privacy=Privacy(clip=1.0, noise=0.01))
+    assert not any(record["refused"] for record in made.history)
+
+
+class Undeclared(FedAvg):
+    """Weights that nobody says are weights."""
+
+    changes = ()
+
+
+def test_weights_of_ones_own_method_must_be_declared(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"^client 0, round 1, uploading: privacy: .* .see Method.changes.$"):
+        ran(Undeclared(), **BOUND)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compression", [HALVES, BYTES], ids=["float16", "int8"])
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_survives_fewer_bytes(name: str, compression: Compression) -> None:
+    plain, packed = ran(METHODS[name]()), ran(METHODS[name](), compression=compression)
+    assert not any(record["refused"] for record in packed.history)
+    for before, after in zip(plain.history, packed.history, strict=True):
+        assert after["bytes_up"] < before["bytes_up"] or not before["bytes_up"]
+    tolerance = 0.3 if compression == BYTES else 0.03
+    gap = packed.history[-1]["train_loss"] - plain.history[-1]["train_loss"]
+    assert abs(gap) < tolerance * plain.history[-1]["train_loss"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_bounded_and_thinned_or_says_why_not(name: str) -> None:
+    for settings in (BOUND, SHARE, {"privacy": Privacy(clip=10.0, noise=1e-4)}):
+        try:
+            made = among(METHODS[name]()).federation(METHODS[name](), THREE, **settings)
+        except RequestError:
+            continue
+        made.run()
+        assert not any(record["refused"] for record in made.history)
+
+
+# recipes and folders ------------------------------------------------------------------------------------------------
+
+SMALL = ["data.clients=3", "data.max_train=20", "data.max_test=10", "training.rounds=1"]
+ON = ["privacy.clip=0.5", "privacy.noise=0.01", "compression.share=0.5", "compression.precision=float16"]
+
+
+def test_a_recipe_asks_for_it() -> None:
+    recipe = Recipe.load(QUICKSTART, ON)
+    told = tomllib.loads(recipe.dumps())
+    assert told["privacy"] == {"clip": 0.5, "noise": 0.01}
+    assert told["compression"] == {"share": 0.5, "precision": "float16", "feedback": True}
+    plain = Recipe.load(QUICKSTART, [*SMALL, "compression.feedback=false"])
+    assert not {"privacy", "compression"} & plain.to_dict().keys()
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("privacy.clip=-1", "privacy.clip: expected at least 0, came -1"),
+        ("privacy.noise=1.0", "privacy: noise: expected clip above 0 beside it, of which it is a multiple, came 1"),
+        ("privacy.clips=1.0", "unknown key 'privacy.clips'; did you mean 'clip'"),
+        ("compression.precision=int4", "compression.precision: expected 'float32', 'float16' or 'int8', came 'int4'"),
+        ("compression.share=0", "compression.share: expected more than 0, came 0"),
+        ("compression.share=1.5", "compression.share: expected at most 1, came 1.5"),
+        ("training.share=0.1", r"unknown key 'training.share'; it belongs to \[compression\]"),
+        ("compression.feedback=1", "compression.feedback: expected true or false, came 1"),
+    ],
+)
+def test_wrong_settings_are_one_line(override: str, line: str) -> None:
+    with pytest.raises(RequestError, match=f"^{line}"):
+        Recipe.load(QUICKSTART, [override])
+
+
+def test_a_folder_says_so(tmp_path: Path) -> None:
+    ran(FedAvg(), TWO.model_copy(update={"rounds": 1}), **ALL, out=tmp_path / "run")
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["privacy"] == {"clip": 1.0, "noise": 0.01}
+    assert result["compression"] == {"share": 0.2, "precision": "int8", "feedback": True}
+    assert result["bytes_up"] < result["bytes_up_uncompressed"] == result["bytes_up_as_in_paper"]
+    stored = tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())
+    assert {name: stored[name] for name in ALL} == {name: result[name] for name in ALL}
+
+
+@pytest.mark.slow
+def test_a_report_says_where_rows_differ(tmp_path: Path) -> None:
+    for label, extra in (("plain", []), ("packed", ON)):
+        wish = [*SMALL, "method.aggregation=same-shape", *extra, f"run.label={label}"]
+        made = prepare(Recipe.load(QUICKSTART, wish, method="fedavg"), out=tmp_path / label)
+        made.run()
+    assert (made.privacy, made.compression) == (
+        Privacy(clip=0.5, noise=0.01),
+        Compression(share=0.5, precision="float16"),
+    )
+    packed, _ = runs = find_runs(tmp_path)
+    assert packed.settings["share"] == packed.settings["clip"] == 0.5
+    ((found,), _) = group_runs(runs)
+    assert "compression.precision differs: float16 for packed; unset for plain" in found.notes
+
+
+# the page -----------------------------------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[2] / "docs" / "uploads.md").read_text(encoding="utf-8")
+
+
+def test_the_page_has_the_settings_of_the_recipe() -> None:
+    told = tomllib.loads(PAGE.partition("```toml\n")[2].partition("```")[0])
+    assert {name: section.keys() for name, section in told.items()} == {
+        "privacy": Privacy.model_fields.keys(),
+        "compression": Compression.model_fields.keys(),
+    }
+    words = [f"{section}.{key}={value}" for section, keys in told.items() for key, value in keys.items()]
+    recipe = Recipe.load(QUICKSTART, [word.replace("True", "true") for word in words], method="fedavg")
+    assert recipe.to_dict()["compression"] == told["compression"]
+
+
+def test_the_page_names_every_method_as_it_is() -> None:
+    told = {}
+    for line in PAGE.partition("| method | share |")[2].partition("\n\n")[0].splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        told |= {name: cells[1:3] for name in cells[0].split(", ") if name in METHODS}
+    for name, kind in METHODS.items():
+        method = kind()
+        share, bound = told.pop(name)
+        silent = kind is Local
+        thins = bool(method.changes) and not method.rigid.keys() & set(method.changes)
+        assert (share, bound) == tuple("yes" if can else "no" for can in (thins or silent, not method.rigid)), name
+    assert not told

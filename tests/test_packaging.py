@@ -352,7 +352,8 @@ def clean(wheel: Path, tmp_path: Path) -> Path:
     scripts = tmp_path / "env" / "bin"
     pip = [sys.executable, "-m", "pip", "--python", str(scripts / "python"), "--disable-pip-version-check"]
     command = [*pip, "install", "--no-deps", "--no-index", str(wheel)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    without = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # where polyfed may lie, too
+    done = subprocess.run(command, capture_output=True, text=True, env=without)
     assert done.returncode == 0, done.stderr
     return scripts
 

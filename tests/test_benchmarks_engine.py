@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import socket
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,3 +96,25 @@ def test_memory_of_a_run(benchmark: Run) -> None:
     assert (fedavg["method"], local["method"]) == ("fedavg", "local")
     assert 50 < local["peak_mib"] < 2000
     assert 0 < local["bytes_per_round"] < 10_000
+
+
+def test_the_wire_counts_what_crosses_it() -> None:
+    counted = runpy.run_path(str(ROOT / "benchmarks" / "wire.py"))["Packets"]()
+    try:
+        counted.__enter__()
+    except (OSError, AttributeError) as problem:
+        pytest.skip(f"packets cannot be read here: {problem}")
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            with socket.create_connection(server.getsockname()) as client, server.accept()[0] as other:
+                mine = client.getsockname()[1]
+                client.sendall(bytes(100_000))
+                other.sendall(bytes(70_000))
+                until = time.monotonic() + 10
+                while counted.bytes[port, mine] < 70_000 and time.monotonic() < until:
+                    time.sleep(0.01)
+    finally:
+        counted.__exit__()
+    assert counted.dropped == 0
+    assert (counted.bytes[mine, port], counted.bytes[port, mine]) == (100_000, 70_000)

@@ -291,6 +291,19 @@ def test_a_profile_is_laid_over_the_recipe_and_set_over_both(profiled: Path) -> 
     assert Recipe.from_dict(tomllib.loads(profiled.read_text()), profile="small").to_dict() == small.to_dict()
 
 
+def test_a_run_keeps_what_set_has_changed(profiled: Path) -> None:
+    asked = ["training.rounds=5", "training.lr=0.01", "data.clients=3", "method.clip=3.0", "data.root=x", "run.seed=3"]
+    recipe = Recipe.load(profiled, [*asked, "evaluation.every=2"], method="fedgh")
+    assert recipe.run.changed == ["training.rounds=5", "method.clip=3.0"], "the default rate, the recipe's clients"
+    assert Recipe.load(profiled, ["training.rounds=4"], profile="small").run.changed == [], "the profile's own"
+    assert "changed" not in Recipe.load(profiled).to_dict()["run"]
+    written = profiled.parent / "kept.toml"
+    written.write_text(recipe.dumps())
+    assert Recipe.load(written, ["data.clients=2"]).run.changed == [*recipe.run.changed, "data.clients=2"]
+    with pytest.raises(RequestError, match=r"run.changed: expected nothing, as --set itself"):
+        Recipe.load(profiled, ["run.changed=[]"])
+
+
 def test_several_profiles_are_laid_in_order(profiled: Path) -> None:
     two, swapped = (Recipe.load(profiled, profile=names) for names in ("small,many", "many, small"))
     assert (two.data.clients, two.training.rounds, two.training.lr) == (33, 4, 0.25)

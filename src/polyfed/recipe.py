@@ -27,8 +27,8 @@ are laid one over the other: ``--profile n50,small``. What ``--set`` gives comes
     rounds = 20
     epochs = 2
 
-What a run folder keeps is the resolved recipe: all settings of that run, one ``[method]``, and the profiles' names and
-notes in ``[run]``.
+What a run folder keeps is the resolved recipe: all settings of that run, one ``[method]``, and in ``[run]`` the
+profiles' names and notes, and what ``--set`` has changed.
 """
 
 from __future__ import annotations
@@ -263,9 +263,10 @@ class RunSettings(Settings):
     published: list[str] = Field([], description="papers' tables to stand beside the results: ['fedgh/table3']")
     profile: str | None = Field(None, description="kept by a run: the profiles that were laid over its recipe")
     profile_note: str | None = Field(None, description="kept by a run: their notes")
+    changed: list[str] = Field([], description="kept by a run: what --set has changed of its recipe")
 
     def _idle(self) -> set[str]:
-        return {key for key in ("track", "published") if not getattr(self, key)}
+        return {key for key in ("track", "published", "changed") if not getattr(self, key)}
 
     @field_validator("published")
     @classmethod
@@ -543,8 +544,11 @@ def _laid_over(own: Any, more: Any, place: tuple[str, ...] = ()) -> Any:
 def _with_overrides(settings: dict[str, Any], overrides: Sequence[str], method: str | None) -> dict[str, Any]:
     """Put `overrides` over the settings, `method` in between, so that ``method.lr=1`` means the method asked for."""
     parsed = [parse_override(text) for text in overrides]
+    changed = [f"{'.'.join(keys)}={_plain(value)}" for keys, value in parsed if _changes(settings, keys, value)]
     for keys, value in parsed:
-        if keys in (["run", "profile"], ["run", "profile_note"]):
+        if keys in (["run", "profile"], ["run", "profile_note"], ["run", "changed"]):
+            if keys[1] == "changed":
+                raise RequestError("run.changed: expected nothing, as --set itself writes it, came --set")
             raise RequestError(f"{'.'.join(keys)}: expected --profile NAME, which writes it, came --set")
         if keys == ["method", "name"] and method is None:
             method = str(value)
@@ -557,7 +561,27 @@ def _with_overrides(settings: dict[str, Any], overrides: Sequence[str], method: 
     for keys, value in parsed:
         if keys[0] == "method" and keys != ["method", "name"]:
             _assign(settings, keys, value)
-    return settings
+    if not changed:
+        return settings
+    before = settings.get("run", {}).get("changed", ()) if isinstance(settings.get("run"), Mapping) else ()
+    return _merged(settings, {"run": {"changed": [*before, *changed]}})
+
+
+def _changes(settings: Mapping[str, Any], keys: Sequence[str], value: Any) -> bool:
+    """Whether an override makes it another experiment than the recipe's; not where, how or how often it looks."""
+    if keys[0] in ("run", "evaluation") or list(keys) in (["data", "root"], ["method", "name"]):
+        return False
+    kind = Recipe.model_fields[keys[0]].annotation if keys[0] in Recipe.model_fields else None
+    field = getattr(kind, "model_fields", {}).get(keys[1])
+    there: Any = settings
+    for key in keys:
+        there = there.get(key) if isinstance(there, Mapping) else None
+    return bool(value != (field.default if there is None and field is not None else there))
+
+
+def _plain(value: Any) -> str:
+    """A value on one line, as --set takes it."""
+    return value if isinstance(value, str) else tomli_w.dumps({"value": value}).partition("=")[2].strip()
 
 
 def parse_override(text: str) -> tuple[list[str], Any]:

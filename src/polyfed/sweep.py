@@ -233,7 +233,7 @@ def _check_different(points: Sequence[_Point]) -> None:
     """Two combinations that come to the same experiment would be one row too many, and one key without effect."""
     seen: dict[str, _Point] = {}
     for point in points:
-        settings = json.dumps(point.recipe.to_dict(), sort_keys=True, default=str)
+        settings = json.dumps(point.recipe.with_run(changed=[]).to_dict(), sort_keys=True, default=str)
         if settings in seen:
             raise RequestError(
                 f"expected values that make a difference, came {seen[settings].name} and {point.name}, which come to "

@@ -102,6 +102,18 @@ def test_three_spreads_in_both_directions(make: Any, seeds: int, accuracies: tup
     assert row.published[0].mark == mark
 
 
+def test_other_settings_are_said_and_not_marked(make: Any) -> None:
+    found = by_quantity(make, "fedgh", changed=["training.rounds=3"])
+    assert {one.mark for one in found.values()} == {"other settings"}
+    section = comparison(find_runs(make.root)).sections[0]
+    assert section.caption.endswith(" Changed by --set: training.rounds=3.")
+    assert any(note.startswith("other settings: not the paper's experiment") for note in section.notes)
+
+
+def test_the_column_is_not_another_setting(make: Any) -> None:
+    assert by_quantity(make, "fedgh", changed=["data.clients=2"])["accuracy"].mark == published.WITHIN
+
+
 def test_scaled_down_is_said_and_not_marked(make: Any) -> None:
     small = {"profile": "small", "profile_note": "scaled down: 3 rounds, not 200"}
     for one in by_quantity(make, "fedgh", **small).values():

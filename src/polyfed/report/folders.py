@@ -85,6 +85,11 @@ class RunRecord:
         return " ".join(str(self.recipe.get("run", {}).get("profile_note") or "").split()).rstrip(".")
 
     @property
+    def changed(self) -> tuple[str, ...]:
+        """What ``--set`` has changed of the run's recipe: ``"training.rounds=5"``."""
+        return tuple(map(str, self.recipe.get("run", {}).get("changed", ())))
+
+    @property
     def settings(self) -> dict[str, Any]:
         """What may tell two runs of one method apart: its knobs, how clients trained, their networks. Not the seed."""
         recipe_knobs = {key: value for key, value in self.recipe.get("method", {}).items() if key != "name"}

@@ -53,9 +53,14 @@ class Group:
         return f"on {_TEST.get(test, f'test data {test}')}, {_MEAN.get(mean, f'mean over {mean}')}"
 
     def profile_text(self) -> str:
-        """What was laid over the recipe, and what it scales down: " Profile small: ..."; "" where nothing was."""
+        """What was laid over the recipe, what it scales down, and what --set changed: " Profile small: ..."; or "".
+
+        A setting that was not changed in all runs is what tells them apart, and is shown there.
+        """
         run = self.runs[0]
-        return f" Profile {': '.join(filter(None, (run.profile, run.scaled_down)))}." if run.profile else ""
+        profile = f" Profile {': '.join(filter(None, (run.profile, run.scaled_down)))}." if run.profile else ""
+        common = [text for text in run.changed if all(text in other.changed for other in self.runs)]
+        return profile + (f" Changed by --set: {', '.join(common)}." if common else "")
 
     def seeds_text(self) -> str:
         """``"seed 0"`` or ``"seeds 0, 1"``."""

@@ -13,7 +13,7 @@ over rounds of what was sent divided by the clients asked.
 
 Ours differs where the difference is more than three spreads. A spread is sqrt(s^2 + o^2), s the paper's and o ours, the
 sample standard deviation over seeds; with one seed it is s alone. A row without s is not judged, nor is a run at a
-smaller size than the paper's.
+smaller size than the paper's, or with a setting that ``--set`` changed and the column does not name.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ __all__ = [
     "DIFFERS",
     "NOT_REACHED",
     "NO_SPREAD",
+    "OTHER_SETTINGS",
     "SCALED_DOWN",
     "WITHIN",
     "Beside",
@@ -54,7 +55,7 @@ __all__ = [
 SOURCE = Path(__file__).parent  # where published.csv and published-footnotes.csv lie
 SPREADS = 3
 DIFFERS, WITHIN, NO_SPREAD = "differs", f"within {SPREADS} spreads", "no spread given"
-SCALED_DOWN, NOT_REACHED = "scaled down", "not reached"
+SCALED_DOWN, OTHER_SETTINGS, NOT_REACHED = "scaled down", "other settings", "not reached"
 _BYTES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _TO = re.compile(r"(rounds|bytes) to ([0-9.]+) ?%")
 _PER_CLIENT, _PARAMETERS = "bytes per client and round", "parameters sent"
@@ -94,8 +95,8 @@ class Beside:
         theirs, theirs_spread: as printed.
         difference: ours minus theirs.
         spread: of the difference, see the top of this file.
-        mark: DIFFERS, WITHIN, NO_SPREAD, SCALED_DOWN; NOT_REACHED where not all of our runs reached the target; empty
-            where one of the two is missing otherwise.
+        mark: DIFFERS, WITHIN, NO_SPREAD, SCALED_DOWN, OTHER_SETTINGS; NOT_REACHED where not all of our runs reached the
+            target; empty where one of the two is missing otherwise.
         footnotes: their names.
     """
 
@@ -271,18 +272,26 @@ def _judged(entry: Entry, runs: Sequence[RunRecord], stage: str, measured: tuple
         theirs_spread=entry.spread,
         difference=difference,
         spread=spread,
-        mark=_mark(entry, ours, spread, any(run.scaled_down for run in runs)),
+        mark=_mark(entry, ours, spread, runs),
         footnotes=entry.footnotes,
     )
 
 
-def _mark(entry: Entry, ours: float | None, spread: float | None, scaled_down: bool) -> str:
+def _mark(entry: Entry, ours: float | None, spread: float | None, runs: Sequence[RunRecord]) -> str:
     if ours is None:
         return NOT_REACHED if _TO.fullmatch(entry.quantity) else ""
     if entry.mean is None:
         return ""
-    if scaled_down:
+    if any(run.scaled_down for run in runs):
         return SCALED_DOWN
+    if any(is_changed(entry, run) for run in runs):
+        return OTHER_SETTINGS
     if spread is None:
         return NO_SPREAD
     return DIFFERS if abs(ours - entry.mean) > SPREADS * spread else WITHIN
+
+
+def is_changed(entry: Entry, run: RunRecord) -> bool:
+    """Whether ``--set`` changed something of the run's recipe that the entry's column does not name."""
+    named = {f"data.{part.partition('=')[0].strip()}" for part in entry.setting.split(",")}
+    return any(text.partition("=")[0] not in named for text in run.changed)

@@ -157,6 +157,8 @@ def _about_published(group: Group, rows: Sequence[Row]) -> Iterator[str]:
         )
         if first.scaled_down:
             yield "scaled down: not the paper's experiment at its size, so that no difference is marked"
+        if any(each.mark == published.OTHER_SETTINGS for row in rows for each in row.published):
+            yield "other settings: not the paper's experiment, as --set has changed it, so that no difference is marked"
     done = {published.row_name(run) for run in group.runs}
     missing = dict.fromkeys(entry.method for entry in published.column(first) if entry.method not in done)
     if missing:

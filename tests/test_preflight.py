@@ -249,11 +249,14 @@ def test_the_table_stays_readable_with_many_clients_and_classes(recipe: Path) ->
         "rounds": 2,
         "seed": 0,
         "classes": 100,
+        "class_names": [str(label) for label in range(99)] + ["owl"],
     }
     kinds = measure(federation(Local())).architectures
     lines = str(Check(facts, kinds, clients, 0, 0, 1.0, 0, 0, 0)).splitlines()
     assert max(map(len, lines)) <= 120
     assert any(line.endswith("99 classes, most: 98:99 97:98 96:97 95:96 94:95 93:94 ...") for line in lines)
+    assert any(line.startswith("classes: 0 0, 1 1, ") for line in lines)
+    assert any(line.endswith(", 99 owl") for line in lines)
     for line in (
         "... and 100 more",
         "a client has: training rows 300 to 419, median 359; test rows 0 to 20, median 20; classes 1 to 99, median 99",

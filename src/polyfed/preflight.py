@@ -142,6 +142,7 @@ class Check:
                 *_table(client, [_shown_client(one) for one in self.clients[:_SHOWN_CLIENTS]], left=-2),
                 *([f"... and {more} more"] if more > 0 else []),
                 "",
+                *_named(self.facts["class_names"]),
                 *_summed(self.clients, self.facts["classes"]),
                 f"rows: {self.holdout} held out for the server, {self.unused} unused",
                 f"whole run, about: {human_seconds(self.seconds)}{workers} (scoring "
@@ -182,7 +183,7 @@ def measure(federation: Federation, unused: int = 0, holdout: int = 0, batches: 
         scoring += scored / workers
     server = training.rounds * trial.server_seconds
     return Check(
-        facts={**federation.facts, "classes": federation.classes},
+        facts={**federation.facts, "classes": federation.classes, "class_names": federation.class_names},
         architectures=tuple(kinds.values()),
         clients=tuple(_facts(client) for client in clients),
         unused=unused,
@@ -494,6 +495,17 @@ def _shown_labels(labels: Mapping[int, int]) -> str:
     most = sorted(labels, key=lambda label: -labels[label])
     said = f"{len(labels)} classes, most: " + " ".join(f"{label}:{labels[label]}" for label in most[:9])
     return textwrap.shorten(said, _LABELS, placeholder=" ...")
+
+
+def _named(names: Sequence[str]) -> list[str]:
+    """What the classes are called, where they have names.
+
+    >>> _named(["cat", "owl"]), _named(["0", "1"])
+    (['classes: 0 cat, 1 owl'], [])
+    """
+    if list(names) == [str(label) for label in range(len(names))]:
+        return []
+    return textwrap.wrap("classes: " + ", ".join(f"{k} {name}" for k, name in enumerate(names)), _WIDTH)
 
 
 def _summed(clients: Sequence[Mapping[str, Any]], classes: int) -> list[str]:

@@ -91,7 +91,10 @@ NAMES = [
     ("method.header_lr=3", "unknown key 'method.header_lr'"),
     ("method.nam=fedgh", "unknown key 'method.nam'; did you mean 'name'?"),
     ("methods.fedgh.heder_lr=3", "unknown key 'methods.fedgh.heder_lr'; did you mean 'header_lr'?"),
-    ("run.executor=pol", "expected 'auto', 'serial', 'pool' or 'cohort', came 'pol'; did you mean 'pool'?"),
+    (
+        "run.executor=pol",
+        "expected 'auto', 'serial', 'pool', 'cohort' or 'flower-sim', came 'pol'; did you mean 'pool'?",
+    ),
     ("evaluation.stage=recieved", "came 'recieved'; did you mean 'received'?"),
     ("training.augment=flip", "training.augment: unknown augmentation 'flip'"),
 ]

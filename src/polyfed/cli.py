@@ -115,6 +115,10 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that the folder holds.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the run that the folder holds.")] = False,
     workers: _Workers = None,
+    executor: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Who does the clients' work: auto, serial, pool, cohort, flower-sim (Ray)."),
+    ] = None,
     device: _Device = None,
     track: _Track = None,
     timings: Annotated[
@@ -137,6 +141,7 @@ def run(
 
     changes = [*(settings or ()), *_tracked(track)]
     options: dict[str, Any] = {"seed": seed, "out": out, "device": device, "workers": workers, "profile": profile}
+    options["executor"] = executor
     asked = Recipe.load(recipe, changes, method=method, **options)
     done = session.run(asked, out=asked.folder, resume=resume, force=force, progress=not quiet, timings=timings)
     _print_run(done.result, done.path)

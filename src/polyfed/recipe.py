@@ -245,10 +245,10 @@ class RunSettings(Settings):
 
     seed: Annotated[int, Field(ge=0)] = Field(0, description="every random draw of the run is derived from it")
     device: str = Field("cpu", description="where networks compute: 'cpu', 'cuda', 'cuda:1'")
-    executor: Literal["auto", "serial", "pool", "cohort"] = Field(
+    executor: Literal["auto", "serial", "pool", "cohort", "flower-sim"] = Field(
         "auto",
         description="serial: one client after the other; pool: worker processes; cohort: clients of a network as one; "
-        "auto: the pool where it pays, on a GPU the cohort",
+        "flower-sim: processes of Ray, also on a cluster; auto: the pool where it pays, on a GPU the cohort",
     )
     workers: Positive | None = Field(
         None, description="at most so many at once: processes (default: the cores), clients of a cohort (32)"
@@ -314,6 +314,7 @@ class Recipe(Settings):
         out: str | Path | None = None,
         device: str | None = None,
         workers: int | None = None,
+        executor: str | None = None,
         profile: str | None = None,
     ) -> Recipe:
         """Read a recipe file.
@@ -323,7 +324,7 @@ class Recipe(Settings):
             overrides: ``"data.clients=20"``: a dotted key, and a value in TOML's form (bare words are text).
             method: a method's or a variant's name, in place of the recipe's own.
             profile: one of ``[profiles]``, or several with commas between; laid over the recipe before all else.
-            seed, out, device, workers: in place of those of ``[run]``.
+            seed, out, device, workers, executor: in place of those of ``[run]``.
 
         Raises:
             RequestError: no such file, not TOML, an unknown key, a wrong type or value; one line that says where.
@@ -331,6 +332,7 @@ class Recipe(Settings):
         path = Path(path)
         settings = _with_overrides(_with_profile(_read(path), profile), overrides, method)
         run = {"seed": seed, "out": None if out is None else str(out), "device": device, "workers": workers}
+        run["executor"] = executor
         settings = _merged(settings, {"run": {k: v for k, v in run.items() if v is not None}})
         return cls.from_dict(settings, "-".join([_stem(path), *_names(profile)]))
 

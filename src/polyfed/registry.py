@@ -161,3 +161,4 @@ DATASETS = Registry(
 PARTITIONS = Registry(
     "partition", {name: f"{_PARTITION}:{name}" for name in ("iid", "dirichlet", "quantity", "classes", "natural")}
 )
+EXECUTORS = Registry("executor", {"flower-sim": "polyfed.deploy.simulation:FlowerSim"})  # beside the engine's own

@@ -115,7 +115,7 @@ class Prepared:
         if data.public is None and not data.holdout:
             return None
         dealt = self.dealt(recipe)
-        stored_as_is = _normalised(dealt.source, recipe.models.architectures)
+        stored_as_is = normalised(dealt.source, recipe.models.architectures)
         if data.public is None:
             return Public(dealt.holdout, stored_as_is)
         key = (data, seed)
@@ -126,7 +126,7 @@ class Prepared:
         return Public(self._public[1], stored_as_is, origin="other")
 
 
-def _normalised(source: Source, names: Sequence[str]) -> Prepare:
+def normalised(source: Source, names: Sequence[str]) -> Prepare:
     """How stored inputs become what networks take: as pre-trained weights want it, else as the data set says.
 
     One way for everybody, as clients' networks are compared on inputs that they share. For images of other than three
@@ -175,7 +175,7 @@ def prepare(
     data = data or Prepared()
     dealt = data.dealt(recipe)
     source = dealt.source
-    stored_as_is = _normalised(source, recipe.models.architectures)
+    stored_as_is = normalised(source, recipe.models.architectures)
     if recipe.training.augment != "none" and source.train.x.dim() != 4:
         raise RequestError(f"training.augment '{recipe.training.augment}' expects images, '{source.name}' has none")
     names = assigned(recipe, len(dealt.clients))

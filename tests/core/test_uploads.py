@@ -277,3 +277,44 @@ def test_an_upload_that_has_arrived_arrives_again_unchanged() -> None:
     at = client(share=0.1, precision="int8")
     once = through(at)
     same(arrived(at.compression, once, DOWN), once, *UP)
+
+
+# noise by a secret --------------------------------------------------------------------------------------------------
+
+
+def keyed(secret: int | None = 1, **options: Any) -> Client:
+    made = client(clip=1.0, noise=0.5, network=NETWORK[0], **options)
+    made.secret = None if secret is None else secret.to_bytes(32, "little")
+    return made
+
+
+def bare(message: Message, noisy: Message) -> np.ndarray:
+    """What was added to the change of the weights, in units of its standard deviation."""
+    calm = dict(through(client(clip=1.0, network=NETWORK[0]), message))
+    return (numbers(noisy["model"]) - numbers(calm["model"])) / 0.5
+
+
+def test_who_knows_the_seed_cannot_take_the_noise_of_a_secret_away() -> None:
+    seeded, secret = through(keyed(None)), through(keyed(1))
+    known = bare(UP, seeded)
+    assert np.allclose(
+        numbers(seeded["model"]) - 0.5 * known, numbers(secret["model"]) - 0.5 * bare(UP, secret), atol=1e-5
+    )
+    assert not np.allclose(known, bare(UP, secret), atol=0.1)
+    assert abs(np.corrcoef(known, bare(UP, secret))[0, 1]) < 0.1
+    assert bare(UP, secret).std() == pytest.approx(1, rel=0.1)
+    assert not np.allclose(numbers(through(keyed(2))["model"]), numbers(secret["model"]), atol=0.1)
+
+
+def test_the_same_upload_has_the_same_noise_and_no_other_has_it() -> None:
+    first = bare(UP, through(keyed()))
+    assert np.array_equal(first, bare(UP, through(keyed())))
+    moved: Message = {**UP, "means": UP["means"] + 1e-3}  # type: ignore[operator]
+    other_down = through(keyed(), received={**DOWN, "round": torch.tensor(3)})
+    for noise in (
+        bare(UP, through(keyed(round=2))),
+        bare(UP, through(keyed(number=1))),
+        bare(moved, through(keyed(), moved)),
+        bare(UP, other_down),
+    ):
+        assert abs(np.corrcoef(first, noise)[0, 1]) < 0.1

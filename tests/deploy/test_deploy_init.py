@@ -24,6 +24,7 @@ from polyfed.recipe import Recipe
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "recipes" / "quickstart.toml"
 FILES = ["Dockerfile", "README.md", "config.toml", "federated_app.py", "pyproject.toml", "recipe.toml"]
+NAME = "my-2nd-federation"  # what Flower calls the app
 FILES += ["superlink.service", "supernode.service", ".gitignore"]
 
 
@@ -88,6 +89,38 @@ def test_services_name_what_is_there(app: Path) -> None:
         assert unit["Service"]["Restart"] == "on-failure"
         assert unit["Install"]["WantedBy"] == "multi-user.target"
     assert "--enable-supernode-auth" in (app / "superlink.service").read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
+def test_systemd_takes_the_services(app: Path, tmp_path: Path) -> None:
+    """Its own check, with programs where the services expect them."""
+    units = [tmp_path / f"{name}.service" for name in ("superlink", "supernode")]
+    for unit in units:
+        program = tmp_path / ".venv" / "bin" / f"flower-{unit.stem}"
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.symlink_to("/bin/true")
+        text = (app / unit.name).read_text(encoding="utf-8")
+        assert f"/srv/{NAME}/.venv/bin/{program.name}" in text
+        unit.write_text(text.replace(f"/srv/{NAME}", str(tmp_path)))
+    done = subprocess.run(["systemd-analyze", "verify", *units], capture_output=True, text=True, timeout=60)
+    assert [line for line in (done.stdout + done.stderr).splitlines() if "super" in line] == []
+
+
+def test_the_dockerfile_is_one_and_its_commands_are_those_of_the_readme(app: Path) -> None:
+    text = (app / "Dockerfile").read_text(encoding="utf-8")
+    lines = text.replace("\\\n#", " ").replace("\\\n", " ").splitlines()
+    steps = [line.split(maxsplit=1) for line in lines if line.strip() and not line.startswith("#")]
+    assert [step[0] for step in steps] == ["FROM", "RUN", "RUN", "USER", "WORKDIR", "ENV"]
+    assert all(re.fullmatch(r"[A-Z_]+=\S+", word) for word in steps[-1][1].split())
+    user, folder = steps[3][1], steps[4][1]
+    assert f"mkdir -p {folder} && chown -R {user} " in steps[2][1], "a volume there belongs to who is at work"
+    readme = {words[0]: words for words in shell_commands((app / "README.md").read_text(encoding="utf-8"))}
+    for name in ("superlink", "supernode"):
+        (told,) = [line.partition(f" flower-{name} ")[2] for line in lines if f" flower-{name} " in line]
+        services = (app / f"{name}.service").read_text(encoding="utf-8")
+        options = {word for word in readme[f"flower-{name}"] if word.startswith("--")}
+        assert {word for word in shlex.split(told) if word.startswith("--")} == options
+        assert set(re.findall(r"(?<!\S)--[a-z-]+", services.partition("ExecStart=")[2])) == options
 
 
 def test_every_polyfed_command_of_the_readme_is_one(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:

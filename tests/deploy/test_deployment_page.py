@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import pytest
 from polyfed import cli
 from polyfed.deploy import node
 from polyfed.deploy.flower import RUN_CONFIG
+from polyfed.errors import RequestError
+from polyfed.recipe import Recipe
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
@@ -73,6 +76,23 @@ def test_the_local_command_asks_for_what_the_command_line_takes(
     assert asked["recipe"] == Path("recipes/quickstart.toml")
     assert (asked["nodes"], asked["overrides"], asked["out"]) == (3, ["training.rounds=2"], Path("runs/deployed"))
     assert (asked["resume"], asked["force"], asked["deadline"], asked["timeout"]) == (False, False, 600.0, None)
+
+
+def test_the_simulation_is_asked_for_as_the_command_line_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Recipe] = []
+
+    def run(recipe: Recipe, **options: object) -> None:
+        asked.append(recipe)
+        raise RequestError("enough")
+
+    monkeypatch.setattr("polyfed.session.run", run)
+    monkeypatch.chdir(ROOT)
+    (words,) = [words for words in commands() if words[:2] == ["polyfed", "run"]]
+    assert cli.status(words[1:]) == 2
+    assert (asked[0].run.executor, asked[0].run.workers, asked[0].run.out) == ("flower-sim", 2, "runs/simulated")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    named = {name for words in commands() for word in words for name in re.findall(r"^polyfed\[(.+)\]$", word)}
+    assert named <= extras.keys()
 
 
 def test_flowers_commands_are_those_of_the_app_that_init_writes(tmp_path: Path) -> None:

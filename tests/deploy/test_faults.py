@@ -215,6 +215,36 @@ def test_an_upload_that_means_nothing_is_refused(tmp_path: Path, change: Any, re
     assert run.history[2]["accuracy"] == expected.history[2]["accuracy"]
 
 
+def without(message: State, facts: dict[str, Any]) -> None:
+    """A tensor under a name that nobody knows."""
+    message["surplus"] = message.pop("labels")
+
+
+def test_one_node_says_all_kinds_of_nonsense_and_the_others_go_on(tmp_path: Path) -> None:
+    recipe = three_rounds(training={"rounds": 6, "batch_size": 16, "lr": 0.05})
+    wire = Nearby(recipe, tmp_path)
+    nonsense = {
+        2: put("lars", torch.full((3, 64), float("nan"))),
+        3: without,
+        4: say("more", 1),
+        5: put("lars", torch.zeros(300, 1000)),
+    }
+
+    def fault(node: int, letter: Letter) -> Answer | None:
+        change = nonsense.get(letter.facts["round"]) if (node, letter.kind) == (BAD, "train") else None
+        return answered(change)(wire)(letter) if change else None
+
+    wire.fault = fault
+    run = served(recipe, wire, tmp_path, max_megabytes=1.0)
+    assert [[told["client"] for told in record["refused"]] for record in run.history] == [[], [1], [1], [], [], []]
+    assert [record["dropped"] for record in run.history] == [[], [], [], [1], [1], []]
+    said = [reason for _, _, reason in troubles(tmp_path / "out")]
+    assert [reason.partition(", came")[0] for reason in said] == [
+        "expected the facts of a letter (report)",
+        "expected an answer of at most 1000000 bytes",
+    ]
+
+
 DROPPED = [
     (lambda wire: lambda letter: Letter("train", {}, b""), "expected the facts of a letter (report), came others at"),
     (answered(say("steps", -1)), "expected the facts of a letter (report), came others at 'steps'"),
@@ -333,7 +363,10 @@ def test_a_late_node_that_does_not_fit_is_turned_away_and_the_run_goes_on(tmp_pa
     "method", ["fedgh", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedmd", "scaffold"))]
 )
 def test_a_server_that_was_killed_resumes_as_if_nothing_had_been(tmp_path: Path, method: str) -> None:
-    """It dies in the middle of a round, when one node has already trained; the others are then a round behind it."""
+    """It dies in the middle of a round, when one node has already trained; the others are then a round behind it.
+
+    What carries letters has died, too, and has forgotten nodes' numbers: they come back with others.
+    """
     recipe = three_rounds(method, data={"holdout": 20}, models={"architectures": ["digits-cnn1"]})
     wire = Nearby(recipe, tmp_path / "killed")
     last = recipe.build_method().exchanges(2)[-1]
@@ -350,7 +383,9 @@ def test_a_server_that_was_killed_resumes_as_if_nothing_had_been(tmp_path: Path,
         served(recipe, wire, tmp_path / "killed")
     with pytest.raises(RequestError, match="already holds a run; continue it with --resume"):
         served(recipe, wire, tmp_path / "killed")
-    again = Nearby(recipe, tmp_path / "killed")
+    again = Nearby(recipe, tmp_path / "killed", ())
+    for client in range(3):
+        again.add(client, node=9000 - client)
     run = served(recipe, again, tmp_path / "killed", resume=True)
     expected = served(recipe, Nearby(recipe, tmp_path / "whole"), tmp_path / "whole")
     assert told(run.history) == told(expected.history)

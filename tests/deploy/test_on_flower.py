@@ -159,6 +159,120 @@ def test_a_node_that_is_killed_is_left_out_until_it_is_back(loopback: Loopback, 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
+def test_a_late_node_joins_and_is_left_out_while_it_is_silent(loopback: Loopback, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    loopback.start_server()
+    loopback.register([0, 1])
+    loopback.start_node(0)
+    late: list[subprocess.Popen[bytes]] = []
+    silenced: list[int] = []  # the round that is under way then
+
+    def look() -> None:
+        found = records(out)
+        if not late and found:
+            late.append(loopback.start_node(1))
+        if not silenced and any(record["clients"] == [0, 1] for record in found):
+            os.killpg(late[0].pid, signal.SIGSTOP)
+            silenced.append(len(found) + 1)
+        elif silenced and len(found) > silenced[0]:
+            os.killpg(late[0].pid, signal.SIGCONT)
+
+    config = {"out": str(out), "min-nodes": 1, "deadline": 60.0, "set": "training.rounds=12"}
+    try:
+        loopback.run(config, look, time.monotonic() + 4 * PATIENCE)
+    finally:
+        for process in late:
+            os.killpg(process.pid, signal.SIGCONT)
+    found = records(out)
+    assert len(found) == 12
+    assert found[0]["clients"] == [0]
+    assert 1 in found[silenced[0]]["dropped"] + found[silenced[0] - 1]["dropped"]
+    assert found[-1]["clients"] == [0, 1]
+    assert all(0 not in record["dropped"] for record in found)
+    events = records(out, "nodes.jsonl")
+    assert [event["client"] for event in events if event["event"] == "hello"][:2] == [0, 1]
+    assert {event["client"] for event in events if event["event"] == "trouble"} == {1}
+
+
+NONSENSE = """
+
+import torch
+from polyfed.deploy import node
+from polyfed.deploy.letters import Letter, pack, unpack
+
+own_words = node.Turn.train
+
+
+def train(self, message):
+    letter = own_words(self, message)
+    said, facts = unpack(letter.body)[0], dict(letter.facts)
+    if self.client.id == 1:
+        if letter.facts["mark"] == "000001-00":
+            said["lars"] = torch.full_like(said["lars"], float("nan"))
+        if letter.facts["mark"] == "000002-00":
+            said["lars"] = torch.zeros(3, 7)
+        if letter.facts["mark"] == "000003-00":
+            facts["surplus"] = 1
+        if letter.facts["mark"] == "000004-00":
+            said["lars"] = torch.zeros(600, 1000)
+    return Letter("train", facts, pack(said))
+
+
+node.Turn.train = train
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_node_that_says_nonsense_counts_for_nothing(loopback: Loopback, tmp_path: Path) -> None:
+    """NaN, another shape, facts that nobody asked for, more than is taken: a round each."""
+    out, app = tmp_path / "run", tmp_path / "app" / "federated_app.py"
+    app.write_text(app.read_text() + NONSENSE)
+    loopback.start_server()
+    loopback.register([0, 1])
+    for number in (0, 1):
+        loopback.start_node(number)
+    loopback.run(
+        {"out": str(out), "max-megabytes": 2.0, "set": "training.rounds=5"}, until=time.monotonic() + 4 * PATIENCE
+    )
+    found = records(out)
+    assert [[one["client"] for one in record["refused"]] for record in found] == [[1], [1], [], [], []]
+    assert [record["dropped"] for record in found] == [[], [], [1], [1], []]
+    reasons = [event["reason"] for event in records(out, "nodes.jsonl") if event["event"] == "trouble"]
+    assert "came others at 'surplus'" in reasons[0]
+    assert "expected an answer of at most 2000000 bytes" in reasons[1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_server_app_that_dies_loses_no_whole_round(loopback: Loopback, recipe: Path, tmp_path: Path) -> None:
+    out, short = tmp_path / "run", "training.rounds=2"
+    loopback.start_server()
+    loopback.register([0, 1])
+    for number in (0, 1):
+        loopback.start_node(number)
+    loopback.submit({"out": str(out), "set": short})
+    until(lambda: any((out / "checkpoint").glob("[!.]*")), "a round is done, and can be gone back to")
+    apps = [number for number in loopback.processes.left() if "serverapp" in words_of(number)]
+    assert apps
+    for number in apps:
+        os.kill(number, signal.SIGKILL)
+    before = records(out)
+    until(lambda: not loopback.processes.runs("run"), "the log ends")
+    loopback.run({"out": str(out), "set": short, "resume": True}, until=time.monotonic() + 4 * PATIENCE)
+    assert records(out)[: len(before)] == before
+    check_same_numbers(out, recipe, tmp_path / "alone", overrides=[short])
+
+
+def words_of(number: int) -> str:
+    """A process's command line."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{number}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return ""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_a_server_that_dies_loses_no_whole_round(loopback: Loopback, recipe: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     server = loopback.start_server()

@@ -16,9 +16,11 @@ from deploy.nearby import DATA, FIRST_NODE, Nearby, recipe_of
 from polyfed.core.networks import exported
 from polyfed.deploy import roster
 from polyfed.deploy.letters import Letter, unpack
+from polyfed.deploy.node import Place
 from polyfed.deploy.server import DIARY, serve
+from polyfed.deploy.shelf import secret
 from polyfed.engine.federation import Run
-from polyfed.errors import RequestError
+from polyfed.errors import RequestError, RunError
 from polyfed.recipe import Recipe
 from polyfed.registry import METHODS
 from polyfed.session import prepare
@@ -225,6 +227,41 @@ def test_nodes_have_rows_of_their_own(tmp_path: Path) -> None:
     assert {tuple(head.shape) for head in heads} == {(3, 32)}
 
 
+@pytest.mark.parametrize("config", [pytest.param({}, marks=pytest.mark.slow), {"secret-noise": True}])
+def test_the_noise_of_a_nodes_secret_is_its_own(tmp_path: Path, config: Mapping[str, Any]) -> None:
+    """With the recipe's rows it is drawn from the run's seed, unless it is asked for; nobody is sent the secret."""
+    recipe = recipe_of("fedgh", privacy={"clip": 1.0, "noise": 0.5})
+    wire = Nearby(recipe, tmp_path, configs={1: config})
+    run = serve(recipe, wire, out=tmp_path / "out", deadline=5)
+    secrets = sorted(tmp_path.glob("node-*/noise.secret"))
+    expected = prepare(recipe, data=DATA).run()
+    if not config:
+        assert secrets == []
+        assert told(run.history) == told(expected.history)
+        return
+    assert told(run.history) != told(expected.history)
+    assert [path.parent.name for path in secrets] == ["node-1"]
+    assert secrets[0].stat().st_mode & 0o777 == 0o600
+    known = secrets[0].read_bytes()
+    assert len(known) == 32
+    assert not any(known in letter.body or known.hex() in repr(letter.facts) for _, letter in wire.sent)
+    assert not any(known in path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file())
+    again = serve(recipe, Nearby(recipe, tmp_path, configs={1: config}), out=tmp_path / "again", deadline=5)
+    assert told(again.history) == told(run.history), "the same uploads, the same noise"
+    secrets[0].write_bytes(known[::-1])
+    other = serve(recipe, Nearby(recipe, tmp_path, configs={1: config}), out=tmp_path / "other", deadline=5)
+    assert told(other.history) != told(run.history)
+
+
+def test_a_node_with_rows_of_its_own_has_a_secret(tmp_path: Path) -> None:
+    place = {"client-id": 0, "state-dir": str(tmp_path)}
+    assert [Place.read({**place, **more}).secret for more in ({}, {"data": "digits"})] == [False, True]
+    assert not Place.read({**place, "data": "digits", "secret-noise": False}).secret
+    (tmp_path / "noise.secret").write_bytes(b"short")
+    with pytest.raises(RunError, match=r"expected 32 bytes as this node's secret in .*, came 5; remove it"):
+        secret(tmp_path)
+
+
 def header(letter: Letter) -> Tensor:
     """The header's weight in a letter of FedGH's."""
     group = unpack(letter.body)[0]["header"]
@@ -270,6 +307,7 @@ def turned_away(theirs: Recipe, recipe: Recipe, folder: Path, monkeypatch: pytes
         ({"client-id": 3}, "expected a client-id below 3, came 3"),
         ({"client-id": -1}, "expected client-id, the number of this node's client"),
         ({"client-id": "0"}, "as 'client-id' (int), came '0'"),
+        ({"secret-noise": 1}, "as 'secret-noise' (bool), came 1"),
         ({"state-dirr": "x"}, "unknown key 'state-dirr'; did you mean 'state-dir'?"),
         ({"architecture": "digits-cnn7"}, "unknown model 'digits-cnn7'; did you mean"),
         ({"data": "csv:nowhere.csv"}, "nowhere.csv"),

@@ -487,7 +487,7 @@ def test_auto_takes_workers_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RequestError, match="expected the executor 'auto', 'serial', 'pool' or 'cohort', came 'gang'"):
+    with pytest.raises(RequestError, match="'pool', 'cohort' or 'flower-sim', came 'gang'"):
         choose(executor="gang")
     with pytest.raises(RequestError, match="expected at least 1 worker, came 0"):
         choose(workers=0)

@@ -59,7 +59,8 @@ class Client:
         the task. n: number of training samples. state: what the method keeps here between rounds (named tensors,
         replaced and never written into). round, exchange, phase: what is going on. context: what the method's
         `receive` returned, while the client trains. training, privacy, compression: settings. public: data
-        shared by all, if any. weights: the client's own weights by name, None until it first has any.
+        shared by all, if any. weights: the client's own weights by name, None until it first has any. secret: 32 bytes
+        that only it knows, for the noise on its uploads; None: that is drawn as everything is.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Client:
         self.training = Training()
         self.privacy = Privacy()
         self.compression = Compression()
+        self.secret: bytes | None = None
         self.public: Public | None = None
         self.state: State = {}
         self.weights: Mapping[str, Tensor] | None = None

@@ -3,7 +3,7 @@
 What a method uploads goes through these steps, in this order, each only where it is asked for:
 
 1. `[privacy] clip`: every entry of the message (a group, or a tensor that stands alone) is shortened to this L2 norm.
-2. `[privacy] noise`: plus N(0, (noise * clip)^2) on every number of it, from the client's own stream.
+2. `[privacy] noise`: plus N(0, (noise * clip)^2) on every number of it, from the client's own stream, or by its secret.
 3. `[compression] share`: of every tensor of a change the entries of largest magnitude; the rest is kept for next time.
 4. `[compression] precision`: float32 numbers in 16 or 8 bits.
 
@@ -16,6 +16,9 @@ statistics.
 from __future__ import annotations
 
 import copy
+import hashlib
+import hmac
+import json
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
@@ -23,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, State, group
+from polyfed.core.message import Group, Message, State, group, to_bytes
 from polyfed.core.method import Method
 from polyfed.core.server import Server
 from polyfed.core.settings import Compression, Privacy
@@ -38,7 +41,8 @@ from polyfed.functional.compression import (
     spread,
     thinned,
 )
-from polyfed.functional.drift import released
+from polyfed.functional.drift import Normals, released
+from polyfed.functional.keyed import KeyedNormals
 from polyfed.functional.precision import Precision
 
 _CHANGE, _SCALE, _PLACES = " change", " scale", " places"  # after an entry's name: of what stands beside it, or for it
@@ -137,7 +141,7 @@ def arrived(compression: Compression, message: Message, received: Message) -> Me
 
 
 def _released(client: Client, method: Method, message: Message, received: Message) -> Message:
-    draws = client.generator("privacy")
+    draws = _draws(client, message, received)
     found: State = {}
     for name, value in message.items():
         if isinstance(value, Tensor):
@@ -151,7 +155,20 @@ def _released(client: Client, method: Method, message: Message, received: Messag
     return found
 
 
-def _hidden(settings: Privacy, tensors: Group, base: Group, draws: torch.Generator) -> dict[str, Tensor]:
+def _draws(client: Client, message: Message, received: Message) -> torch.Generator | Normals:
+    """What the noise of an upload comes from: the run's seed, or the client's secret and all that the upload is.
+
+    The same upload once more has the same noise, so that nothing is gained by asking again; any other has noise of its
+    own, also in the same round: of two with one noise the difference would be bare.
+    """
+    if client.secret is None or not client.privacy.noise:
+        return client.generator("privacy")
+    place = json.dumps([client.id, client.exchange, client.round]).encode()
+    said = [hashlib.sha256(part).digest() for part in (place, to_bytes(message), to_bytes(received))]
+    return KeyedNormals(hmac.digest(client.secret, b"".join(said), "sha256"))
+
+
+def _hidden(settings: Privacy, tensors: Group, base: Group, draws: torch.Generator | Normals) -> dict[str, Tensor]:
     """The tensors with what they have changed since `base` clipped and noised, in their own types."""
     start = {name: base[name].to(t).float() if name in base else torch.zeros(()) for name, t in tensors.items()}
     update = {name: t.float() - start[name] for name, t in tensors.items()}

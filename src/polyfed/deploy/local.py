@@ -31,7 +31,7 @@ import tomli_w
 from polyfed import session
 from polyfed.deploy import scaffold
 from polyfed.deploy.certificates import AUTHORITY, SERVER, SERVER_KEY, certify, make_key
-from polyfed.deploy.extra import expect
+from polyfed.deploy.extra import OFFLINE, expect
 from polyfed.deploy.follow import Follower
 from polyfed.deploy.processes import Processes, free_ports, stops_on_signals
 from polyfed.engine.folder import RunFolder
@@ -42,12 +42,6 @@ from polyfed.track.console import Console
 
 __all__ = ["Finished", "Loopback", "local"]
 
-_OFFLINE = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
 _QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}  # seconds between two looks for work; Flower's own: 1
 _START = 300.0  # seconds that a program has to come up, or to answer; a busy machine takes its time
 _PAUSE = 0.2  # seconds between two looks at how the run gets on
@@ -151,7 +145,7 @@ class Loopback:
         self._app, self._keys, self._home = (temporary / name for name in ("app", "keys", "home"))
         self._kept, self.nodes = kept, nodes
         self.port, *self._node_ports = free_ports(1 + nodes)
-        self.processes = Processes(kept / "logs", {**_OFFLINE, **_QUICK, **_paths(), "FLWR_HOME": str(self._home)})
+        self.processes = Processes(kept / "logs", {**OFFLINE, **_QUICK, **_paths(), "FLWR_HOME": str(self._home)})
 
     def __enter__(self) -> Loopback:
         self.processes.__enter__()

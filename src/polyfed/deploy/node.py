@@ -36,9 +36,9 @@ from polyfed.deploy.letters import (
     score_told,
     unpack,
 )
-from polyfed.deploy.shelf import Kept, Shelf
+from polyfed.deploy.shelf import Kept, Shelf, secret
 from polyfed.engine.evaluation import Memory
-from polyfed.engine.executors import Job, Scores, Scoring, at_work, carry_out, score_parts
+from polyfed.engine.executors import Job, Outcome, Scores, Scoring, at_work, carry_out, score_parts
 from polyfed.engine.federation import one_thread
 from polyfed.engine.fit import check_fit
 from polyfed.engine.folder import RunFolder
@@ -48,7 +48,7 @@ from polyfed.errors import RequestError, RunError
 from polyfed.models.zoo import build
 from polyfed.recipe import Recipe
 from polyfed.registry import MODELS, nearest
-from polyfed.session import Prepared, assigned, companions
+from polyfed.session import Prepared, assigned, companions, normalised
 
 _KEYS: Mapping[str, tuple[type, str]] = {
     "client-id": (int, "the number of this node's client, from 0 on"),
@@ -60,6 +60,7 @@ _KEYS: Mapping[str, tuple[type, str]] = {
     "architecture": (str, "this node's own network, as models.architectures has it; default: the recipe's"),
     "device": (str, "where this node computes, in place of run.device"),
     "begin-anew": (bool, "whether its client begins again where this disk has lost what it was; default: false"),
+    "secret-noise": (bool, "whether [privacy] noise is drawn by a secret of this node; default: with data of its own"),
     "share-model": (bool, "whether its personal model goes into the server's run folder; default: false"),
 }
 _READING = ("image_column", "label_column", "feature_columns", "text_column", "vocabulary", "length", "vectors")
@@ -78,6 +79,7 @@ class Place:
     device: str | None = None
     share: bool = False
     anew: bool = False
+    secret: bool = False
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Place:
@@ -104,6 +106,7 @@ class Place:
             **named,
             share=config.get("share-model", False),
             anew=config.get("begin-anew", False),
+            secret=config.get("secret-noise", "data" in config),
         )
 
 
@@ -135,7 +138,7 @@ class Node:
         if found := difference(task.settings, agreed(self._recipe)):
             raise RequestError(f"expected the server's recipe at client {self._place.client}, but {found}")
         with one_thread():
-            turn = _Turn(self._recipe, self._place, self._data, task)
+            turn = Turn(self._recipe, self._place, self._data, task)
             if letter.kind == "hello":
                 return Letter("hello", turn.introduction().model_dump())
             message = unpack(letter.body)[0] if task.has_message else None
@@ -144,8 +147,15 @@ class Node:
             return turn.score(message) if letter.kind == "score" else turn.finish(message, self._place.share)
 
 
-class _Turn:
-    """The client at the time of one letter."""
+class Turn:
+    """The client at the time of one letter.
+
+    Args:
+        recipe: the experiment. place: which client it is. data: where data are kept. task: what is asked.
+
+    Attributes:
+        client: see `Client`; as it begins, until `become`.
+    """
 
     def __init__(self, recipe: Recipe, place: Place, data: Prepared, task: Task) -> None:
         self._task, self._place, self._recipe = task, place, recipe
@@ -155,11 +165,14 @@ class _Turn:
         self._names = list(source.class_names) if task.class_names is None else task.class_names
         count = recipe.data.client_count or max(len(dealt.clients), place.client + 1)
         self._name = place.architecture or assigned(recipe, count)[place.client]
-        self._client = Client(self._name, dealt.clients[number].train, prepare=source.prepare)
-        self._client.id, self._client.classes, self._client.seed = place.client, len(self._names), recipe.run.seed
-        self._client.training, self._client.public = recipe.training, data.public(recipe)
-        self._client.privacy, self._client.compression = recipe.privacy, recipe.compression
-        self._client.data = _renamed(dealt.clients[number], source.class_names, self._names)
+        self._prepare = normalised(source, recipe.models.architectures)
+        self.client = Client(self._name, dealt.clients[number].train, prepare=self._prepare)
+        self.client.id, self.client.classes, self.client.seed = place.client, len(self._names), recipe.run.seed
+        self.client.training, self.client.public = recipe.training, data.public(recipe)
+        self.client.privacy, self.client.compression = recipe.privacy, recipe.compression
+        if place.secret and recipe.privacy.noise:
+            self.client.secret = secret(place.state)
+        self.client.data = _renamed(dealt.clients[number], source.class_names, self._names)
         shape, width = tuple(source.train.x.shape[1:]), recipe.models.feature_dim
         beside = _companion(recipe, self._method, task.companion or self._name, self._name)
         builders = {
@@ -185,7 +198,7 @@ class _Turn:
         Raises:
             RequestError: they cannot.
         """
-        client, source = self._client, self._source
+        client, source = self.client, self._source
         check_fit(self._method, [client], self._architectures, client.public)
         model, x = split(self._architectures.as_built(self._name)), client.data.train.x
         augment = client.training.augment
@@ -202,9 +215,9 @@ class _Turn:
             feature_names=list(source.feature_names),
             shape=list(x.shape[1:]),
             dtype=str(x.dtype).removeprefix("torch."),
-            mean=list(source.prepare.mean),
-            std=list(source.prepare.std),
-            table=source.prepare.table,
+            mean=list(self._prepare.mean),
+            std=list(self._prepare.std),
+            table=self._prepare.table,
             words=words,
             architecture=self._name,
             feature_dim=model.feature_dim,
@@ -214,9 +227,20 @@ class _Turn:
 
     def train(self, message: Message) -> Letter:
         """One job, as a worker does it; what the client then is goes to the disk before the answer leaves."""
-        task, client, method = self._task, self._client, self._method
+        task, client = self._task, self.client
         self._take_up()
         self._shelf.go_back(task.base)
+        done, new = self.carry_out(message)
+        kept: Scores = {}
+        if done.counts:
+            row = row_of(client)
+            self._shelf.write(task.mark, Kept("" if row is None else row.variant, row, client.state), task.base)
+            kept = self.scores(None)
+        return Letter("train", reported(task, done, new, kept).model_dump(), pack(done.message))
+
+    def carry_out(self, message: Message) -> tuple[Outcome, bool]:
+        """What comes of the job, which the client then is if it counts; and whether it has new weights."""
+        task, client, method = self._task, self.client, self._method
         exchanges = method.closing() if task.closing else method.exchanges(task.round)
         if task.place >= len(exchanges):
             raise RunError(f"expected one of {len(exchanges)} passages in round {task.round}, came {task.place}")
@@ -225,36 +249,19 @@ class _Turn:
         fresh = functools.partial(self._store.fresh, self._name, task.variant)
         done = carry_out(job, method, self._architectures, fresh)
         new = done.counts and done.weights is not client.weights
-        kept: Scores = {}
         if done.counts:
             client.weights, client.state = done.weights, done.state
-            row = row_of(client)
-            self._shelf.write(task.mark, Kept("" if row is None else row.variant, row, client.state), task.base)
-            kept = self._scores(None)
-        report = Report(
-            mark=task.mark if done.counts else "",
-            variant=task.variant,
-            steps=done.trained.steps,
-            samples=done.trained.samples,
-            loss=float(done.trained.loss),
-            bytes_up=done.bytes_up,
-            sums=done.sums,
-            refused=done.refused,
-            new=new,
-            score=None if done.score is None else score_told(done.score),
-            kept={part: score_told(score) for part, score in kept.items()},
-        )
-        return Letter("train", report.model_dump(), pack(done.message))
+        return done, new
 
     def score(self, message: Message | None) -> Letter:
         """The scores asked for, of the client as it stands or after receiving a message; nothing is kept."""
         self._take_up()
-        return Letter("score", {part: score_told(score) for part, score in self._scores(message).items()})
+        return Letter("score", {part: score_told(score) for part, score in self.scores(message).items()})
 
     def finish(self, message: Message | None, share: bool) -> Letter:
         """Write the client's personal model to the disk, and hand it out if this node shares it."""
         self._take_up()
-        task, client, method = self._task, self._client, self._method
+        task, client, method = self._task, self.client, self._method
         keeper = at_work(client, task.variant, self._architectures)
         keeper.round = task.round
         if message is not None:
@@ -269,19 +276,27 @@ class _Turn:
         folder.write_guide(guide.text())
         return Letter("finish", {"shared": share}, pack(joined(weights, state)) if share else b"")
 
-    def _scores(self, message: Message | None) -> Scores:
-        """Of the parts asked for that the client has rows of."""
+    def scores(self, message: Message | None) -> Scores:
+        """Of the parts asked for that the client has rows of, as it stands or after receiving a message."""
         task = self._task
-        parts = [part for part in task.parts if len(getattr(self._client.data, part))]
-        asked = Scoring(self._client, task.variant, message, task.round, parts)
+        parts = [part for part in task.parts if len(getattr(self.client.data, part))]
+        asked = Scoring(self.client, task.variant, message, task.round, parts)
         return score_parts(asked, self._method, self._architectures, Memory(task.auc)) if parts else {}
 
     def _take_up(self) -> None:
         """Be what the client was when it last counted."""
-        base, client = self._task.base, self._client
+        base = self._task.base
         if self._place.anew and base not in self._shelf.marks():
             base = ""
-        kept = self._shelf.read(base)
+        self.become(self._shelf.read(base))
+
+    def become(self, kept: Kept) -> None:
+        """Be the client that this is.
+
+        Raises:
+            RunError: its weights are of another network.
+        """
+        client = self.client
         client.state = kept.state
         if kept.weights is not None:
             try:
@@ -289,6 +304,23 @@ class _Turn:
             except (ValueError, KeyError) as error:
                 where = f"client {client.id} ('{self._name}')"
                 raise RunError(f"{where}: what its disk holds is not of this network: {error}") from None
+
+
+def reported(task: Task, done: Outcome, new: bool, kept: Scores) -> Report:
+    """What a node tells of a job besides the message; see `Report`."""
+    return Report(
+        mark=task.mark if done.counts else "",
+        variant=task.variant,
+        steps=done.trained.steps,
+        samples=done.trained.samples,
+        loss=float(done.trained.loss),
+        bytes_up=done.bytes_up,
+        sums=done.sums,
+        refused=done.refused,
+        new=new,
+        score=None if done.score is None else score_told(done.score),
+        kept={part: score_told(score) for part, score in kept.items()},
+    )
 
 
 def _dealt(recipe: Recipe, place: Place, data: Prepared) -> tuple[Federated, int]:

@@ -145,11 +145,11 @@ class Processes:
                 deadline = time.monotonic() + _GRACE
                 for process in alike:
                     _make(process, deadline)
-            for number in self._left():
+            for number in self.left():
                 with contextlib.suppress(OSError):
                     os.kill(number, signal.SIGKILL)
 
-    def _left(self) -> list[int]:
+    def left(self) -> list[int]:
         """The numbers of processes that bear our mark; none where the system does not tell."""
         left = []
         for place in Path("/proc").glob("[0-9]*/environ"):

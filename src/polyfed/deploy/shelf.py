@@ -6,6 +6,8 @@ or the server was put back to a checkpoint) goes back, one that has not got what
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +20,7 @@ from polyfed.engine.folder import write_atomically
 from polyfed.errors import RunError
 
 _ENDING = ".state"
+_SECRET, _BYTES = "noise.secret", 32
 
 
 @dataclass(frozen=True)
@@ -88,3 +91,28 @@ class Shelf:
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}{_ENDING}"
+
+
+def secret(folder: Path) -> bytes:
+    """The 32 bytes that only this node knows, made when they are first asked for; they lie in `folder`, for its owner.
+
+    Raises:
+        RunError: the file cannot be made or read, or holds something else.
+    """
+    path = folder / _SECRET
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            found = path.read_bytes()
+        else:
+            with os.fdopen(handle, "wb") as file:
+                file.write(found := secrets.token_bytes(_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+    except OSError as error:
+        raise RunError(f"expected a file for this node's secret at {path}, came {error.strerror}") from None
+    if len(found) != _BYTES:
+        raise RunError(f"expected {_BYTES} bytes as this node's secret in {path}, came {len(found)}; remove it")
+    return found

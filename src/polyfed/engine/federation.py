@@ -93,7 +93,8 @@ class Federation:
             stay float32): faster where the processor has it, slower elsewhere, and the result is another one.
         executor: how the clients' work is carried out: "serial", one after the other in this process; "pool", by worker
             processes (Linux, device "cpu"), with the same result bit for bit; "cohort": clients of one network as one,
-            with the same result up to rounding; "auto": the pool where it pays, on other devices the cohort.
+            with the same result up to rounding; "auto": the pool where it pays, on other devices the cohort;
+            "flower-sim": processes of Ray, for a federation made of a recipe.
         workers: at most so many work at the same time; default: as many processes as this one may use cores, or
             cohorts of 32.
         out: run folder; None writes nothing. checkpoint_every: rounds between checkpoints.
@@ -193,7 +194,7 @@ class Federation:
         self.store = Store(self.architectures, [client.architecture for client in self.clients], beside)
         crew = Crew(method, self.architectures, self.clients, self.store, auc)
         say = functools.partial(self._tell, "message")
-        self.executor: Executor = chosen(executor, workers, crew, self.training, say)
+        self.executor: Executor = chosen(executor, workers, crew, self.training, say, settings)
         self.checkpoint_every = checkpoint_every
         self.timings = timings
         self.facts: dict[str, Any] = {

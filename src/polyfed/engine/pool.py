@@ -12,7 +12,7 @@ import math
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -26,33 +26,42 @@ from polyfed.engine.cohort import Cohort, stack_size
 from polyfed.engine.executors import Executor, Job, Outcome, Scores, Scoring, Serial
 from polyfed.engine.workers import Crew, Died, Unable, Worker
 from polyfed.errors import PolyfedError, RequestError, RunError
+from polyfed.registry import EXECUTORS
 
 _STEP, _SAMPLE = 3e-4, 4e-10  # seconds per training step; per sample and parameter. Rough: for convolutions too little
+_OURS = ("auto", "serial", "pool", "cohort")
 _LOOKED_AT = 64  # of those that wait
 _WORTH = 0.3  # estimated seconds of a run from which workers, which take some 0.1 s to come and go, are worth having
 
 Say = Callable[[str], None]
 
 
-def chosen(name: str, workers: int | None, crew: Crew, training: Training, say: Say) -> Executor:
+def chosen(
+    name: str, workers: int | None, crew: Crew, training: Training, say: Say, settings: Mapping[str, Any] | None = None
+) -> Executor:
     """The executor of a run.
 
     Args:
         name: "serial", "pool", "cohort", or "auto": on device "cpu" the pool where it is possible, two or more clients
-            train in a round, and `workers` asks for it, or the work is so much that it pays; on others the cohort.
+            train in a round, and `workers` asks for it, or the work is so much that it pays; on others the cohort. Or
+            one of `EXECUTORS`.
         workers: so many at the same time, processes or clients of a stack; None: the cores that this process may use,
             or `cohort.SIZE`.
         crew: what is worked on. training: how much. say: told when a worker had to be replaced, or of clients that
-            cannot be stacked.
+            cannot be stacked. settings: of the recipe, if there is one, from which others can make the same clients.
 
     Raises:
         RequestError: no such executor, or it is not possible here.
     """
     serial = Serial(crew.method, crew.architectures, crew.store, crew.auc)
-    if name not in ("auto", "serial", "pool", "cohort"):
-        raise RequestError(f"expected the executor 'auto', 'serial', 'pool' or 'cohort', came '{name}'")
+    if name not in (*_OURS, *EXECUTORS):
+        known = "', '".join([*_OURS, *list(EXECUTORS)[:-1]])
+        raise RequestError(f"expected the executor '{known}' or '{list(EXECUTORS)[-1]}', came '{name}'")
     if workers is not None and workers < 1:
         raise RequestError(f"expected at least 1 worker, came {workers}")
+    if name in EXECUTORS:
+        other: Executor = EXECUTORS[name](crew, workers, say, settings)
+        return other
     if name == "serial" and (workers or 1) > 1:
         raise RequestError(f"expected 1 worker, as the executor 'serial' has one, came {workers}")
     if name == "cohort" and workers == 1:

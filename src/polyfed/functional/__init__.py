@@ -8,6 +8,7 @@ cross_layer updates of one layer steered by those of another
 drift       how far a model has gone since it was received, and that way as it is released
 fisher      the diagonal Fisher information, from single samples
 image_quality PSNR, SSIM and total variation of images
+keyed       normal numbers that only the holder of a key can draw
 kernels     linear CKA, its gradient, a low-rank factor of the mean kernel
 losses      weighted cross entropy, distances, divergence and contrast of outputs
 low_rank    tensors as their largest singular triples

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import torch
@@ -12,6 +13,7 @@ from polyfed.functional.clipping import clipped
 from polyfed.functional.losses import squared_distance
 
 Norms = Literal["squared", "tensorwise"]
+Normals = Callable[[torch.Size], Tensor]  # a shape -> N(0, 1), float32
 
 
 def length(params: Mapping[str, Tensor], reference: Mapping[str, Tensor], norms: Norms) -> Tensor:
@@ -45,8 +47,13 @@ def gap(params: Mapping[str, Tensor], reference: Mapping[str, Tensor], bound: fl
     return (torch.linalg.vector_norm(each) - bound).square() if norms == "squared" else (each.sum() - bound).abs()
 
 
-def released(update: Mapping[str, Tensor], bound: float, std: float, generator: torch.Generator) -> dict[str, Tensor]:
+def released(
+    update: Mapping[str, Tensor], bound: float, std: float, source: torch.Generator | Normals
+) -> dict[str, Tensor]:
     """The update, shortened to the norm `bound` if it is longer, plus N(0, std^2) on every entry; std 0 draws nothing.
+
+    Args:
+        source: of the normal numbers.
 
     >>> released({"a": torch.tensor([3.0, 4.0])}, 1.0, 0.0, torch.Generator())
     {'a': tensor([0.6000, 0.8000])}
@@ -54,7 +61,8 @@ def released(update: Mapping[str, Tensor], bound: float, std: float, generator: 
     short = {name: t for name, t in clipped(update, bound).items() if t is not None}
     if not std:
         return short
-    return {name: t + std * torch.randn(t.shape, generator=generator).to(t) for name, t in short.items()}
+    draw = functools.partial(torch.randn, generator=source) if isinstance(source, torch.Generator) else source
+    return {name: t + std * draw(t.shape).to(t) for name, t in short.items()}
 
 
 def _norms(params: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> Tensor:

@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "data": {"functional", "errors", "registry"},
     "core": {"models.split", "data.samples", "functional", "errors"},
     "methods": {"core", "functional", "errors"},
-    "engine": {"core", "data", "models", "functional", "errors", "registry", "version"},
+    "engine": {"core", "data", "models", "functional", "errors", "registry", "units", "version"},
 }
 MAY_NOT_IMPORT = {
     "report": {"engine", "core", "data", "models", "methods", "analysis"},

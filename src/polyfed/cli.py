@@ -306,7 +306,9 @@ def report(
     stage: Annotated[
         str | None, typer.Option(metavar="NAME", help="received, after_local or personal [each run's own].")
     ] = None,
-    x: Annotated[str, typer.Option(metavar="NAME", help="Axis of the curves: round, bytes or seconds.")] = "round",
+    x: Annotated[
+        str, typer.Option(metavar="NAME", help="Axis of the curves: round, bytes, seconds or simulated.")
+    ] = "round",
     metric: Annotated[
         str,
         typer.Option(metavar="NAME", help="What the curves show: accuracy, worst_tenth, balanced_accuracy, f1 or auc."),
@@ -733,6 +735,10 @@ def _print_run(result: Mapping[str, Any], path: Path | None) -> None:
         f"bytes {human_bytes(result['bytes_up'])} up, {human_bytes(result['bytes_down'])} down; "
         f"{human_seconds(result['seconds'])}" + (f"; {result['refused']} refused" if result["refused"] else "")
     )
+    if (simulated := result.get("simulated_seconds")) is not None:
+        late = f"; {result['stragglers']} uploads behind the deadline" if result.get("stragglers") else ""
+        without = f"; left out: clients {', '.join(map(str, result['left_out']))}" if result["left_out"] else ""
+        _print(f"simulated time {human_seconds(simulated)}{late}{without}")
     _print(f"run folder {path}")
 
 

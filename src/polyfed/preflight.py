@@ -9,6 +9,7 @@ and has the same network.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 import textwrap
@@ -30,7 +31,9 @@ from polyfed.engine.evaluation import CHUNK, score_model
 from polyfed.engine.executors import at_work
 from polyfed.engine.federation import Federation
 from polyfed.engine.fit import one_input
+from polyfed.engine.simulation import Effort, spent
 from polyfed.engine.training import data_of, train
+from polyfed.engine.work import Operations, training_operations
 from polyfed.errors import PolyfedError, RunError
 from polyfed.models.split import SplitModel, cuts
 from polyfed.units import human_bytes, human_seconds
@@ -59,6 +62,8 @@ class ArchitectureCheck:
         seconds_batch: one training step. seconds_row: scoring one row. seconds_rest: all else that one client costs in
             a round.
         closing: bytes down, bytes up and seconds of the closing round; zeros where there is none.
+        operations: of this client's receiving, training and uploading in rounds 1 and 2; counted where devices are
+            simulated.
     """
 
     name: str
@@ -76,6 +81,7 @@ class ArchitectureCheck:
     flops: int = 0
     peak: int = 0
     closing: tuple[int, int, float] = (0, 0, 0.0)
+    operations: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -92,6 +98,9 @@ class Check:
         nbytes: of all clients' weights and states and the server's, in memory. data_nbytes: of the clients' samples and
             those that everybody may see.
         workers: among so many processes the clients' work is dealt.
+        devices: where devices are simulated, one entry for each client: id, device, memory (bytes it has), needs (bytes
+            that training takes), fits, and the seconds down, train and up of a later round.
+        simulated_seconds: of the whole run, if all are asked in every round; None where no devices are simulated.
     """
 
     facts: Mapping[str, Any]
@@ -107,6 +116,8 @@ class Check:
     seconds_server: float = 0.0
     seconds_scoring: float = 0.0
     data_nbytes: int = 0
+    devices: tuple[Mapping[str, Any], ...] = ()
+    simulated_seconds: float | None = None
 
     @property
     def peak(self) -> int:
@@ -143,6 +154,7 @@ class Check:
                 *([f"... and {more} more"] if more > 0 else []),
                 "",
                 *_named(self.facts["class_names"]),
+                *_shown_devices(self),
                 *_summed(self.clients, self.facts["classes"]),
                 f"rows: {self.holdout} held out for the server, {self.unused} unused",
                 f"whole run, about: {human_seconds(self.seconds)}{workers} (scoring "
@@ -200,6 +212,7 @@ def measure(federation: Federation, unused: int = 0, holdout: int = 0, batches: 
         seconds_server=server,
         seconds_scoring=scoring,
         data_nbytes=_data_bytes(federation),
+        **_simulated(federation, mine),
     )
 
 
@@ -230,12 +243,13 @@ def _first(samples: Samples, rows: int) -> Samples:
 
 
 def _asked(federation: Federation) -> list[tuple[float, float]]:
-    """How often each client is asked, in expectation: in round 1, and in all later rounds together."""
+    """How often each client is asked and there, in expectation: in round 1, and in all later rounds together."""
+    there = federation.simulation.availability() or [1.0] * len(federation.clients)
     often = [[0.0, 0.0] for _ in federation.clients]
     for number in range(1, federation.training.rounds + 1):
         present = federation.attendance.present(number)
         for client_id in present:
-            often[client_id][number > 1] += federation.training.drawn(len(present)) / len(present)
+            often[client_id][number > 1] += there[client_id] * federation.training.drawn(len(present)) / len(present)
     return [(first, later) for first, later in often]
 
 
@@ -260,6 +274,30 @@ def _data_bytes(federation: Federation) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
+def _simulated(federation: Federation, mine: Sequence[ArchitectureCheck]) -> dict[str, Any]:
+    """What rounds would take on the clients' devices; of one network, operations are in proportion to rows."""
+    simulation, devices = federation.simulation, []
+    if not federation.devices.on:
+        return {}
+    slowest = [0.0, 0.0]
+    for client, kind in zip(federation.clients, mine, strict=True):
+        rows = client.n / federation.clients[kind.client].n
+        efforts = [
+            Effort(down, round(rows * operations), up)
+            for down, operations, up in zip(kind.down, kind.operations, kind.up, strict=True)
+        ]
+        profile, need = simulation.profile(client.id), simulation.needs[client.id]
+        first, later = (spent(profile, effort) for effort in efforts)
+        fits = client.id not in simulation.left_out
+        device = {"id": client.id, "device": simulation.names[client.id], "memory": profile.memory, "needs": need}
+        devices.append({**device, "fits": fits, **later._asdict(), "seconds": later.seconds})
+        if fits:
+            slowest = [max(slowest[0], first.seconds), max(slowest[1], later.seconds)]
+    limit = math.inf if federation.devices.deadline is None else federation.devices.deadline
+    one, others = (min(limit, seconds) for seconds in slowest)
+    return {"devices": tuple(devices), "simulated_seconds": one + (federation.training.rounds - 1) * others}
+
+
 # playing ----------------------------------------------------------------------------------------------------------
 
 
@@ -274,6 +312,7 @@ class _Cost:
     batch: float = 0.0  # seconds
     row: float = 0.0
     rest: float = 0.0
+    operations: int = 0
 
 
 class _Trial:
@@ -376,8 +415,11 @@ class _Trial:
         began = time.perf_counter()
         client = at_work(member, method.variant(federation.server, member.id), federation.architectures)
         try:
-            context = client.context = method.receive(client, message)
+            counts = Operations() if federation.devices.on else contextlib.nullcontext()
+            with counts:
+                context = client.context = method.receive(client, message)
             received = time.perf_counter()
+            cost.operations += self._training_operations(client, context, exchange)
             trained = Trained()
             if exchange.trains:
                 for phase in self._phases(client, exchange):
@@ -391,7 +433,9 @@ class _Trial:
                 trained = train(client, method, context, batches, exchange.phases, step)
                 cost.batch = max(cost.batch, (time.perf_counter() - ready) / max(trained.steps, 1))
             done = time.perf_counter()
-            upload = read_only(copied(method.upload(client, trained)))
+            with counts:
+                upload = read_only(copied(method.upload(client, trained)))
+            cost.operations += counts.count if isinstance(counts, Operations) else 0
             leaves = outgoing(client, method, upload, message)
             cost.rest += time.perf_counter() - done + received - began
             if self._scores and exchange.trains and len(client.data.test):
@@ -411,6 +455,13 @@ class _Trial:
         cost.down += nbytes(message)
         cost.up += nbytes(leaves)
         return read_only(arrived(federation.compression, leaves, message))
+
+    def _training_operations(self, client: Client, context: Context, exchange: Exchange) -> int:
+        """Of the training in an exchange, where devices are simulated."""
+        if not self._federation.devices.on:
+            return 0
+        step = self._federation.architectures.training
+        return training_operations(client, self._federation.method, context, self._phases(client, exchange), step)
 
     def _peak(self, client: Client, context: Context, exchange: Exchange) -> int:
         """The most bytes that a client at work makes: for a batch of each phase, or for scoring a chunk of rows."""
@@ -444,6 +495,7 @@ class _Trial:
             flops=flops(self._federation.method.personal(module), one_input(member, module)),
             peak=sum(tensor.nbytes for tensor in module.state_dict().values()) + second.peak,
             closing=(last.down, last.up, closing),
+            operations=(first.operations, second.operations),
         )
 
 
@@ -481,6 +533,31 @@ def _shown_costs(kind: ArchitectureCheck) -> list[str]:
 def _shown_client(client: Mapping[str, Any]) -> list[str]:
     sizes = [str(client[key]) for key in ("id", "train", "validation", "test")]
     return [*sizes, client["architecture"], _shown_labels(client["labels"])]
+
+
+def _shown_devices(check: Check) -> list[str]:
+    """The table of the clients' simulated devices, and what the run would take on them."""
+    if check.simulated_seconds is None:
+        return []
+    heads = ["client", "device", "memory", "training takes", "down", "train", "up", "a later round"]
+    rows = [
+        [
+            *(str(one["id"]), one["device"], human_bytes(one["memory"]), human_bytes(one["needs"])),
+            *(f"{one[part]:.2f} s" for part in ("down", "train", "up")),
+            human_seconds(one["seconds"]) if one["fits"] else "does not fit",
+        ]
+        for one in check.devices[:_SHOWN_CLIENTS]
+    ]
+    more = len(check.devices) - _SHOWN_CLIENTS
+    left_out = [str(one["id"]) for one in check.devices if not one["fits"]]
+    told = f"left out, as their network does not fit: {', '.join(left_out)}"
+    return [
+        *_table(heads, rows, left=2),
+        *([f"... and {more} more"] if more > 0 else []),
+        *(textwrap.wrap(told, _WIDTH, subsequent_indent="  ") if left_out else []),
+        f"whole run on these devices, about: {human_seconds(check.simulated_seconds)}",
+        "",
+    ]
 
 
 def _shown_labels(labels: Mapping[int, int]) -> str:

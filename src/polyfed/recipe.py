@@ -1,9 +1,9 @@
 """Recipes: every setting of an experiment, typed and checked; TOML in and out, with ``--set`` on top.
 
 A recipe is one TOML file. ``[data]``, ``[models]``, ``[training]``, ``[evaluation]``, ``[availability]``,
-``[privacy]``, ``[compression]`` and ``[run]`` hold what the classes below list. ``[method]`` holds a method's name and
-its knobs. ``[methods.NAME]`` holds the knobs that a method takes when it is asked for by name (``--method NAME``,
-``compare --methods NAME,...``), so that one recipe serves many:
+``[privacy]``, ``[compression]``, ``[devices]`` and ``[run]`` hold what the classes below list. ``[method]`` holds a
+method's name and its knobs. ``[methods.NAME]`` holds the knobs that a method takes when it is asked for by name
+(``--method NAME``, ``compare --methods NAME,...``), so that one recipe serves many:
 
     [method]
     name = "fedgh"                   # what plain `polyfed run` runs
@@ -49,6 +49,7 @@ from polyfed.core.architectures import Precision
 from polyfed.core.settings import Availability, Compression, Evaluation, Positive, Privacy, Settings, Training
 from polyfed.data.text import Words
 from polyfed.data.transforms import augmentation
+from polyfed.engine.devices import Devices, attendance_in_effect
 from polyfed.errors import RequestError
 from polyfed.registry import METHODS, MODELS, PARTITIONS, nearest
 from polyfed.report import published
@@ -297,6 +298,7 @@ class Recipe(Settings):
     availability: Availability = Field(default_factory=Availability)
     privacy: Privacy = Field(default_factory=Privacy)
     compression: Compression = Field(default_factory=Compression)
+    devices: Devices = Field(default_factory=Devices)
     run: RunSettings = Field(default_factory=RunSettings)
     _stem: str = PrivateAttr("recipe")
     _own: MethodChoice | None = PrivateAttr(None)  # [method] as the file has it, before `choose`
@@ -448,11 +450,10 @@ class Recipe(Settings):
         knobs = dataclasses.asdict(self.build_method())
         given = {name.rstrip("_"): value for name, value in knobs.items() if value is not None}
         settings["method"] = {"name": self.method.name, **given}
-        for section in ("data", "training", "evaluation", "availability", "privacy", "compression", "run"):
+        for section in ("data", "training", "evaluation", "privacy", "compression", "devices", "run"):
             settings[section] = getattr(self, section).in_effect()
-            if not settings[section]:
-                del settings[section]
-        return settings
+        settings["availability"] = attendance_in_effect(self.availability, self.devices)
+        return {section: table for section, table in settings.items() if table}
 
     def dumps(self) -> str:
         """The resolved recipe as TOML."""
@@ -686,7 +687,9 @@ def _expected(complaint: Any) -> str:
 def _known_keys(keys: Sequence[str | int]) -> list[str]:
     """The valid keys of a section of the recipe; none where they are not fixed."""
     model: Any = Recipe
-    for key in keys:
+    for above, key in zip((None, *keys), keys, strict=False):
+        if above == "profiles":  # the key is a device's name
+            continue
         field = model.model_fields.get(key)
         candidates = () if field is None else (field.annotation, *get_args(field.annotation))
         model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)

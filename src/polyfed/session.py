@@ -31,7 +31,7 @@ from polyfed.models.zoo import build
 from polyfed.preflight import Check, measure
 from polyfed.recipe import Recipe
 from polyfed.registry import MODELS
-from polyfed.report.figures import curves
+from polyfed.report.figures import axes_of, curves
 from polyfed.report.folders import find_runs
 from polyfed.report.page import write_page
 from polyfed.report.results import write_command
@@ -198,6 +198,7 @@ def prepare(
         availability=recipe.availability,
         privacy=recipe.privacy,
         compression=recipe.compression,
+        devices=recipe.devices,
         seed=recipe.run.seed,
         public=data.public(recipe),
         test=dealt.test,
@@ -499,7 +500,9 @@ def _summed_up(
         return Comparison(folder, None, (), dict(failures))
     runs = find_runs(done)
     table = comparison(runs, target=target)
-    files = [*write(table, folder), *curves(runs, folder), write_page(runs, table, folder)]
+    axes = [axis for axis in axes_of(runs) if axis in ("round", "simulated")]
+    drawn = [file for axis in axes for file in curves(runs, folder, axis)]
+    files = [*write(table, folder), *drawn, write_page(runs, table, folder)]
     return Comparison(folder, table, tuple(files), dict(failures))
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from polyfed.errors import RequestError
 from polyfed.registry import nearest
 from polyfed.report.clients import architectures, clients, sizes
-from polyfed.report.figures import curve_drawings
+from polyfed.report.figures import axes_of, curve_drawings
 from polyfed.report.folders import RunRecord, find_runs
 from polyfed.report.grouping import group_runs
 from polyfed.report.sensitivity import is_sweep, sensitivity
@@ -179,7 +179,7 @@ class _Runs:
 def _curves(runs: _Runs) -> list[Drawing]:
     return [
         drawing
-        for x in ("round", "bytes", "seconds")
+        for x in axes_of(runs.found)
         for drawing in curve_drawings(runs.found, x, runs.choices.stage, smooth=runs.choices.smooth)
     ]
 

@@ -88,6 +88,10 @@ class Deployed(Federation):
         trackers: Sequence[object] = (),
         limit: int = LIMIT,
     ) -> None:
+        if recipe.devices.on:
+            raise RequestError(
+                "[devices]: expected none, as nodes are devices of their own, came a section that deals some"
+            )
         method, known = recipe.build_method(), roster.known
         first = known[min(known)]
         count, names = roster.count, list(roster.class_names or first.class_names)

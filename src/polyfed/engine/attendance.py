@@ -1,7 +1,8 @@
 """Who is there in a round, who drops out of it, and what arrives late.
 
 A joiner is absent before its first round: the server half does not see it. Drops and delays are drawn for each (round,
-client) from a stream of its own, so that they depend on no other draw, on no method and on nobody else.
+client) from a stream of its own, so that they depend on no other draw, on no method and on nobody else. So is whether a
+simulated device is there: one that is not drops out before anything reaches it.
 """
 
 from __future__ import annotations
@@ -42,25 +43,45 @@ class Roll:
 
 
 class Attendance:
-    """The rolls of a federation of so many clients: a function of the settings and the seed."""
+    """The rolls of a federation of so many clients: a function of the settings and the seed.
 
-    def __init__(self, availability: Availability, clients: int, seed: int) -> None:
+    Args:
+        there: of each client, the probability that its device is there; empty: all are.
+        left_out: who takes no part at all.
+    """
+
+    def __init__(
+        self,
+        availability: Availability,
+        clients: int,
+        seed: int,
+        there: Sequence[float] = (),
+        left_out: Collection[int] = _NOBODY,
+    ) -> None:
         self._settings, self._clients, self._seed = availability, clients, seed
+        self._there, self._left_out = there, left_out
         drawn = torch.randperm(clients, generator=generator(seed, "joiners"))[: availability.joiners]
         self._joiners = frozenset(drawn.tolist())
 
     def present(self, number: int) -> list[int]:
         """Who is there in round `number`, asked or not."""
         all_there = number >= self._settings.join_round
-        return [i for i in range(self._clients) if all_there or i not in self._joiners]
+        return [i for i in range(self._clients) if (all_there or i not in self._joiners) and i not in self._left_out]
 
     def roll(self, number: int) -> Roll:
         """Everybody's attendance of round `number`."""
         present, settings = self.present(number), self._settings
+        away = self._away(number, present)
         dropped = self._drawn("drop", settings.drop, number, present)
-        late = self._drawn("late", settings.late, number, present) - dropped
+        late = self._drawn("late", settings.late, number, present) - dropped - away
         before = settings.drop_when == "before"
-        return Roll(present, dropped if before else _NOBODY, _NOBODY if before else dropped, late)
+        return Roll(present, away | dropped if before else away, _NOBODY if before else dropped - away, late)
+
+    def _away(self, number: int, present: Iterable[int]) -> frozenset[int]:
+        """Whose device is not there."""
+        doubtful = [i for i in present if self._there and self._there[i] < 1]
+        draws = {i: torch.rand((), generator=generator(self._seed, "device", number, i)) for i in doubtful}
+        return frozenset(i for i, value in draws.items() if float(value) >= self._there[i])
 
     def _drawn(self, purpose: str, probability: float, number: int, ids: Iterable[int]) -> frozenset[int]:
         """One draw for each client, from a stream of its own."""

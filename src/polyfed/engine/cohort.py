@@ -120,13 +120,13 @@ class Cohort:
         template = architectures.template(network, variant)
         if reason := _draws(template):
             raise Unstackable(reason)
-        clients, before = [], []
+        clients, before, operations = [], [], []
         rows: list[Tensors] = []
         for job in jobs:
             weights = own_weights(job.client, variant, architectures)
             client = at_work(job.client, variant, architectures, weights)
             with own_layers(client, job):
-                receive(client, job, method)
+                operations.append(receive(client, job, method, architectures))
             clients.append(client)
             before.append(weights)
             rows.append({name: t.detach().clone() for name, t in _tensors(template).items()})
@@ -146,7 +146,9 @@ class Cohort:
             client.bound = architectures.bound(network, variant, tensors).train()
             fresh = functools.partial(store.fresh, network, variant)
             with own_layers(client, job):
-                outcome = hand_in(client, job, trained[place], method, architectures, fresh, before[place])
+                outcome = hand_in(
+                    client, job, trained[place], method, architectures, fresh, before[place], operations[place]
+                )
             yield outcome
 
 

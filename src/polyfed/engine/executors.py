@@ -27,6 +27,7 @@ from polyfed.core.uploads import outgoing
 from polyfed.engine.evaluation import Memory, Score, score_model
 from polyfed.engine.store import Row, Store
 from polyfed.engine.training import train
+from polyfed.engine.work import Operations, training_operations
 from polyfed.errors import PolyfedError, RunError
 from polyfed.models.split import SplitModel
 
@@ -44,6 +45,7 @@ class Job:
     auc: bool = False  # with the area under the ROC curve
     closing: bool = False  # the exchange is one of the closing round's
     place: int = 0  # where among the round's exchanges it stands
+    counted: bool = False  # tell how many operations it takes
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class Outcome:
     score: Score | None = None
     refused: str | None = None
     dropped: bool = False
+    operations: int = 0  # of receiving, training, uploading, where they are counted
 
     @property
     def counts(self) -> bool:
@@ -153,13 +156,13 @@ def carry_out(job: Job, method: Method, architectures: Architectures, fresh: Cal
     before = own_weights(job.client, job.variant, architectures)
     client = at_work(job.client, job.variant, architectures, before)
     with own_layers(client, job):
-        receive(client, job, method)
+        operations = receive(client, job, method, architectures)
         trained = Trained()
         if job.exchange.trains:
             with at_stage(client, job, "training"):
                 phases = job.exchange.phases
                 trained = train(client, method, client.context, phases=phases, step=architectures.training)
-        return hand_in(client, job, trained, method, architectures, fresh, before)
+        return hand_in(client, job, trained, method, architectures, fresh, before, operations)
 
 
 def own_layers(client: Client, job: Job) -> AbstractContextManager[None]:
@@ -168,15 +171,27 @@ def own_layers(client: Client, job: Job) -> AbstractContextManager[None]:
 
 
 @timed("messages")
-def receive(client: Client, job: Job, method: Method) -> None:
+def receive(client: Client, job: Job, method: Method, architectures: Architectures) -> int:
     """First half of a job: the client, at work, takes in what it is told.
+
+    Returns:
+        Where they are counted, the operations of that and of the training to come; else 0.
 
     Raises:
         RunError: the method failed, as for `carry_out`.
     """
     client.round, client.exchange = job.round, job.exchange.name
-    with at_stage(client, job, "receiving"):
+    with at_stage(client, job, "receiving"), _counting(job) as done:
         client.context = method.receive(client, read_only(job.message))
+    if done is None or not job.exchange.trains:
+        return 0 if done is None else done.count
+    with at_stage(client, job, "training"):
+        phases = method.phases(client.training) if job.exchange.phases is None else job.exchange.phases
+        return done.count + training_operations(client, method, client.context, phases, architectures.training)
+
+
+def _counting(job: Job) -> AbstractContextManager[Operations | None]:
+    return Operations() if job.counted else contextlib.nullcontext()
 
 
 @timed("messages")
@@ -188,12 +203,13 @@ def hand_in(
     architectures: Architectures,
     fresh: Callable[[], Row],
     before: Mapping[str, Tensor],
+    operations: int = 0,
 ) -> Outcome:
     """Second half of a job, after the training: judge, score, upload.
 
     Args:
         client: at work, with its new weights in the template. before: its weights before the job. fresh: see
-            `carry_out`.
+            `carry_out`. operations: until now.
 
     Raises:
         RunError: the method failed, as for `carry_out`.
@@ -205,7 +221,9 @@ def hand_in(
             score = score_model(client, method, client.data.test, job.auc)
     if bad is None:  # a model of NaN sends nothing: who knows what the method's upload makes of it
         with at_stage(client, job, "uploading"):
-            message = read_only(copied(method.upload(client, trained)))
+            with _counting(job) as done:
+                message = read_only(copied(method.upload(client, trained)))
+            operations += 0 if done is None else done.count
             if name := not_finite(message):
                 bad = f"the upload is not finite ('{name}')"
             else:
@@ -222,6 +240,7 @@ def hand_in(
         {} if bad else numbers(trained.sums or {}),
         None if bad else score,
         bad,
+        operations=operations,
     )
 
 

@@ -34,6 +34,7 @@ from polyfed.engine import checkpoint
 from polyfed.engine.attendance import Attendance, LateUpload, Post, Roll
 from polyfed.engine.checkpoint import Snapshot
 from polyfed.engine.cohort import stack_size
+from polyfed.engine.devices import Devices, attendance_in_effect
 from polyfed.engine.evaluation import NOT_EVALUATED, Measure, Memory, Score, check_measures, figures, summary
 from polyfed.engine.executors import Executor, Job, Outcome, Scoring, at_work, has_own
 from polyfed.engine.fit import check_companion, check_fit
@@ -41,6 +42,7 @@ from polyfed.engine.folder import RunFolder
 from polyfed.engine.guide import Guide
 from polyfed.engine.history import History, result_of, stopped_after
 from polyfed.engine.pool import chosen
+from polyfed.engine.simulation import Clock, Effort, Simulation, memory_needs
 from polyfed.engine.store import Row, Store, row_of
 from polyfed.engine.tracking import Tracker as Tracker
 from polyfed.engine.tracking import tell, watcher
@@ -70,7 +72,8 @@ class Run:
         return f"Run({told['method']}, {_count(len(self.history), 'round')}: {scored}, {sent}{where})"
 
 
-_OPTIONAL = ("availability", "privacy", "compression")  # settings that records and run folders name where they are on
+# settings that records and run folders name where they are on
+_OPTIONAL = ("availability", "privacy", "compression", "devices")
 
 
 class Federation:
@@ -82,6 +85,7 @@ class Federation:
         training, evaluation: settings; see there.
         availability: who is there, who drops out, what arrives late; default: everybody, always.
         privacy, compression: bounds and noise on what clients upload, and fewer bytes for it; default: neither.
+        devices: what clients are simulated to compute on, and how they are connected; default: nothing is simulated.
         seed: every random draw of the run is derived from it.
         public: hold-out data that everybody may see. test: one test set shared by all clients, in place of their own.
         classes: of the task; default: the largest label anywhere plus one. class_names: what they are called.
@@ -105,8 +109,8 @@ class Federation:
         timings: whether the records tell where the time of each round went.
 
     Raises:
-        RequestError: models or data do not fit the method or the settings, a device is not there, the executor is not
-            possible here, there are no clients, or a tracker or a metric is none.
+        RequestError: models or data do not fit the method or the settings, or a simulated device's memory; a device is
+            not there, the executor is not possible here, there are no clients, or a tracker or a metric is none.
     """
 
     def __init__(
@@ -119,6 +123,7 @@ class Federation:
         availability: Availability | None = None,
         privacy: Privacy | None = None,
         compression: Compression | None = None,
+        devices: Devices | None = None,
         seed: int = 0,
         public: Public | None = None,
         test: Samples | None = None,
@@ -150,8 +155,9 @@ class Federation:
         self.evaluation = evaluation or Evaluation()
         self.availability = availability or Availability()
         self.privacy, self.compression = privacy or Privacy(), compression or Compression()
+        self.devices = devices or Devices()
         _check_settings(self.clients, self.training, self.evaluation, self.availability)
-        self.attendance = Attendance(self.availability, len(self.clients), seed)
+        self.simulation = Simulation(self.devices, len(self.clients), seed)
         self.seed = seed
         self.shared_test = test
         self.stages = self.evaluation.stages(method.scored)
@@ -187,6 +193,14 @@ class Federation:
             first = {client.architecture: client.id for client in reversed(self.clients)} if method.changes else {}
             networks = {number: self.architectures.template(name) for name, number in first.items()}
             check_uploads(method, self.privacy, self.compression, self.server, networks)
+        self._left_out: dict[int, str] = {}  # their variants, by number
+        if self.devices.on:
+            self._check_memory()
+        self.attendance = Attendance(
+            self.availability, len(self.clients), seed, self.simulation.availability(), self.simulation.left_out
+        )
+        if not self.attendance.present(1):
+            raise RequestError("expected a client in round 1, came none: all are left out or join later")
         auc = "auc" in self.evaluation.metrics
         self._memory = Memory(auc)
         self.folder = None if out is None else RunFolder(out)
@@ -220,6 +234,10 @@ class Federation:
         for name in _OPTIONAL:
             if limits := getattr(self, name).in_effect():
                 self.facts[name] = limits
+        if limits := attendance_in_effect(self.availability, self.devices):
+            self.facts["availability"] = limits
+        if self.devices.on:
+            self.facts["left_out"] = sorted(self._left_out)
         size = stack_size(executor, device, workers)
         self._stacked = {"executor": "cohort", "workers": size} if size > 1 else {}
         self.settings = settings if settings is not None else self._settings()
@@ -338,19 +356,20 @@ class Federation:
         server.admit(roll.present)
         drawn = roll.present if closing else self._select(number, roll.present)
         selected, asked = roll.reached(drawn), set(drawn)
+        clock = self.simulation.clock(number, bool(closing))
         post = Post(number, () if closing else self._waiting, self.availability.late_by, method.accepts_late)
         due = bool(closing) or number % self.evaluation.every == 0 or number == self.training.rounds
         tally = _Tally(self.compression.on)
-        with _at("planning", number), section("aggregate"):
+        with _at("planning", number), section("aggregate"), clock.serving():
             method.plan(server, selected)
         for place, exchange in enumerate(closing or method.exchanges(number)):
             server.exchange = exchange.name
             ids = drawn if exchange.who == "selected" else roll.present
             asked.update(ids)
-            reached = [client_id for client_id in roll.reached(ids) if client_id not in tally.lost]
-            sent = self._pass(exchange, place, bool(closing), reached, roll, tally, due)
-            with _at("aggregation", number), section("aggregate"):
-                method.aggregate(server, post.deliver(exchange.name, sent, roll.late))
+            reached = [i for i in roll.reached(ids) if i not in tally.lost and i not in clock.stragglers]
+            sent = self._pass(exchange, place, bool(closing), reached, roll, tally, due, clock)
+            with _at("aggregation", number), section("aggregate"), clock.serving():
+                method.aggregate(server, post.deliver(exchange.name, sent, {*roll.late, *clock.stragglers}))
                 server.state = in_plain_order(server.state)
             del sent  # all that was sent, which nobody needs while the clients are scored
         server.exchange = "train"
@@ -361,17 +380,25 @@ class Federation:
             "dropped": sorted({*roll.dropped(asked), *tally.lost}),
             **post.record(),
         }
-        record |= {**tally.record(), "server": dict(server.log)}
+        record |= {**tally.record(), **clock.record(), "server": dict(server.log)}
         server.log.clear()
         with section("score"):
             return {**record, "evaluated": due, **(self._evaluate(tally.scores) if due else NOT_EVALUATED)}
 
     def _pass(
-        self, exchange: Exchange, place: int, closing: bool, ids: Sequence[int], roll: Roll, tally: _Tally, due: bool
+        self,
+        exchange: Exchange,
+        place: int,
+        closing: bool,
+        ids: Sequence[int],
+        roll: Roll,
+        tally: _Tally,
+        due: bool,
+        clock: Clock,
     ) -> dict[int, Message]:
         """One passage down and up among the clients `ids`; what was sent by those that count and are heard."""
         scores = due and exchange.trains and "after_local" in self.stages
-        with _at("broadcast", self.server.round), section("messages"):
+        with _at("broadcast", self.server.round), section("messages"), clock.serving():
             jobs = [
                 Job(
                     self.clients[client_id],
@@ -383,12 +410,20 @@ class Federation:
                     self._memory.auc,
                     closing,
                     place,
+                    clock.on,
                 )
                 for client_id in ids
             ]
         carried_out = self.executor.run(jobs, functools.partial(self._client_done, len(jobs)))
         with section("messages"):
             outcomes = [self._arrived(job, outcome) for job, outcome in zip(jobs, carried_out, strict=True)]
+        clock.passage(
+            {
+                outcome.client_id: Effort(nbytes(job.message), outcome.operations, outcome.bytes_up)
+                for job, outcome in zip(jobs, outcomes, strict=True)
+            },
+            {outcome.client_id for outcome in outcomes if not outcome.dropped} - {*roll.unheard, *roll.late},
+        )
         for job, outcome in zip(jobs, outcomes, strict=True):
             tally.add(job, outcome, self.method, outcome.client_id not in roll.unheard)
             if outcome.counts:
@@ -428,7 +463,8 @@ class Federation:
 
     def _scores(self, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], dict[int, Score]]:
         """The scores of all who are present by (stage, part of the data), taken anew where they may have changed."""
-        looks = {client.id: self._looks(client, [stage for stage, _ in wanted]) for client in self._present()}
+        scored = [client for client in self.clients if client.id in self.server.clients or client.id in self._left_out]
+        looks = {client.id: self._looks(client, [stage for stage, _ in wanted]) for client in scored}
         missing: dict[_Look, list[str]] = {}
         for stage, part in wanted:
             for look in (of_stage[stage] for of_stage in looks.values()):
@@ -447,6 +483,9 @@ class Federation:
 
     def _looks(self, client: Client, stages: Sequence[str]) -> dict[str, _Look]:
         """What of the client is scored at each stage; what needs the same message is the same."""
+        if client.id in self._left_out:
+            variant = self._left_out[client.id]
+            return dict.fromkeys(stages, _Look(client, variant, None, _Key(client.version, variant, {})))
         variant = self.method.variant(self.server, client.id)
         own = has_own(client, variant, self.architectures)
         asks = {stage: stage == "received" or not own for stage in stages}  # who never took part, say
@@ -532,14 +571,37 @@ class Federation:
                 self.folder.rounds(0)
             self._take_back(Snapshot(0, {}, dict.fromkeys(range(len(self.clients))), {c.id: {} for c in self.clients}))
             self.history = []
+            self._begin_left_out()
             return 0
         self._take_back(snapshot)
         self.history = self.folder.rounds(snapshot.round)
         return snapshot.round
 
+    def _check_memory(self) -> None:
+        """Whose network does not fit its device."""
+        needs, names, variants = memory_needs(self.method, self.clients, self.architectures, self.server)
+        self.simulation.fit(needs, names)
+        self._left_out = {number: variants[number] for number in sorted(self.simulation.left_out)}
+
+    def _begin_left_out(self) -> None:
+        """Who is left out keeps the network that it begins with, and is scored with it."""
+        for number, variant in self._left_out.items():
+            client = self.clients[number]
+            begun = self.architectures.initial(client.architecture, variant, number, client.given)
+            client.weights = self.store.fresh(client.architecture, variant).write(begun)
+            client.version += 1
+
     def _members(self) -> list[dict[str, Any]]:
         """Who the clients are, for the result."""
-        return [{"id": c.id, "architecture": c.architecture, "samples": c.n} for c in self.clients]
+        return [
+            {
+                "id": c.id,
+                "architecture": c.architecture,
+                "samples": c.n,
+                **({"device": self.simulation.names[c.id]} if self.devices.on else {}),
+            }
+            for c in self.clients
+        ]
 
     def _write_models(self, folder: RunFolder) -> None:
         guide = Guide(self.architectures)

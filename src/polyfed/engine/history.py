@@ -41,7 +41,7 @@ def _numbers(record: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, 
     """The numbers of a record by their paths; None where one is not known."""
     for name, value in record.items():
         path = f"{above}{name}"
-        if isinstance(value, Mapping) and path != "bytes_by_client":
+        if isinstance(value, Mapping) and path not in ("bytes_by_client", "simulated_by_client"):
             yield from _numbers(value, f"{path}.")
         elif isinstance(value, int | float) or (value is None and path != "confusion"):
             yield path, value
@@ -118,6 +118,7 @@ def result_of(
         "samples": samples,
         "seconds": seconds,
         "samples_per_second": samples / seconds if seconds else None,
+        **_simulated(records),
         **_timings(records),
         "versions": versions(),
     }
@@ -129,6 +130,15 @@ def _uncompressed(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return {"bytes_up_uncompressed": sum(told)} if told else {}
 
 
+def _simulated(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the rounds would have taken on the clients' devices, where these are simulated."""
+    if not any("simulated_seconds" in record for record in records):
+        return {}
+    late = [len(record["stragglers"]) for record in records if "stragglers" in record]
+    seconds = sum(record["simulated_seconds"] for record in records)
+    return {"simulated_seconds": seconds, **({"stragglers": sum(late)} if late else {})}
+
+
 def _timings(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """Where the time went, over the rounds that tell."""
     told = [record["timings"] for record in records if "timings" in record]
@@ -138,15 +148,25 @@ def _timings(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]
 def _clients_table(
     records: Sequence[Mapping[str, Any]], clients: Sequence[Mapping[str, Any]], accuracies: Sequence[float | None]
 ) -> list[dict[str, Any]]:
-    """One row per client: who it is, its last accuracy in the main stage, and what it sent and was sent in all."""
+    """One row per client: who it is, its last accuracy in the main stage, what it sent and was sent in all, and how
+    long its simulated device was busy.
+    """
     spent = {str(client["id"]): {"up": 0, "down": 0} for client in clients}
+    busy = {str(client["id"]): 0.0 for client in clients if "device" in client}
     for record in records:
+        for number, one in record.get("simulated_by_client", {}).items():
+            busy[number] += one["down"] + one["train"] + one["up"]
         for number, ways in record["bytes_by_client"].items():
             for way in ("up", "down"):
                 spent[number][way] += ways[way]
     known = accuracies or [None] * len(clients)
     return [
-        {**client, "accuracy": accuracy, **{f"bytes_{way}": spent[str(client["id"])][way] for way in ("up", "down")}}
+        {
+            **client,
+            "accuracy": accuracy,
+            **{f"bytes_{way}": spent[str(client["id"])][way] for way in ("up", "down")},
+            **({"simulated_seconds": busy[str(client["id"])]} if busy else {}),
+        }
         for client, accuracy in zip(clients, known, strict=True)
     ]
 

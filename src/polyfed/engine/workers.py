@@ -194,7 +194,7 @@ def _place(row: Row | None) -> list[Any] | None:
 
 
 def _job_facts(job: Job) -> dict[str, Any]:
-    names = ("variant", "round", "closing", "place", "scores", "auc")
+    names = ("variant", "round", "closing", "place", "scores", "auc", "counted")
     return {"what": "job", **{name: getattr(job, name) for name in names}}
 
 
@@ -216,6 +216,7 @@ def _outcome(job: Job, reply: Mapping[str, Any], tensors: Mapping[str, Any], fre
         reply["sums"],
         None if tensors["score"] is None else _score(tensors["score"]),
         reply["refused"],
+        operations=reply["operations"],
     )
 
 
@@ -356,7 +357,8 @@ class _Shift:
         client = self._client(asked, tensors)
         exchanges = method.closing() if asked["closing"] else method.exchanges(asked["round"])
         exchange = exchanges[asked["place"]]
-        job = Job(client, tensors["message"], asked["variant"], exchange, asked["round"], asked["scores"], asked["auc"])
+        flags = {name: asked[name] for name in ("scores", "auc", "counted")}
+        job = Job(client, tensors["message"], asked["variant"], exchange, asked["round"], **flags)
         fresh = self._row(asked, "fresh")
         assert fresh is not None
         done = carry_out(job, method, self._crew.architectures, lambda: fresh)
@@ -374,6 +376,7 @@ class _Shift:
             "bytes_up": done.bytes_up,
             "sums": done.sums,
             "refused": done.refused,
+            "operations": done.operations,
             "new": done.weights is fresh,
             "tensors": tensors,
         }

@@ -1,4 +1,4 @@
-"""Curves of accuracy (or another figure) against rounds, bytes or seconds, drawn from run folders."""
+"""Curves of accuracy (or another figure) against rounds, bytes, seconds or simulated time, drawn from run folders."""
 
 from __future__ import annotations
 
@@ -19,10 +19,15 @@ from polyfed.report.writing import make_folder
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["AXES", "METRICS", "Series", "curve_drawings", "curves", "series"]
+__all__ = ["AXES", "METRICS", "Series", "axes_of", "curve_drawings", "curves", "series"]
 
-AXES = {"round": "round", "bytes": "bytes sent, both ways", "seconds": "training time"}
-_AGAINST = {"round": "rounds", "bytes": "bytes sent", "seconds": "training time"}
+AXES = {
+    "round": "round",
+    "bytes": "bytes sent, both ways",
+    "seconds": "training time",
+    "simulated": "simulated time",
+}
+_AGAINST = {"round": "rounds", "bytes": "bytes sent", "seconds": "training time", "simulated": "simulated time"}
 METRICS = {
     "accuracy": "accuracy",
     "worst_tenth": "accuracy of the lowest tenth of clients",
@@ -33,7 +38,7 @@ METRICS = {
 _BYTE_SCALES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 _SECOND_SCALES = ((3600, "h"), (60, "min"), (1, "s"))
 _MARKERS_PER_LINE = 12
-_FAR_APART = 20  # bytes are on a logarithmic axis where the methods' totals differ by this factor
+_FAR_APART = 20  # bytes and simulated time are on a logarithmic axis where the methods' totals differ by this factor
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class Series:
 
     Attributes:
         name: the method or variant.
-        x: rounds, or cumulative bytes or seconds (mean over seeds).
+        x: rounds, or cumulative bytes or seconds, measured or simulated (mean over seeds).
         mean: accuracy, or another figure, in [0, 1].
         low: lowest seed.
         high: highest seed.
@@ -64,12 +69,13 @@ def curves(
     stage: str | None = None,
     metric: str = "accuracy",
 ) -> list[Path]:
-    """Draw accuracy against rounds, bytes or seconds: one figure per set of comparable runs, as PNG and SVG.
+    """Draw accuracy against rounds, bytes or time: one figure per set of comparable runs, as PNG and SVG.
 
     Args:
         runs: from ``find_runs``; unfinished ones are left out.
         out_folder: where to; made if missing.
-        x: "round", "bytes" (both directions, cumulative) or "seconds" (cumulative).
+        x: "round", "bytes" (both directions), "seconds", or "simulated", the seconds that rounds would have taken on
+            the clients' devices; all but the first cumulative.
         stage: which stage to draw; by default each run's own evaluation.
         metric: "accuracy", "worst_tenth", or one that the runs recorded: "balanced_accuracy", "f1", "auc".
 
@@ -111,6 +117,7 @@ def curve_drawings(
     drawn = [(group, found) for group in groups if (found := series(group, x, stage, metric))]
     if not drawn:
         why = "was evaluated" if metric == "accuracy" else f"has recorded '{metric}' (see [evaluation] metrics)"
+        why = "has a simulated time (see [devices])" if x == "simulated" else why
         raise RequestError(f"nothing to draw: no round of these runs {why}")
     drawings = []
     for number, (group, lines) in enumerate(drawn, start=1):
@@ -124,6 +131,12 @@ def curve_drawings(
         data = {"about": _caption(group, smoothed, stage, smooth), "lines": [asdict(line) for line in smoothed]}
         drawings.append(Drawing(stem, _draw(group, smoothed, x, stage, metric, smooth), data, rows))
     return drawings
+
+
+def axes_of(runs: Iterable[RunRecord]) -> list[str]:
+    """The axes against which any of these runs can be drawn."""
+    simulated = any("simulated_seconds" in record for run in runs for record in run.rounds)
+    return [axis for axis in AXES if axis != "simulated" or simulated]
 
 
 def series(group: Group, x: str = "round", stage: str | None = None, metric: str = "accuracy") -> list[Series]:
@@ -160,6 +173,10 @@ def _points(run: RunRecord, x: str, stage: str, metric: str) -> Iterator[tuple[t
             spent += (record.get("bytes_up") or 0) + (record.get("bytes_down") or 0)
         elif x == "seconds":
             spent += record.get("seconds") or 0.0
+        elif x == "simulated":
+            if "simulated_seconds" not in record:
+                return
+            spent += record["simulated_seconds"]
         number = int(record["round"])
         value = _value(record, stage, metric)
         if value is not None and math.isfinite(value):
@@ -204,7 +221,7 @@ def _logarithmic(lines: Sequence[Series], x: str) -> bool:
     """Whether one method has sent its all where another has hardly begun."""
     totals = [total for line in lines if (total := max(line.x)) > 0]
     begun = all(value > 0 for line in lines if max(line.x) > 0 for value in line.x)
-    return x == "bytes" and begun and len(totals) > 1 and max(totals) >= _FAR_APART * min(totals)
+    return x in ("bytes", "simulated") and begun and len(totals) > 1 and max(totals) >= _FAR_APART * min(totals)
 
 
 def _caption(group: Group, lines: Sequence[Series], stage: str | None, smooth: int) -> str:

@@ -61,6 +61,7 @@ class Row:
         bytes_up: clients to server, one whole run; an int when all seeds agree.
         bytes_down: server to clients, likewise.
         seconds: one whole run.
+        simulated_seconds: what it would have taken on the clients' devices; None where none are simulated.
         refused: uploads refused, summed over the runs.
         difference: accuracy minus Local's, paired on the seeds that both have.
         difference_std: sample standard deviation of those differences.
@@ -94,6 +95,7 @@ class Row:
     bytes_up: float | None
     bytes_down: float | None
     seconds: float | None
+    simulated_seconds: float | None
     refused: int
     difference: float | None
     difference_std: float | None
@@ -173,12 +175,21 @@ def to_csv(table: Table) -> str:
                 found = line.pop(group)
                 line |= {_head(prefix, key): found.get(key) for key in keys[group]}
             lines.append(line | _more(row))
+    if all(row.simulated_seconds is None for row in rows):
+        for line in lines:
+            _drop_simulated(line)
     heads = dict.fromkeys(["table", *(key for line in lines for key in line)])
     stream = io.StringIO()
     writer = csv.DictWriter(stream, fieldnames=list(heads), lineterminator="\n", restval="")
     writer.writeheader()
     writer.writerows(lines)
     return stream.getvalue()
+
+
+def _drop_simulated(line: dict[str, Any]) -> None:
+    """Where nothing is simulated, nothing is said of it."""
+    for key in ("simulated_seconds", "target_simulated_seconds"):
+        line.pop(key, None)
 
 
 def _head(prefix: str, key: str) -> str:
@@ -209,6 +220,10 @@ def to_json(table: Table) -> str:
 
 def _plain(section: Section) -> dict[str, Any]:
     found = asdict(section)
+    if all(row.simulated_seconds is None for row in section.rows):
+        for row in found["rows"]:
+            _drop_simulated(row)
+            _drop_simulated(row["to_target"] or {})
     return {"caption": found.pop("caption"), **found.pop("facts"), **found}
 
 
@@ -216,7 +231,8 @@ def _plain(section: Section) -> dict[str, Any]:
 _BY_ARCHITECTURE = "Accuracy in % by architecture"
 _OVER_SEEDS = "95 % intervals of the mean over seeds, in %; differences are paired by seed, in percentage points"
 _REFUSED = "refused"
-_COSTS = ("bytes\nup", "bytes\ndown", "time", _REFUSED)
+_SIMULATED = "simulated\ntime"
+_COSTS = ("bytes\nup", "bytes\ndown", "time", _REFUSED, _SIMULATED)
 _METRICS = {"balanced_accuracy": "balanced\naccuracy", "f1": "macro\nF1", "auc": "macro\nAUC"}
 
 Sheet = tuple[str, list[Column]]
@@ -246,10 +262,15 @@ def _columns(section: Section, metrics: bool = False) -> list[Column]:
         *(_metrics_of(section) if metrics else ()),
         Column(_COSTS[0], ["-" if row.bytes_up is None else human_bytes(row.bytes_up) for row in rows]),
         Column(_COSTS[1], ["-" if row.bytes_down is None else human_bytes(row.bytes_down) for row in rows]),
-        Column(_COSTS[2], ["-" if row.seconds is None else human_seconds(row.seconds) for row in rows]),
+        Column(_COSTS[2], [_seconds(row.seconds) for row in rows]),
+        Column(_SIMULATED, [_seconds(row.simulated_seconds) for row in rows]),
         Column(_REFUSED, [str(row.refused or "-") for row in rows]),
     ]
     return columns + [column for column in numbers if column.heading == "accuracy" or set(column.cells) != {"-"}]
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else human_seconds(value)
 
 
 def _names_of(section: Section) -> Column:
@@ -309,8 +330,10 @@ def _to_target(section: Section) -> list[Sheet]:
         Column("below it\nagain", ["-" if one is None or not one.reached else str(one.lost) for one in needed]),
         Column("rounds", _numbers(rounds, 1)),
         Column("bytes", ["-" if one is None or one.bytes is None else human_bytes(one.bytes) for one in needed]),
-        Column("time", ["-" if one is None or one.seconds is None else human_seconds(one.seconds) for one in needed]),
+        Column("time", [_seconds(None if one is None else one.seconds) for one in needed]),
     ]
+    simulated = Column(_SIMULATED, [_seconds(None if one is None else one.simulated_seconds) for one in needed])
+    columns += [simulated] if set(simulated.cells) != {"-"} else []
     return [(f"To reach an accuracy of {percent(found[0].accuracy)} %, means over seeds", columns)]
 
 

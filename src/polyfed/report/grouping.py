@@ -134,7 +134,7 @@ def _group(runs: list[RunRecord], differing: Iterable[str]) -> Group:
 
 def _unlike(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
     """Tells where methods were trained or built differently, so that nobody takes the rows for alike in all else."""
-    for section in ("training", "models", "availability", "privacy", "compression"):
+    for section in ("training", "models", "availability", "privacy", "compression", "devices"):
         settings = {name: runs[0].recipe.get(section, {}) for name, runs in rows.items() if runs[0].recipe}
         for key in dict.fromkeys(key for found in settings.values() for key in found if key != "rounds"):
             values: dict[str, list[str]] = {}
@@ -146,13 +146,16 @@ def _unlike(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
 
 
 def _ended(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
-    """Tells which runs ended otherwise than with their last planned round."""
+    """Tells which runs ended otherwise than with their last planned round, and without whom."""
     for name, runs in rows.items():
         stops = [str(run.result["stopped_after"]) for run in runs if run.result.get("stopped_after")]
         if stops:
             yield f"{name}: stopped early, after round {', '.join(stops)} ({len(stops)} of {len(runs)} runs)"
         if any(run.rounds and run.rounds[-1].get("closing") for run in runs):
             yield f"{name}: figures after a closing round"
+        if left_out := sorted({number for run in runs for number in run.result.get("left_out") or ()}):
+            numbers = ", ".join(map(str, left_out))
+            yield f"{name}: clients {numbers} are left out, as their devices are too small; they count, untrained"
 
 
 def _about(run: RunRecord, differing: Iterable[str]) -> str:

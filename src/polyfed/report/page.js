@@ -61,6 +61,7 @@
     round: { scales: [[1, ""]], show: (value) => `round ${plain(value)}` },
     bytes: { scales: SIZES, show: (value) => human(value, SIZES) },
     seconds: { scales: TIMES, show: (value) => human(value, TIMES) },
+    simulated: { scales: TIMES, show: (value) => human(value, TIMES) },
   };
 
   function ticks(low, high, most, whole = false) {
@@ -362,6 +363,9 @@
     const found = section.curves;
     const looks = looksOf(section);
     const state = { metric: found.metrics[0], axis: "round", log: false };
+    const axes = Object.entries(data.axes).filter(([axis]) =>
+      Object.values(found.lines).some((line) => line.axes[axis]),
+    );
     const shown = new Set(Object.keys(found.lines));
     const area = canvas("Curves; arrow keys go from point to point");
 
@@ -370,6 +374,7 @@
       const values = line.metrics[state.metric];
       if (!values || !shown.has(name)) return null;
       const x = values[state.axis] || line.axes[state.axis];
+      if (!x) return null; // its devices are not simulated
       return {
         name,
         look: looks.get(name),
@@ -544,7 +549,7 @@
           paint();
         },
       ),
-      choice("Axis", Object.entries(data.axes), state.axis, (value) => {
+      choice("Axis", axes, state.axis, (value) => {
         state.axis = value;
         log.hidden = value === "round";
         paint();

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.report.columns import Column, finite
-from polyfed.report.figures import AXES, METRICS, series
+from polyfed.report.figures import AXES, METRICS, axes_of, series
 from polyfed.report.folders import RunRecord
 from polyfed.report.formats import Table, sheets
 from polyfed.report.grouping import Group, group_runs
@@ -121,7 +121,8 @@ def page_data(runs: Iterable[RunRecord], table: Table, stage: str | None = None)
         for group, section in zip(groups, table.sections, strict=True)
     ]
     title = groups[0].about if len(groups) == 1 else f"{len(groups)} comparisons"
-    told = {"axes": AXES, "metrics": METRICS, "polyfed": __version__}
+    axes = {axis: AXES[axis] for axis in axes_of(run for group in groups for run in group.runs)}
+    told = {"axes": axes, "metrics": METRICS, "polyfed": __version__}
     return {"title": title, "notes": list(table.notes), **told, "sections": sections}
 
 
@@ -161,21 +162,23 @@ def in_order(cell: str) -> float | None:
 
 
 def _curves(group: Group, stage: str | None, most: int) -> dict[str, Any]:
-    """Of each row: places on the three axes, and for each figure mean, lowest and highest seed at these places."""
+    """Of each row: places on its axes, and for each figure mean, lowest and highest seed at these places."""
     lines: dict[str, dict[str, Any]] = {}
     thinned = 0
     for metric in METRICS:
-        found = {axis: {line.name: line for line in series(group, axis, stage, metric)} for axis in AXES}
+        known = axes_of(group.runs)
+        found = {axis: {line.name: line for line in series(group, axis, stage, metric)} for axis in known}
         for name, line in found["round"].items():
             kept = _kept(len(line.x), most)
             thinned = max(thinned, len(line.x) if len(kept) < len(line.x) else 0)
             points = lines.setdefault(name, {"seeds": line.seeds, "metrics": {}})
-            values = {axis: [_short(found[axis][name].x[at], 2) for at in kept] for axis in AXES}
+            axes = [axis for axis in known if name in found[axis]]
+            values = {axis: [_short(found[axis][name].x[at], 2) for at in kept] for axis in axes}
             values |= {"mean": [_short(line.mean[at]) for at in kept]}
             if line.seeds > 1:
                 values |= {key: [_short(getattr(line, key)[at]) for at in kept] for key in ("low", "high")}
-            shared = points.setdefault("axes", {axis: values[axis] for axis in AXES})
-            for axis in AXES:  # most figures are recorded at the same rounds as the accuracy
+            shared = points.setdefault("axes", {axis: values[axis] for axis in axes})
+            for axis in axes:  # most figures are recorded at the same rounds as the accuracy
                 if values[axis] == shared[axis]:
                     del values[axis]
             points["metrics"][metric] = values

@@ -104,6 +104,7 @@ class Target:
 class Reach:
     """What one run needed. round: from 1. Bytes (up, down, and as the paper counts both), seconds: up to its end.
 
+    simulated_seconds: likewise, None where devices are not simulated.
     lost: whether a later scored round was below the target again.
     """
 
@@ -112,6 +113,7 @@ class Reach:
     bytes_down: float | None
     bytes_as_in_paper: float | None
     seconds: float | None
+    simulated_seconds: float | None
     lost: bool
 
     @property
@@ -133,6 +135,7 @@ def reach(run: RunRecord, accuracy: float, stage: str) -> Reach | None:
         bytes_down=_sum(spent, "bytes_down"),
         bytes_as_in_paper=paper_bytes(spent),
         seconds=_sum(spent, "seconds"),
+        simulated_seconds=_sum(spent, "simulated_seconds"),
         lost=any(score is not None and score < accuracy for score in scores[first + 1 :]),
     )
 
@@ -166,7 +169,7 @@ class ToTarget:
         lost: how many of those were below it again later.
         rounds, rounds_std: the first round at or above it.
         bytes, bytes_up, bytes_down, bytes_as_in_paper: sent up to its end; `bytes` and the paper's count both ways.
-        seconds: spent up to its end.
+        seconds: spent up to its end. simulated_seconds: likewise, on simulated devices; None where there are none.
         by_seed: seed -> the run's round; None where it never got there.
     """
 
@@ -182,6 +185,7 @@ class ToTarget:
     bytes_as_in_paper: float | None
     bytes_as_in_paper_std: float | None
     seconds: float | None
+    simulated_seconds: float | None
     by_seed: Mapping[int, int | None]
 
 
@@ -206,5 +210,6 @@ def to_target(runs: Sequence[RunRecord], accuracy: float, stage: str) -> ToTarge
         bytes_as_in_paper=mean_of(values("bytes_as_in_paper")),
         bytes_as_in_paper_std=std_of(values("bytes_as_in_paper")),
         seconds=mean_of(values("seconds")),
+        simulated_seconds=mean_of(values("simulated_seconds")),
         by_seed={run.seed: None if one is None else one.round for run, one in zip(runs, every, strict=True)},
     )

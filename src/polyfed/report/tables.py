@@ -225,6 +225,7 @@ def _row(
         bytes_up=mean_of([run.result.get("bytes_up") for run in runs]),
         bytes_down=mean_of([run.result.get("bytes_down") for run in runs]),
         seconds=mean_of([run.result.get("seconds") for run in runs]),
+        simulated_seconds=mean_of([run.result.get("simulated_seconds") for run in runs]),
         refused=sum(int(run.result.get("refused") or 0) for run in runs),
         difference=difference.mean,
         difference_std=difference.std,

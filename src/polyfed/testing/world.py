@@ -21,6 +21,7 @@ from polyfed.core.message import Message, flatten, read_only
 from polyfed.core.method import Method, Needs
 from polyfed.core.settings import Availability, Compression, Evaluation, Privacy, Training
 from polyfed.data.samples import Samples
+from polyfed.engine.devices import Devices
 from polyfed.engine.executors import at_work
 from polyfed.engine.federation import Federation, Tracker
 from polyfed.functional.modes import evaluating
@@ -104,6 +105,7 @@ class World:
         availability: Availability | None = None,
         privacy: Privacy | None = None,
         compression: Compression | None = None,
+        devices: Devices | None = None,
         out: Path | None = None,
         trackers: Sequence[Tracker] = (),
         public: bool = True,
@@ -119,6 +121,7 @@ class World:
             availability=availability,
             privacy=privacy,
             compression=compression,
+            devices=devices,
             seed=seed,
             public=self.public if public else None,
             classes=CLASSES,

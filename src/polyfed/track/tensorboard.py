@@ -28,7 +28,8 @@ class TensorBoard:
     Tags: ``train/loss``, ``train/lr``, ``train/samples``, ``train/refused``; ``accuracy/<stage>/mean`` (also std, min,
     max, worst_tenth, n), ``accuracy/validation``, ``architecture/<name>/mean``; ``metrics/<stage>/<metric>/mean``;
     ``predictor/<stage>/<name>/mean``; ``bytes/up``, ``bytes/down``, ``bytes/total_up``, ``bytes/total_down``;
-    ``time/seconds``; the method's own ``method/<name>`` and ``server/<name>``. The step is the round.
+    ``time/seconds``, ``time/simulated``; the method's own ``method/<name>`` and ``server/<name>``. The step is the
+    round.
 
     Raises:
         RequestError: TensorBoard is not installed.
@@ -125,7 +126,7 @@ def _curves(record: Mapping[str, Any], totals: Mapping[str, int]) -> Iterator[tu
             **{way: record.get(f"bytes_{way}") for way in totals},
             **{f"total_{way}": total for way, total in totals.items()},
         },
-        "time": {"seconds": record.get("seconds")},
+        "time": {"seconds": record.get("seconds"), "simulated": record.get("simulated_seconds")},
         "method": record.get("sums"),
         "server": record.get("server"),
     }

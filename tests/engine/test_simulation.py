@@ -1,0 +1,279 @@
+"""Simulated time by hand; deadlines, memory, availability, jitter; and nothing of it changes what is trained."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from polyfed.core.client import Client
+from polyfed.core.message import group
+from polyfed.core.method import Method
+from polyfed.core.randomness import generator
+from polyfed.core.settings import Availability, Evaluation, Training
+from polyfed.deploy.server import Deployed
+from polyfed.engine.devices import Devices, Profile
+from polyfed.engine.federation import Federation, Run
+from polyfed.errors import Interrupted, RequestError
+from polyfed.methods import FedAvg, FedGH, FedHeNN, Local
+from polyfed.preflight import measure
+from polyfed.recipe import Recipe
+from polyfed.testing import Kit
+
+FAST = Profile(compute=1e6, memory=1e6, down=8e4, up=4e4, latency=0.5)
+SLOW = Profile(compute=1e3, memory=1e6, down=8e3, up=4e3)
+TWO = Devices(names=["fast", "slow"], profiles={"fast": FAST, "slow": SLOW})
+ROWS, STEP = (12, 7), 2 * (4 * 5 + 5 * 3) + 2 * (4 * 5 + 2 * 5 * 3)  # operations per row: forward; back, but for inputs
+
+
+class Patient(FedAvg):
+    """FedAvg that also takes what comes late."""
+
+    @property
+    def accepts_late(self) -> bool:
+        return True
+
+
+class Stopper:
+    """Interrupts a run when its second round is through."""
+
+    def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+
+def two(method: Method | None = None, devices: Devices | None = TWO, **options: Any) -> Federation:
+    """Two clients with a small network and 12 and 7 rows; two epochs in batches of 5."""
+    clients = []
+    for place, rows in enumerate(ROWS):
+        torch.manual_seed(place)
+        net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+        clients.append(
+            Client(net, (torch.randn(rows, 4), torch.arange(rows) % 3), (torch.randn(6, 4), torch.arange(6) % 3))
+        )
+    training = Training(rounds=options.pop("rounds", 2), epochs=2, batch_size=5, lr=0.1)
+    return Federation(
+        clients, method or FedAvg(), training, devices=devices, classes=3, **{"executor": "serial", **options}
+    )
+
+
+def shared_weights(federation: Federation) -> Mapping[str, Any]:
+    """What the server would send now."""
+    return group(federation.method.broadcast(federation.server, 0), "model")
+
+
+def simulated(run: Run) -> list[dict[str, Any]]:
+    return [
+        {key: value for key, value in record.items() if key.startswith(("simulated", "straggler"))}
+        for record in run.history
+    ]
+
+
+def test_times_by_hand() -> None:
+    run = two().run()
+    for record in run.history:
+        sent = record["bytes_by_client"]
+        by_hand = {}
+        for number, (profile, rows) in enumerate(zip((FAST, SLOW), ROWS, strict=True)):
+            down = profile.latency + 8 * sent[str(number)]["down"] / profile.down
+            up = profile.latency + 8 * sent[str(number)]["up"] / profile.up
+            operations = 2 * rows * STEP
+            train = operations / profile.compute
+            by_hand[str(number)] = {"down": down, "train": train, "up": up, "operations": operations}
+        assert sent["0"]["down"] > 100 < sent["0"]["up"]
+        assert record["simulated_by_client"].keys() == by_hand.keys()
+        for number, told in record["simulated_by_client"].items():
+            assert told == pytest.approx(by_hand[number])
+        slow = by_hand["1"]
+        assert record["simulated_seconds"] == pytest.approx(slow["down"] + slow["train"] + slow["up"])
+        assert "stragglers" not in record
+    whole = sum(record["simulated_seconds"] for record in run.history)
+    assert run.result["simulated_seconds"] == pytest.approx(whole)
+    assert [row["device"] for row in run.result["clients_table"]] == ["fast", "slow"]
+    assert run.result["clients_table"][1]["simulated_seconds"] == pytest.approx(whole)
+    assert run.result["left_out"] == []
+
+
+def test_who_sends_nothing_has_no_latency() -> None:
+    for record in two(Local()).run().history:
+        fast = record["simulated_by_client"]["0"]
+        assert (fast["down"], fast["up"], fast["train"]) == (0, 0, pytest.approx(2 * 12 * STEP / 1e6))
+        assert record["simulated_seconds"] == pytest.approx(2 * 7 * STEP / 1e3)
+
+
+def test_training_is_the_same_and_passages_add_up() -> None:
+    method = FedHeNN(rad_size=8, eta0=0.1)
+    kit, devices = Kit(method=method), Devices(names=["laptop", "phone-low"], server_compute=1e9)
+    training = Training(rounds=2, batch_size=8)
+    off, on = (
+        kit.usual.federation(method, training, devices=own, evaluation=Evaluation()).run() for own in (None, devices)
+    )
+    for before, after in zip(off.history, on.history, strict=True):
+        assert after.keys() - before.keys() == {"simulated_seconds", "simulated_by_client"}
+        assert all(after[key] == before[key] for key in before if key != "seconds")
+        slowest = max(one["down"] + one["train"] + one["up"] for one in after["simulated_by_client"].values())
+        assert after["simulated_seconds"] >= slowest > 0
+    new = {"devices", "left_out", "simulated_seconds"}
+    assert on.result.keys() - off.result.keys() == new
+    assert not new & off.result.keys()
+
+
+def test_a_pool_and_a_resumed_run_tell_the_same(tmp_path: Path) -> None:
+    profiles = {"fast": FAST.model_copy(update={"availability": 0.5}), "slow": SLOW}
+    options = {"devices": TWO.model_copy(update={"jitter": 0.5, "deadline": 2.5, "profiles": profiles}), "rounds": 4}
+    whole = two(**options).run()
+    pool = two(executor="pool", workers=2, **options).run()
+    assert simulated(pool) == simulated(whole)
+    with pytest.raises(Interrupted):
+        two(out=tmp_path / "run", trackers=[Stopper()], **options).run()
+    resumed = two(out=tmp_path / "run", **options).run(resume=True)
+    assert simulated(resumed) == simulated(whole)
+    assert len({tuple(record["stragglers"]) for record in whole.history}) > 1
+    lines = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
+    assert [json.loads(line)["simulated_seconds"] for line in lines] == [r["simulated_seconds"] for r in whole.history]
+
+
+def test_a_deadline_makes_stragglers() -> None:
+    run = two(devices=TWO.model_copy(update={"deadline": 1.2})).run()
+    for record in run.history:
+        assert record["stragglers"] == record["late"] == [1]
+        assert record["simulated_seconds"] == 1.2
+        assert record["discarded"] == [{"client": 1, "from": record["round"]}]
+        assert record["bytes_by_client"]["1"]["up"] > 0, "it was sent, if too late"
+    assert run.result["stragglers"] == 2
+    in_time = two(devices=TWO.model_copy(update={"deadline": 100.0})).run()
+    assert [record["stragglers"] for record in in_time.history] == [[], []]
+    assert in_time.history[0]["simulated_seconds"] < 100
+    assert in_time.history[-1]["accuracy"] == two(devices=None).run().history[-1]["accuracy"]
+
+
+def test_what_a_straggler_sends_counts_for_nothing() -> None:
+    late, alone = two(devices=TWO.model_copy(update={"deadline": 1.2}), rounds=1), two(rounds=1)
+    late.run()
+    alone.run()
+    shared, fast = shared_weights(late), late.clients[0].weights
+    assert fast is not None
+    assert all(torch.equal(tensor, fast[name]) for name, tensor in shared.items()), "the mean of one"
+    assert not all(torch.equal(tensor, shared[name]) for name, tensor in shared_weights(alone).items())
+    own, same = late.clients[1].weights, alone.clients[1].weights
+    assert own is not None
+    assert same is not None
+    assert all(torch.equal(own[name], same[name]) for name in same), "it keeps its work"
+
+
+def test_late_uploads_arrive_where_the_method_takes_them() -> None:
+    options: dict[str, Any] = {"devices": TWO.model_copy(update={"deadline": 1.2}), "rounds": 3}
+    run = two(Patient(), availability=Availability(late_by=2), **options).run()
+    assert [record["arrived"] for record in run.history] == [[], [], [{"client": 1, "from": 1}]]
+    assert run.result["availability"] == {"late_by": 2}
+    assert [record["discarded"] for record in two(**options).run().history][2] == [{"client": 1, "from": 3}]
+
+
+def test_who_sends_nothing_is_no_straggler() -> None:
+    run = two(Local(), devices=TWO.model_copy(update={"deadline": 0.1})).run()
+    assert [record["stragglers"] for record in run.history] == [[], []]
+
+
+SMALL = TWO.model_copy(update={"profiles": {"fast": FAST, "slow": SLOW.model_copy(update={"memory": 100.0})}})
+
+
+def test_a_network_that_does_not_fit_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(
+        RequestError, match=r"came 1 that do not: clients 1 \(slow, 100 B: Sequential takes "
+    ) as problem:
+        two(devices=SMALL, out=tmp_path / "run")
+    assert "\n" not in str(problem.value)
+    assert not (tmp_path / "run").exists()
+    nobody = SMALL.model_copy(update={"names": ["slow"], "unfit": "leave out"})
+    with pytest.raises(RequestError, match="expected a client whose network fits its memory, came none"):
+        two(devices=nobody)
+
+
+def test_who_is_left_out_counts_untrained(tmp_path: Path) -> None:
+    settings = SMALL.model_copy(update={"unfit": "leave out"})
+    run = two(devices=settings, out=tmp_path / "run").run()
+    begun = two(devices=None)
+    with torch.no_grad():
+        data = begun.clients[1].data.test
+        untrained = float((begun.clients[1].given(data.x).argmax(1) == data.y).double().mean())
+    assert run.result["left_out"] == [1]
+    for record in run.history:
+        assert record["clients"] == [0]
+        assert list(record["bytes_by_client"]) == list(record["simulated_by_client"]) == ["0"]
+        assert record["accuracy_per_client"][1] == pytest.approx(untrained)
+        assert record["accuracy"]["received"]["n"] == 2, "accuracies are over all clients"
+    assert set(run.models) == {0}
+    whole = two(devices=settings, rounds=4).run()
+    with pytest.raises(Interrupted):
+        two(devices=settings, rounds=4, out=tmp_path / "cut", trackers=[Stopper()]).run()
+    resumed = two(devices=settings, rounds=4, out=tmp_path / "cut").run(resume=True)
+    assert resumed.result["accuracy_per_client"] == whole.result["accuracy_per_client"]
+    assert simulated(resumed) == simulated(whole)
+
+
+def test_a_device_that_is_not_there_drops_out() -> None:
+    away = TWO.model_copy(update={"profiles": {"fast": FAST, "slow": SLOW.model_copy(update={"availability": 0.3})}})
+    run = two(devices=away, rounds=12).run()
+    dropped = [record["round"] for record in run.history if record["dropped"]]
+    by_hand = [n for n in range(1, 13) if float(torch.rand((), generator=generator(0, "device", n, 1))) >= 0.3]
+    assert dropped == by_hand
+    assert 0 < len(dropped) < 12
+    for record in run.history:
+        assert record["dropped"] in ([], [1])
+        assert ("1" in record["simulated_by_client"]) == (not record["dropped"])
+
+
+def test_jitter_is_drawn_for_each_round_and_client() -> None:
+    plain, other = (simulated(two(devices=TWO.model_copy(update={"jitter": jitter})).run()) for jitter in (0.0, 0.4))
+    for number, (before, after) in enumerate(zip(plain, other, strict=True), start=1):
+        for client in (0, 1):
+            draw = torch.randn((), generator=generator(0, "jitter", number, client), dtype=torch.float64)
+            one, same = (found["simulated_by_client"][str(client)] for found in (before, after))
+            assert same["train"] == pytest.approx(math.exp(0.4 * float(draw)) * one["train"])
+            assert same["down"] / one["down"] == pytest.approx(same["train"] / one["train"])
+    assert simulated(two(devices=TWO.model_copy(update={"jitter": 0.4}), seed=1).run()) != other
+
+
+def test_the_servers_products_take_time_where_it_is_told_how_fast_it_is() -> None:
+    kit, training = Kit(method=FedGH()), Training(rounds=1, batch_size=8)
+    free, fast, slow = (
+        kit.usual.federation(kit.method, training, devices=settings).run().result["simulated_seconds"]
+        for settings in (Devices(names=["laptop"], server_compute=rate) for rate in (None, 1e6, 1e5))
+    )
+    assert fast > free
+    assert slow - free == pytest.approx(10 * (fast - free))
+
+
+def test_a_check_tells_what_the_run_then_takes() -> None:
+    told = measure(two(devices=SMALL.model_copy(update={"unfit": "leave out"})))
+    assert [one["fits"] for one in told.devices] == [True, False]
+    assert told.devices[0]["needs"] == told.devices[1]["needs"] > 100
+    run = two(devices=SMALL.model_copy(update={"unfit": "leave out"})).run()
+    assert told.simulated_seconds == pytest.approx(run.result["simulated_seconds"])
+    assert "left out, as their network does not fit: 1" in str(told)
+    assert "does not fit" in next(line for line in str(told).splitlines() if line.startswith("1       slow"))
+    away = {"fast": FAST, "slow": SLOW.model_copy(update={"availability": 0.5})}
+    always, half = (measure(two(devices=TWO.model_copy(update=changes))) for changes in ({}, {"profiles": away}))
+    assert half.bytes_up == pytest.approx(0.75 * always.bytes_up)
+    off = measure(two(devices=None))
+    assert (off.devices, off.simulated_seconds) == ((), None)
+    assert "device" not in str(off)
+
+
+def test_a_deployment_refuses_simulated_devices(tmp_path: Path) -> None:
+    recipe = Recipe.from_dict(
+        {
+            "data": {"name": "digits"},
+            "models": {"architectures": ["digits-cnn1"]},
+            "method": {"name": "fedgh"},
+            "devices": {"names": ["laptop"]},
+        }
+    )
+    with pytest.raises(RequestError, match=r"\[devices\]: expected none"):
+        Deployed(recipe, None, None, None, None, tmp_path)  # type: ignore[arg-type]

@@ -223,6 +223,7 @@ FEWER = {
     "run": [word for setting in _LESS for word in ("--set", setting)],
     "analyse": ["--inputs", "20", "--points", "40"],
     "attack": ["--steps", "3"],
+    "leakage": ["--clients", "1", "--rows", "10", "--images", "1"],
 }
 FEWER["compare"] = FEWER["sweep"] = [*FEWER["run"], "--seeds", "0"]
 LEFT_OUT = {"--inputs": ("cka", "tsne"), "--points": ("tsne",)}  # options of some figures only

@@ -512,6 +512,57 @@ def attack(
 
 
 @_command
+def leakage(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Folders of finished runs, or folders above them.", show_default=False),
+    ],
+    shadows: Annotated[int, typer.Option(metavar="NUMBER", help="Shadow models per client and kind; 0: no LiRA.")] = 16,
+    shadow_data: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="What the attacker has to train them on: others' rows, or the holdout."),
+    ] = "others",
+    rows: Annotated[
+        int | None, typer.Option(metavar="NUMBER", help="Members, and others, asked for per client [all].")
+    ] = None,
+    clients: Annotated[int | None, typer.Option(metavar="NUMBER", help="The first so many clients [all].")] = None,
+    images: Annotated[int, typer.Option(metavar="NUMBER", help="Images to make again; 0: none.")] = 4,
+    steps: Annotated[int, typer.Option(metavar="NUMBER", help="Steps of Adam for each.")] = 300,
+    seed: Annotated[int, typer.Option(metavar="NUMBER", help="Of all of the attacker's draws.")] = 0,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write [RUN/attack].")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the report that the folder holds.")] = False,
+) -> None:
+    """Report what a curious server learns, method by method.
+
+    From the messages of finished runs, made again by running their last rounds once more: what goes up, what it states
+    in the clear, which rows a client trained on (loss threshold and LiRA), which classes it has, and images made again.
+    Prints the table, and writes it (md, json) and the ROC curves (png, svg).
+
+    \b
+    polyfed leakage runs/fedavg
+    polyfed leakage runs/leakage --shadows 32 --out leakage
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed import privacy
+    from polyfed.privacy.tables import to_text
+
+    found, files = privacy.report(
+        runs,
+        shadows=shadows,
+        shadow_data=shadow_data,  # type: ignore[arg-type]  # which checks it
+        rows=rows,
+        clients=clients,
+        images=images,
+        steps=steps,
+        seed=seed,
+        out=out,
+        force=force,
+        say=lambda line: print(line, file=sys.stderr),
+    )
+    _print(to_text(found, _width()))
+    _print_files(files)
+
+
+@_command
 def methods(
     fits: Annotated[
         Path | None,

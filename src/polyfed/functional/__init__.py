@@ -13,6 +13,7 @@ kernels     linear CKA, its gradient, a low-rank factor of the mean kernel
 losses      weighted cross entropy, distances, divergence and contrast of outputs
 low_rank    tensors as their largest singular triples
 masks       which entries of tensors are shared: growth, what is sent, means
+membership  which rows were trained on: shadow models, ROC curves, intervals
 mixing      models mixed by what they gain
 modes       eval mode and untracked BatchNorm statistics for a while
 noise       Gaussian noise on features

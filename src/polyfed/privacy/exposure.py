@@ -1,7 +1,8 @@
 """What a client of a finished run sent last, made again from its model and data, and the images behind it.
 
 The method's own `upload` makes it, from the personal model of the run folder and the client's part of the recipe's
-data, so that it is what went up in that round: the same rows, and at the run's own level the same noise.
+data, and what the run does to uploads on their way is done again, so that it is what went up in that round: the same
+rows, and at the run's own level the same noise.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, group, tensor
+from polyfed.core.message import Message, copied, group, tensor
 from polyfed.core.method import Method, Trained
 from polyfed.core.networks import split
 from polyfed.core.prototypes import Prototypes
+from polyfed.core.uploads import arrived, outgoing
 from polyfed.data.samples import Samples
 from polyfed.data.transforms import Prepare
 from polyfed.errors import RequestError
@@ -30,7 +32,7 @@ from polyfed.models.split import SplitModel
 from polyfed.prediction import ClientModel, load_model
 from polyfed.recipe import Recipe
 from polyfed.registry import METHODS, nearest
-from polyfed.report.folders import RunRecord, find_runs
+from polyfed.report.folders import RunRecord, find_runs, show_value
 from polyfed.session import Prepared
 
 Kind = Literal["features", "prototypes"]
@@ -81,6 +83,11 @@ class Exposure:
     std: Tensor
 
     @property
+    def treated(self) -> str:
+        """What the run does to uploads on their way, `[privacy]` and `[compression]`; "" where nothing."""
+        return treatment(self.run)
+
+    @property
     def targets(self) -> Tensor:
         """(N, C, H, W): the private images, or the mean images of the classes."""
         return torch.stack([group.mean(dim=0) for group in self.behind])
@@ -91,9 +98,20 @@ class Exposure:
         names = self.model.form.class_names
         return tuple(names[label] if label < len(names) else str(label) for label in self.labels)
 
+    def first(self, count: int) -> Exposure:
+        """The same with the first `count` targets alone; all where there are no more."""
+        sent = tuple(Sent(s.name, s.function, {at: v[:count] for at, v in s.values.items()}) for s in self.sent)
+        return dataclasses.replace(self, sent=sent, behind=self.behind[:count], labels=self.labels[:count])
+
     def shown(self, x: Tensor) -> Tensor:
         """Network inputs (..., C, H, W) as images in [0, 1]."""
         return (x * self.std + self.mean).clamp(0, 1)
+
+
+def treatment(run: RunRecord) -> str:
+    """What a run does to uploads on their way: "clip 1, noise 0.5"; "" where nothing."""
+    settings = [*run.recipe.get("privacy", {}).items(), *run.recipe.get("compression", {}).items()]
+    return ", ".join(f"{key} {show_value(value)}" for key, value in settings)
 
 
 def expose(
@@ -120,16 +138,15 @@ def expose(
     asked = _sources(sources, kind)
     network = split(model.network).requires_grad_(False)
     record = find_runs(folder)[0]
-    if treated := [name for name in ("privacy", "compression") if record.recipe.get(name)]:
-        raise RequestError(f"expected a run whose uploads go as the method makes them, came one with [{treated[0]}]")
     at = _last_round(record, client)
     recipe = Recipe.load(Path(folder) / "recipe.toml")
     train, classes = _images(recipe, record, client)
     own = Client(model.architecture, train=train, prepare=model.prepare)
     own.id, own.seed, own.round, own.classes = client, recipe.run.seed, at, classes
     own.training, own.bound = recipe.training, network
+    own.privacy, own.compression = recipe.privacy, recipe.compression
     make = _features if kind == "features" else _prototypes
-    level = _level(model.method)
+    level = noise_level(model.method)
     levels = list(dict.fromkeys(noise if noise is not None else (0.0, level or _PAPER_LEVEL)))
     values, groups, rows = make(own, model.method, levels, images)
     functions = {**_sent_as(own, model.method), "prototypes": network.represent}
@@ -178,7 +195,7 @@ def _names(kinds: tuple[type[Method], ...]) -> list[str]:
     return [name for name, kind in METHODS.items() if issubclass(kind, kinds)]
 
 
-def _level(method: Method) -> float:
+def noise_level(method: Method) -> float:
     """The level of the noise on what the method sends."""
     sends = isinstance(method, FedIN) and method.noise_where != "forward"
     return method.noise if isinstance(method, FedIN) and sends else 0.0
@@ -230,17 +247,32 @@ def _features(
 ) -> tuple[dict[float, dict[str, Tensor]], list[Tensor], int]:
     """The first `images` pairs of FedIN's upload per level, the row behind each, and how many pairs there are."""
 
-    def upload(level: float, **knobs: Any) -> Message:
-        changed = dataclasses.replace(method, noise=level, noise_where="message", **knobs)  # type: ignore[type-var]
-        return group(changed.upload(client, Trained()), "features")
+    def changed(level: float, **knobs: Any) -> Method:
+        made: Method = dataclasses.replace(method, noise=level, noise_where="message", **knobs)  # type: ignore[type-var]
+        return made
 
-    plain = tensor(upload(0.0, projection="none"), "s_in")
+    def upload(level: float) -> Message:
+        return group(_as_read(client, changed(level)), "features")
+
+    bare = changed(0.0, projection="none").upload(client, Trained())
+    plain = tensor(group(bare, "features"), "s_in")
     _enough(images, len(plain), f"client {client.id} sends {len(plain)} pairs, one per image")
     model = split(client.model)
     rows = _nearest(plain[:images].float(), model, client)
     found = {at: upload(at) for at in levels}
     values = {at: {part: tensor(m, part)[:images].float() for part in _PARTS} for at, m in found.items()}
     return values, [row.view(1) for row in rows], len(plain)
+
+
+def _as_read(client: Client, method: Method) -> Message:
+    """The client's upload as the server reads it: after `[privacy]` and `[compression]`, where the run has them.
+
+    What weights have changed since they came down is not known here, and taken for nothing; of the stream that gives
+    `[privacy]` its noise this uses as much as the round did, so that what else is sent is the same bit for bit.
+    """
+    message = copied(method.upload(client, Trained()))
+    received = {name: message[name] for name in method.changes if name in message}
+    return arrived(client.compression, outgoing(client, method, message, received), received)
 
 
 def _sent_as(client: Client, method: Method) -> dict[str, Callable[[Tensor], Tensor]]:
@@ -275,7 +307,7 @@ def _prototypes(
 
     Sigma of the noise is that of the whole upload, as for features.
     """
-    message = method.upload(client, Trained())
+    message = _as_read(client, method)
     sent, labels = tensor(message, "lars" if "lars" in message else "prototypes").float(), tensor(message, "labels")
     _enough(images, len(labels), f"client {client.id} sends prototypes of {len(labels)} classes")
     y = client.data.train.y

@@ -1,23 +1,31 @@
-"""``polyfed attack RUN``: what uploads give away of a client's images (FedIN's figure 10; class means beside it)."""
+"""``polyfed attack RUN``: what uploads give away of a client's images (FedIN's figure 10; class means beside it).
+
+``polyfed leakage RUN ...``: all that a server can read from them, guess or make again, method by method.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from polyfed.errors import RequestError
-from polyfed.privacy import pictures
+from polyfed.privacy import pictures, tables
 from polyfed.privacy.exposure import expose
+from polyfed.privacy.membership import ShadowData
+from polyfed.privacy.survey import Options, Survey, survey
 from polyfed.privacy.trials import Attack, Settings, carry_out
+from polyfed.report.folders import RunRecord, find_runs
 from polyfed.report.style import save
 from polyfed.report.writing import make_folder, write_whole
 
-__all__ = ["attack"]
+__all__ = ["attack", "report"]
 
 FILES = ("attack.json", "reconstructions.png", "reconstructions.svg", "psnr-by-step.png", "psnr-by-step.svg")
+REPORT_FILES = ("leakage.json", "leakage.md", "membership.png", "membership.svg")
 
 
 def attack(
@@ -60,20 +68,80 @@ def attack(
     if noise is not None and (not noise or not all(0 <= level < math.inf for level in noise)):
         raise RequestError(f"--noise: expected levels of at least 0, came {list(noise)}")
     folder = Path(run) / "attack" if out is None else Path(out)
-    _check_place(folder, force)
+    _check_place(folder, force, FILES, "an attack")
     exposure = expose(run, client, images, noise, sources, device)
     found = carry_out(exposure, settings)
     return found, _write(found, folder)
 
 
+def report(
+    runs: str | Path | Sequence[str | Path],
+    *,
+    shadows: int = 16,
+    shadow_data: ShadowData = "others",
+    rows: int | None = None,
+    clients: int | None = None,
+    images: int = 4,
+    steps: int = 300,
+    seed: int = 0,
+    out: str | Path | None = None,
+    force: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> tuple[list[Survey], list[Path]]:
+    """What an honest-but-curious server got in finished runs, side by side.
+
+    Args:
+        runs: run folders, or folders above them.
+        shadows: shadow models of each kind for every client, for LiRA; 0: none.
+        shadow_data: what the attacker trains them on where it does not use the rows asked for: "others", the other
+            clients' training samples, or "holdout", the rows held out for the server.
+        rows: at most so many members and as many others of every client; None: all.
+        clients: the first so many of those who took part; None: all.
+        images: how many of the first client's images are made again; 0: none. steps: of Adam for each.
+        seed: of all draws.
+        out: folder; None: ``attack`` in the run's folder, or in the one above all of them.
+        force: replace what an earlier report wrote there. say: told what is being done.
+
+    Returns:
+        What was found, run by run, and the files written.
+
+    Raises:
+        RequestError: the request is wrong, or a run does not come out as recorded; nothing has been written.
+    """
+    options = Options(shadows, shadow_data, rows, clients, images, steps, seed)
+    paths = [runs] if isinstance(runs, str | Path) else list(runs)
+    records = _told_apart([record for record in find_runs(paths) if record.finished])
+    if not records:
+        raise RequestError(f"expected folders of finished runs, came {', '.join(map(str, paths))}")
+    above = Path(os.path.commonpath([record.path.absolute() for record in records]))
+    folder = above / "attack" if out is None else Path(out)
+    _check_place(folder, force, REPORT_FILES, "a report of leakage")
+    found = [survey(record, options, say) for record in records]
+    make_folder(folder)
+    told = {"options": asdict(options), "runs": [each.to_dict() for each in found]}
+    data = json.dumps(told, indent=2, allow_nan=False) + "\n"
+    files = [write_whole(folder / "leakage.json", data.encode())]
+    files.append(write_whole(folder / "leakage.md", tables.to_markdown(found, options).encode()))
+    return found, [*files, *save(tables.curves(found, options), folder, "membership")]
+
+
+def _told_apart(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """The runs, with the seed in the names of those that differ in nothing else."""
+    names = [record.name for record in records]
+    return [
+        replace(record, name=f"{record.name}, seed {record.seed}") if names.count(record.name) > 1 else record
+        for record in records
+    ]
+
+
 # files ------------------------------------------------------------------------------------------------------------
 
 
-def _check_place(folder: Path, force: bool) -> None:
+def _check_place(folder: Path, force: bool, own: Sequence[str], what: str) -> None:
     """Whether the files can be written there without loss.
 
     Raises:
-        RequestError: an earlier attack or other files lie there, or nothing can.
+        RequestError: an earlier one or other files lie there, or nothing can.
     """
     above = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
@@ -81,10 +149,10 @@ def _check_place(folder: Path, force: bool) -> None:
             f"expected a place for the attack's folder {folder}, came {above}, where nothing can be written"
         )
     there = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
-    if there - set(FILES):
+    if there - {*FILES, *REPORT_FILES}:
         raise RequestError(f"expected an empty or new folder for the attack, came {folder} with other files in it")
-    if there and not force:
-        raise RequestError(f"{folder} already holds an attack; replace it with --force or choose another --out")
+    if there & set(own) and not force:
+        raise RequestError(f"{folder} already holds {what}; replace it with --force or choose another --out")
 
 
 def _write(found: Attack, folder: Path) -> list[Path]:

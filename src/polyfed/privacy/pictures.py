@@ -86,7 +86,8 @@ def _original(found: Attack) -> str:
 
 def _name(trial: Trial, found: Attack) -> str:
     """What was attacked."""
-    level = "unprotected" if trial.noise == 0 else f"noise {trial.noise:g}"
+    plain = "as sent" if found.exposure.treated else "unprotected"
+    level = plain if trial.noise == 0 else f"noise {trial.noise:g}"
     return f"{trial.source}, {level}" if len(found.exposure.sent) > 1 else level
 
 
@@ -151,10 +152,12 @@ def _about(found: Attack) -> str:
     seen, settings = found.exposure, found.settings
     run = seen.run
     own = f"; the run's own noise: {seen.noise_of_run:g}" if seen.kind == "features" else ""
+    treated = f"; on their way {seen.treated}" if seen.treated else ""
     added = "; the noise is the attack's, the method sends none" if seen.kind == "prototypes" and _noisy(found) else ""
     return (
-        f"{_who(found)} on {run.result['dataset']}, run seed {run.seed}{own}{added}. Client {seen.model.client} "
-        f"({seen.model.architecture}), its upload of round {seen.round}: {len(found.exposure.targets)} of {seen.rows} "
+        f"{_who(found)} on {run.result['dataset']}, run seed {run.seed}{own}{treated}{added}. Client "
+        f"{seen.model.client} ({seen.model.architecture}), its upload of round {seen.round}: "
+        f"{len(found.exposure.targets)} of {seen.rows} "
         f"{'pairs' if seen.kind == 'features' else 'prototypes'}. White box: the attacker knows the client's network. "
         f"Adam, {settings.steps} steps, lr {settings.lr:g}, seed {settings.seed}."
     )

@@ -126,6 +126,7 @@ class Attack:
             "kind": seen.kind,
             "sent": seen.rows,
             "noise_of_run": seen.noise_of_run,
+            "on_the_way": seen.treated or None,
             "attacker": _ATTACKER,
             "against": self.against,
             **asdict(self.settings),

@@ -1,0 +1,80 @@
+"""Images made from a change of weights, by gradient matching (Zhu et al., NeurIPS 2019; Geiping et al., NeurIPS 2020).
+
+The attacker knows the weights that the client started from and those that it sent. The way between them stands for a
+gradient: after one step of SGD it is one, up to its length; after a round it is a sum of many, taken at other places.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from polyfed.core.message import Group
+from polyfed.functional.image_quality import total_variation
+from polyfed.functional.modes import evaluating, untracked_statistics
+
+_SMALLEST = 1e-20
+
+
+def match(
+    network: nn.Module,
+    change: Group,
+    y: Tensor,
+    start: Tensor,
+    *,
+    steps: int,
+    lr: float,
+    tv: float,
+    low: Tensor,
+    high: Tensor,
+) -> tuple[Tensor, float]:
+    """Images whose gradient has the direction of a change: Adam on 1 - cos(grad, -change) + tv TV, by signed gradients.
+
+    The gradient is that of the mean cross entropy at the network's weights, all images together; no dropout, BatchNorm
+    by the batch's own statistics. The rate falls to 0 as half a cosine does.
+
+    Args:
+        network: holding the weights that the client started from. change: parameter name -> weights sent minus these.
+        y: (N,) the classes, which the attacker knows or has guessed. start: (N, C, H, W), as the network takes it.
+        steps: of Adam. lr: its first rate. tv: weight of the total variation, in shares of the brightness range.
+        low, high: (C, 1, 1), what black and white are to the network.
+
+    Returns:
+        The images after the last step, and 1 - cos there, both detached.
+
+    Source: Geiping, Bauermeister, Droege, Moeller, eq. 4; signs and bounds as in its section 6.
+    """
+    named = [(name, p) for name, p in network.named_parameters() if name in change]
+    if not named:
+        raise ValueError("expected a change of the network's parameters, got none of them")
+    towards = [-change[name].to(p) for name, p in named]
+    size = _norm(towards)
+    x = start.detach().clone().requires_grad_()
+    optimiser = torch.optim.Adam([x], lr=lr)
+
+    def apart() -> Tensor:
+        loss = functional.cross_entropy(network(x), y)
+        grads = torch.autograd.grad(loss, [p for _, p in named], create_graph=True, allow_unused=True)
+        pairs = [(g, t) for g, t in zip(grads, towards, strict=True) if g is not None]
+        along = torch.stack([(g * t).sum() for g, t in pairs]).sum()
+        return 1 - along / (_norm([g for g, _ in pairs]) * size).clamp(min=_SMALLEST)
+
+    with evaluating(network), untracked_statistics(network):
+        for step in range(steps):
+            for group in optimiser.param_groups:
+                group["lr"] = lr * (1 + math.cos(math.pi * step / steps)) / 2
+            cost = apart() + tv * total_variation((x - low) / (high - low)).mean()
+            (grad,) = torch.autograd.grad(cost, x)
+            x.grad = grad.sign()
+            optimiser.step()
+            with torch.no_grad():
+                x.copy_(x.clamp(low, high))
+        return x.detach(), float(apart().detach())
+
+
+def _norm(tensors: list[Tensor]) -> Tensor:
+    """Of all of them as one vector; its derivative at 0 is 0."""
+    return torch.stack([t.square().sum() for t in tensors]).sum().clamp(min=_SMALLEST).sqrt()

@@ -1,0 +1,164 @@
+"""Ratios to shadow models, and how good a guess is, against numbers worked out by hand or by brute force."""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from polyfed.functional.membership import (
+    auc,
+    balanced_accuracy,
+    likelihood_ratio,
+    log_odds,
+    loss_scores,
+    roc,
+    tpr_at,
+    wilson,
+)
+
+
+def draws(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_log_odds_and_loss_are_those_of_the_softmax() -> None:
+    logits, y = draws(0, 6, 4), torch.tensor([0, 1, 2, 3, 0, 1])
+    p = np.exp(logits.numpy()) / np.exp(logits.numpy()).sum(axis=1, keepdims=True)
+    own = p[np.arange(6), y.numpy()]
+    assert log_odds(logits, y).tolist() == pytest.approx(np.log(own / (1 - own)).tolist())
+    assert loss_scores(logits, y).tolist() == pytest.approx(np.log(own).tolist())
+    sure = torch.tensor([[100.0, 0.0], [-100.0, 0.0]])  # p comes out as 1 and 0
+    assert log_odds(sure, torch.tensor([0, 0])).tolist() == [100, -100]
+
+
+# LiRA ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_online_ratio_is_that_of_two_gaussians_fitted_by_hand() -> None:
+    shadows = torch.tensor([[1.0, 9.0], [3.0, 8.0], [0.0, 4.0], [-2.0, 2.0]])
+    inside = torch.tensor([[True, False], [True, False], [False, True], [False, True]])
+    target = torch.tensor([2.5, 2.0])
+    spread_in, spread_out = math.sqrt((2 + 2) / 2), math.sqrt((2 + 0.5) / 2)  # of both rows: the mean variance
+    row = [
+        (NormalDist(2, spread_in), NormalDist(-1, spread_out)),
+        (NormalDist(3, spread_in), NormalDist(8.5, spread_out)),
+    ]
+    expected = [math.log(a.pdf(t) / b.pdf(t)) for (a, b), t in zip(row, target.tolist(), strict=True)]
+    assert likelihood_ratio(target, shadows, inside).tolist() == pytest.approx(expected)
+    assert expected[0] > 0
+    assert expected[1] > 0
+    low = likelihood_ratio(torch.tensor([-1.0, 9.0]), shadows, inside)
+    assert bool((low < 0).all()), "both signs"
+
+
+def test_the_offline_score_orders_rows_as_the_papers_probability_does() -> None:
+    shadows, target = draws(1, 6, 5) + torch.arange(5), torch.tensor([3.0, -1.0, 2.0, 5.0, 0.0], dtype=torch.float64)
+    mean = shadows.mean(dim=0)
+    spread = math.sqrt(float(shadows.var(dim=0).mean()))
+    chance = [NormalDist(float(m), spread).cdf(float(t)) for m, t in zip(mean, target, strict=True)]  # 1 - P[Z > t]
+    score = likelihood_ratio(target, shadows)
+    assert [NormalDist().cdf(float(z)) for z in score] == pytest.approx(chance)
+
+
+def test_with_many_shadow_models_each_row_has_its_own_spread() -> None:
+    scale = torch.tensor([0.1, 10.0], dtype=torch.float64)
+    many, few = draws(2, 64, 2) * scale, draws(2, 63, 2) * scale
+    one = torch.ones(2, dtype=torch.float64)
+    assert likelihood_ratio(one, many).tolist() == pytest.approx(((one - many.mean(dim=0)) / many.std(dim=0)).tolist())
+    spread = few.var(dim=0).mean().sqrt()
+    assert likelihood_ratio(one, few).tolist() == pytest.approx(((one - few.mean(dim=0)) / spread).tolist())
+
+
+@pytest.mark.parametrize("gap", [1.5, 0.0])
+def test_on_gaussian_scores_lira_comes_as_far_as_the_true_ratio_can(gap: float) -> None:
+    """Rows of different difficulty, which a common threshold on the score cannot see."""
+    rows, shadows = 2000, 32
+    hard = 5 * draws(3, rows)
+    member = torch.arange(rows) < rows // 2
+    target = hard + draws(4, rows) + gap * member
+    inside = (torch.arange(shadows) % 2 == 0).unsqueeze(1).expand(shadows, rows)
+    models = hard + draws(5, shadows, rows) + gap * inside
+    best = NormalDist().cdf(gap / math.sqrt(2))
+    for ratio in (likelihood_ratio(target, models, inside), likelihood_ratio(target, models[1::2])):
+        found = auc(ratio, member)
+        assert found.low - 0.03 < best < found.high + 0.03
+    plain = auc(target, member)
+    assert plain.value < 0.5 + 0.6 * (best - 0.5) + 0.03
+
+
+def test_shadow_models_that_do_not_suffice_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least two shadow models"):
+        likelihood_ratio(torch.zeros(3), torch.zeros(1, 3))
+    with pytest.raises(ValueError, match=r"expected \(N,\) and \(S, N\)"):
+        likelihood_ratio(torch.zeros(3), torch.zeros(4, 2))
+
+
+# scores of guesses ----------------------------------------------------------------------------------------------------
+
+
+def test_auc_and_its_interval_are_those_of_all_pairs() -> None:
+    scores, member = draws(6, 40).round(decimals=1), draws(7, 40) > 0
+    scores[member] += 0.5
+    mine, others = scores[member].numpy(), scores[~member].numpy()
+    wins = (mine[:, None] > others[None]) + 0.5 * (mine[:, None] == others[None])
+    error = math.sqrt(wins.mean(axis=1).var(ddof=1) / len(mine) + wins.mean(axis=0).var(ddof=1) / len(others))
+    found = auc(scores, member)
+    assert found.value == pytest.approx(wins.mean())
+    assert found.high - found.value == pytest.approx(min(1.96 * error, 1 - wins.mean()), rel=1e-3)
+    assert auc(-scores, member).value == pytest.approx(1 - wins.mean()), "the other sign"
+
+
+def test_chance_lies_in_19_of_20_intervals() -> None:
+    member = torch.arange(60) % 2 == 0
+    found = [auc(draws(100 + trial, 60), member) for trial in range(200)]
+    assert 180 <= sum(one.low <= 0.5 <= one.high for one in found) <= 199
+
+
+def test_rows_told_apart_without_error_still_have_an_interval() -> None:
+    found = auc(torch.tensor([3.0, 2.0, 1.0, 0.0]), torch.tensor([True, True, False, False]))
+    assert found == (1.0, pytest.approx(2 / 3), 1.0)
+
+
+def test_roc_balanced_accuracy_and_rates_agree_with_counting() -> None:
+    scores, member = draws(8, 300).round(decimals=1), torch.arange(300) < 120
+    scores[:120] += 0.7
+    alarms, hits = roc(scores, member)
+    for threshold in scores.unique().tolist():
+        called = scores >= threshold
+        point = (float((called & ~member).sum()) / 180, float((called & member).sum()) / 120)
+        assert (
+            min(abs(a - point[0]) + abs(h - point[1]) for a, h in zip(alarms.tolist(), hits.tolist(), strict=True))
+            < 1e-9
+        )
+    best = max((float((scores >= t)[member].double().mean()) + float((scores < t)[~member].double().mean())) / 2
+               for t in scores.tolist())  # fmt: skip
+    assert balanced_accuracy(scores, member) == pytest.approx(best)
+    for fpr in (0.01, 0.1):
+        reached = max(h for a, h in zip(alarms.tolist(), hits.tolist(), strict=True) if a <= fpr + 1e-9)
+        found = tpr_at(scores, member, fpr)
+        assert found is not None
+        assert found.value == pytest.approx(reached)
+        assert found.low <= found.value <= found.high
+    assert tpr_at(scores, member, 0.001) is None, "180 rows do not tell 0.1 %"
+
+
+def test_wilson_is_the_root_of_its_equation() -> None:
+    for count, total in ((0, 10), (3, 10), (10, 10)):
+        found = wilson(count, total)
+        assert found.value == count / total
+        for end in {found.low, found.high} - {0.0, 1.0}:
+            assert abs(count / total - end) == pytest.approx(1.95996 * math.sqrt(end * (1 - end) / total), abs=1e-5)
+
+
+@pytest.mark.parametrize("member", [[True, True], [False, False]])
+def test_one_kind_of_rows_alone_is_refused(member: list[bool]) -> None:
+    for score in (auc, roc, balanced_accuracy):
+        with pytest.raises(ValueError, match="expected members and others"):
+            score(torch.zeros(2), torch.tensor(member))  # type: ignore[operator]
+    with pytest.raises(ValueError, match="expected scores"):
+        auc(torch.zeros(3), torch.tensor([True, False]))

@@ -1,0 +1,477 @@
+"""`polyfed leakage` on runs of a few digits: what it hears is what was sent, and what it finds is there to be found."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import polyfed as pf
+from polyfed import cli, privacy, session
+from polyfed.core.message import flatten, group, nbytes, tensor
+from polyfed.core.uploads import arrived
+from polyfed.data.samples import Samples
+from polyfed.errors import RequestError
+from polyfed.functional.membership import auc
+from polyfed.prediction import load_model
+from polyfed.privacy import leakage
+from polyfed.privacy import replay as replays
+from polyfed.privacy.classes import guess_classes
+from polyfed.privacy.exposure import expose
+from polyfed.privacy.gradients import match
+from polyfed.privacy.holdings import entries, in_the_clear, whole_network
+from polyfed.privacy.leakage import REPORT_FILES
+from polyfed.privacy.membership import Candidates, Guess, by_holder, by_lira, by_loss, candidates, pooled, shadow_pool
+from polyfed.privacy.pictures import grid, to_text
+from polyfed.privacy.rebuilt import from_changes
+from polyfed.privacy.replay import Replay, replay
+from polyfed.privacy.survey import Options, survey
+from polyfed.privacy.trials import Settings, carry_out
+from polyfed.report.folders import RunRecord, find_runs
+from polyfed.report.writing import write_whole
+
+RECIPE: dict[str, Any] = {
+    "data": {
+        "name": "digits",
+        "clients": 3,
+        "partition": "classes",
+        "classes_per_client": 6,
+        "max_train": 20,
+        "max_test": 40,
+        "split": "1:0:2",
+        "holdout": 40,
+    },
+    "models": {"architectures": ["digits-cnn1"]},
+    "method": {"name": "fedavg"},
+    "training": {"rounds": 2, "batch_size": 10, "lr": 0.05},
+    "run": {"executor": "serial", "checkpoint_every": 1},
+}
+KERNELS = {"uploads": "kernels", "rad_refresh": 0, "rad_transport": "indices", "rad_size": 40}
+
+
+class Done(NamedTuple):
+    """A finished run. federation: as it was at the end."""
+
+    record: RunRecord
+    federation: Any
+
+
+Ran = Callable[..., Done]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """A run with these settings, made once; its folder must be left as it is."""
+    made: dict[str, Done] = {}
+
+    def make(method: str = "fedavg", sections: Mapping[str, Mapping[str, Any]] | None = None, **knobs: Any) -> Done:
+        key = json.dumps([method, knobs, sections])
+        if key not in made:
+            settings = {**RECIPE, "method": {"name": method, **knobs}}
+            for name, section in (sections or {}).items():
+                settings[name] = {**settings.get(name, {}), **section}
+            path = tmp_path_factory.mktemp("runs") / "run"
+            federation = session.prepare(pf.Recipe.from_dict(settings), out=path)
+            federation.run()
+            made[key] = Done(find_runs(path)[0], federation)
+        return made[key]
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def overfitted(ran: Ran) -> tuple[Done, Replay]:
+    """A run whose clients know their rows by heart, and its last round."""
+    done = ran(sections={"training": {"rounds": 1, "epochs": 40, "lr": 0.1}})
+    return done, replay(done.record, [0, 1, 2])
+
+
+# what was sent is heard again ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kept", "begins"), [(1, 2), (2, 1)])
+def test_the_last_round_is_heard_as_it_was(ran: Ran, kept: int, begins: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the checkpoint before it, or where there is none from the start: the mean of what came up is the model."""
+    done = ran(sections={"run": {"checkpoint_every": kept}})
+    before = {path: path.stat().st_mtime_ns for path in done.record.path.rglob("*")}
+    worked: list[int] = []
+    inner = replays.Wire.run
+
+    def run(self: Any, jobs: Any, done: Any) -> Any:
+        worked.append(jobs[0].round)
+        return inner(self, jobs, done)
+
+    monkeypatch.setattr(replays.Wire, "run", run)
+    heard = replay(done.record, [0, 1, 2])
+    assert worked == list(range(begins, 3))
+    assert heard.equal
+    ups = [heard.passage(number).up for number in range(3)]
+    total = sum(int(tensor(up, "n")) for up in ups)
+    for name, value in group(done.federation.server.state, "model union").items():
+        mean = sum(group(up, "model")[name] * (int(tensor(up, "n")) / total) for up in ups)
+        assert torch.allclose(torch.as_tensor(mean), value, atol=1e-6)
+    assert {path: path.stat().st_mtime_ns for path in done.record.path.rglob("*")} == before
+
+
+def test_features_on_the_wire_are_those_of_the_attack_also_on_their_way(ran: Ran) -> None:
+    """`polyfed attack` makes an upload again from the model; the replay hears it. Both are the same, bit for bit."""
+    treated = {"privacy": {"clip": 3.0, "noise": 0.02}, "compression": {"precision": "float16"}}
+    knobs = {"noise": 0.3, "pairs": 5}
+    heard = {}
+    for name, sections in (("plain", None), ("treated", treated)):
+        done = ran("fedin", sections, **knobs)
+        passage = replay(done.record, [1]).passage(1)
+        seen = expose(done.record.path, 1, 5, [0.3], ["s_in", "s_out"], "cpu")
+        for sent in seen.sent:
+            assert torch.equal(sent.values[0.3], group(passage.up, "features")[sent.name].float())
+        assert seen.treated == ("" if sections is None else "clip 3, noise 0.02, precision float16")
+        heard[name] = (passage, seen)
+    passage, seen = heard["treated"]
+    change = {n: t - group(passage.down, "model")[n] for n, t in group(passage.up, "model").items()}
+    assert float(torch.cat([t.flatten() for t in change.values()]).norm()) > 2, "the noise alone is that long"
+    assert float(torch.cat([t.flatten() for t in seen.sent[0].values[0.3]]).norm()) < 4, "clipped"
+    assert nbytes(passage.travelled) < nbytes(passage.up)
+    assert torch.equal(
+        group(arrived(heard_compression(ran, treated, knobs), passage.travelled, passage.down), "features")["s_in"],
+        group(passage.up, "features")["s_in"],
+    )
+
+
+def heard_compression(ran: Ran, sections: Any, knobs: Any) -> Any:
+    return ran("fedin", sections, **knobs).federation.compression
+
+
+def test_class_means_are_attacked_as_they_were_sent(ran: Ran) -> None:
+    done = ran("fedgh", {"privacy": {"clip": 1.0, "noise": 0.1}})
+    up = replay(done.record, [0]).passage(0).up
+    seen = expose(done.record.path, 0, 2, [0.0], None, "cpu")
+    rows = [tensor(up, "labels").tolist().index(label) for label in seen.labels]
+    assert torch.equal(seen.sent[0].values[0.0], tensor(up, "lars")[rows])
+    found = carry_out(seen, Settings(steps=1, lr=0.1, tv=(0.0,), seed=0))
+    assert "on their way clip 1, noise 0.1" in " ".join(to_text(found).split())
+    assert found.to_dict()["on_the_way"] == "clip 1, noise 0.1"
+    assert [axes.get_ylabel() for axes in grid(found).axes if axes.get_ylabel()][-1] == "as sent"
+
+
+def test_a_stranger_in_a_clients_place_trains_as_it_would_and_leaves_no_trace(overfitted: tuple[Done, Replay]) -> None:
+    _, heard = overfitted
+    passage, train = heard.passage(1), heard.client(1).data.train
+    before = {name: t.clone() for name, t in flatten(heard.passage(1).up).items()}
+    one, same, other = (heard.again(passage, train.first(8), "shadow", n, epochs=1) for n in (0, 0, 1))
+    assert one is not None and same is not None and other is not None  # noqa: PT018
+    name = "model/head.weight"
+    assert torch.equal(flatten(one)[name], flatten(same)[name])
+    assert not torch.equal(flatten(one)[name], flatten(other)[name]), "other random streams"
+    assert int(tensor(one, "n")) == 8
+    assert all(torch.equal(t, before[key]) for key, t in flatten(heard.passage(1).up).items())
+    assert heard.client(1).n == len(train)
+
+
+def test_a_run_that_does_not_come_out_as_recorded_is_refused(ran: Ran, tmp_path: Path) -> None:
+    record = ran().record
+    lines = [{**line, "bytes_by_client": {}} for line in record.rounds]
+    with pytest.raises(RequestError, match="came other 'bytes_by_client' in round 2"):
+        replay(dataclasses.replace(record, rounds=lines), [0])
+    lines = [{**line, "train_loss": 7.0} for line in record.rounds]
+    assert not replay(dataclasses.replace(record, rounds=lines), [0]).equal
+    with pytest.raises(RequestError, match="client 9 took part in no round"):
+        replay(record, [9])
+    with pytest.raises(RequestError, match="made in Python"):
+        replay(dataclasses.replace(record, recipe={}), [0])
+    with pytest.raises(RequestError, match=r"holds no result\.json"):
+        replay(dataclasses.replace(record, result={}), [0])
+
+
+def test_the_last_upload_is_the_last_that_arrived(ran: Ran) -> None:
+    """Not one that was refused, that never left a client, or of a closing round."""
+    lines: list[dict[str, Any]] = [
+        {"round": 1, "clients": [0, 1, 2, 3]},
+        {"round": 2, "clients": [0, 1, 2], "refused": [{"client": 0, "reason": "nan"}], "dropped": [2]},
+        {"round": 3, "clients": [0, 1, 2], "closing": True},
+    ]
+    record = dataclasses.replace(ran().record, rounds=lines)
+    assert replays.last_heard(record) == {0: 1, 1: 2, 2: 1, 3: 1}
+
+
+# what the messages say ----------------------------------------------------------------------------------------------
+
+
+def test_facts_in_the_clear_are_compared_with_the_data(ran: Ran) -> None:
+    client = ran().federation.clients[0]
+    classes, counts = client.data.train.y.unique(return_counts=True)
+    message = {"labels": classes.int(), "counts": counts.int(), "n": torch.tensor(client.n), "mask": classes > 3}
+    assert in_the_clear(message, client) == {
+        "which classes": "labels", "samples per class": "counts", "number of samples": "n"
+    }  # fmt: skip
+    assert in_the_clear({"labels": classes[1:], "n": torch.tensor(client.n + 1)}, client) == {}
+    heard = replay(ran("fedgh", weight="count").record, [0, 1])
+    assert set(in_the_clear(heard.passage(0).up, heard.client(0))) == {"which classes", "samples per class"}
+
+
+def test_entries_tell_shapes_and_bytes(ran: Ran) -> None:
+    up = replay(ran().record, [0]).passage(0).up
+    model, n = entries(up)
+    assert (model.name, model.tensors, model.bytes) == ("model", len(group(up, "model")), nbytes({"m": up["model"]}))
+    assert str(n) == "n (1 int64)"
+
+
+@pytest.mark.slow
+def test_classes_are_guessed_from_what_goes_up(ran: Ran) -> None:
+    def guessed(method: str, **knobs: Any) -> Any:
+        heard = replay(ran(method, **knobs).record, [0, 1, 2])
+        return guess_classes(heard, {number: heard.passage(number) for number in range(3)})
+
+    assert guessed("fedgh").how == "stated"
+    head = guessed("fedavg")
+    assert head.how == "head's step"
+    assert head.auc.low > 0.5
+    kernel = guessed("fedhenn", **KERNELS)
+    assert kernel.how == "kernel"
+    assert 0 <= kernel.auc.low <= kernel.auc.value <= 1
+    assert guessed("local").why_not == "nothing goes up"
+    noise = guessed("fedhenn", uploads="kernels", rad_refresh=0, rad_transport="seed", rad_source="noise", rad_size=40)
+    assert "whose classes are known" in noise.why_not
+
+
+# which rows -----------------------------------------------------------------------------------------------------------
+
+
+def asked_of(heard: Replay, number: int, rows: int | None = None) -> Candidates:
+    found = candidates(heard.client(number), False, rows, 0)
+    assert found is not None
+    return found
+
+
+def test_an_overfitted_network_gives_its_rows_away_and_one_that_never_saw_them_does_not(
+    overfitted: tuple[Done, Replay],
+) -> None:
+    done, heard = overfitted
+    own, strange, fresh = [], [], []
+    for number in range(3):
+        passage, asked = heard.passage(number), asked_of(heard, number)
+        network = whole_network(heard, passage)
+        assert network is not None
+        assert network.came_down(heard, passage)
+        own.append(by_loss(heard, passage, network, asked))
+        strange.append(by_loss(heard, heard.passage((number + 1) % 3), network, asked))
+        fresh.append(by_loss(heard, dataclasses.replace(passage, up=passage.down), network, asked))
+        holder = by_holder(load_model(done.record.path, number), asked)
+        assert torch.allclose(holder.scores, own[-1].scores, atol=1e-5), "what a client keeps is what it sent"
+    leaks = auc(pooled(own).scores, pooled(own).member)
+    assert leaks.low > 0.55
+    for blind in (strange, fresh):
+        chance = auc(pooled(blind).scores, pooled(blind).member)
+        assert chance.low < 0.5 < chance.high
+    assert pooled(own).summary()["auc"] == leaks._asdict()
+    assert len(pooled(own).member) == sum(len(guess.member) for guess in own)
+
+
+@pytest.mark.slow
+def test_lira_tells_rows_by_shadow_models(overfitted: tuple[Done, Replay]) -> None:
+    _, heard = overfitted
+    passage, asked = heard.passage(0), asked_of(heard, 0)
+    network = whole_network(heard, passage)
+    assert network is not None
+    found = {guess.how: guess for guess in by_lira(heard, passage, network, asked, 4, "others", 0)}
+    assert set(found) == {"LiRA offline", "LiRA online"}
+    assert auc(found["LiRA online"].scores, asked.member).low > 0.5
+    blind = dataclasses.replace(passage, up=passage.down)
+    (_, online) = by_lira(heard, blind, network, asked, 4, "others", 0)
+    chance = auc(online.scores, asked.member)
+    assert chance.low < 0.5 < chance.high
+    again, moved = (by_lira(heard, passage, network, asked, 4, "others", seed)[1].scores for seed in (0, 1))
+    assert torch.equal(again, found["LiRA online"].scores)
+    assert not torch.equal(moved, again)
+
+
+def test_shadow_models_train_on_rows_that_the_attacker_may_have(ran: Ran, overfitted: tuple[Done, Replay]) -> None:
+    _, heard = overfitted
+    holdout = shadow_pool(heard, 0, "holdout")
+    assert torch.equal(holdout.x, heard.federation.server.public.samples.x)
+    others = shadow_pool(heard, 0, "others")
+    assert len(others) == 40
+    own = {x.numpy().tobytes() for x in heard.client(0).data.train.x}
+    assert not own & {x.numpy().tobytes() for x in [*holdout.x, *others.x]}
+
+
+def test_rows_are_drawn_alike(overfitted: tuple[Done, Replay]) -> None:
+    """From a common test set: the client's class shares; at most so many of each kind."""
+    _, heard = overfitted
+    client = heard.client(0)
+    few = asked_of(heard, 0, 5)
+    assert (int(few.member.sum()), len(few)) == (5, 10)
+    y = torch.tensor([0] * 3 + [1] * 9)
+    pool = torch.arange(5).repeat_interleave(30)
+    own = Samples(torch.zeros(12, 1), y)
+    client = pf.Client(nn.Linear(1, 5), own, Samples(torch.zeros(150, 1), pool))
+    client.id = 0
+    asked = candidates(client, True, None, 0)
+    assert asked is not None
+    assert asked.samples.y[~asked.member].bincount().tolist() == [3, 9]
+    assert candidates(pf.Client(nn.Linear(1, 5), own), False, None, 0) is None
+
+
+# images -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_image_comes_out_of_its_gradient() -> None:
+    """The gradient of a linear layer is the image, up to its length; of many images it is their sum."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.Sigmoid(), nn.Flatten(), nn.Linear(128, 4))
+    x, y = torch.rand(1, 1, 4, 4), torch.tensor([2])
+    loss = nn.functional.cross_entropy(network(x), y)
+    grads = torch.autograd.grad(loss, tuple(network.parameters()))
+    change = {name: -0.1 * g for (name, _), g in zip(network.named_parameters(), grads, strict=True)}
+    ends = {"low": torch.zeros(1, 1, 1), "high": torch.ones(1, 1, 1)}
+    start = torch.full((1, 1, 4, 4), 0.5)
+    made, apart = match(network, change, y, start, steps=80, lr=0.1, tv=0.0, **ends)
+    assert float((made - x).square().mean()) < 0.1 * float((start - x).square().mean())
+    assert 0 <= apart < 0.01
+    opposite = {name: -t for name, t in change.items()}
+    _, apart = match(network, opposite, y, start, steps=20, lr=0.1, tv=0.0, **ends)
+    assert apart > 0.5, "the sign counts"
+    smooth, _ = match(network, change, y, start, steps=20, lr=0.1, tv=100.0, **ends)
+    assert float(smooth.std()) < float(made.std()), "the prior bites"
+    with pytest.raises(ValueError, match="expected a change"):
+        match(network, {}, y, start, steps=1, lr=0.1, tv=0.0, **ends)
+
+
+@pytest.mark.slow
+def test_changes_of_weights_are_attacked_step_by_step(overfitted: tuple[Done, Replay]) -> None:
+    _, heard = overfitted
+    passage = heard.passage(0)
+    network = whole_network(heard, passage)
+    assert network is not None
+    one, some, whole = from_changes(heard, passage, network, 2, 60, 0)
+    assert one.psnr is not None and one.guess_psnr is not None and whole.psnr is not None  # noqa: PT018
+    assert one.psnr > one.guess_psnr + 3
+    assert one.psnr > whole.psnr
+    assert [each.images for each in (one, some, whole)] == [2, 2, 2]
+    assert (some.what, whole.what) == ("weights after one step, 2 images", "weights after the round, 20 images")
+
+
+# the report ---------------------------------------------------------------------------------------------------------
+
+QUICK = ["--shadows", "4", "--images", "1", "--steps", "2", "--rows", "10", "--clients", "1"]
+
+
+def say(*words: str | Path) -> int:
+    return cli.status([str(word) for word in words])
+
+
+@pytest.mark.slow
+def test_the_command_reports_methods_side_by_side(ran: Ran, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [ran(name, **KERNELS if name == "fedhenn" else {}).record.path for name in ("local", "fedavg", "fedhenn")]
+    runs += [ran("fedin", None, noise=0.3, pairs=5).record.path]
+    assert say("leakage", *runs, *QUICK, "--out", tmp_path / "a") == 0
+    out = capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "a").iterdir()} == set(REPORT_FILES)
+    told = json.loads((tmp_path / "a" / "leakage.json").read_text())
+    local, fedavg, fedhenn, fedin = told["runs"]
+    assert local["bytes_up_per_client"] == 0
+    assert [one["by"] for one in local["membership"]] == ["holder of the network"]
+    assert [one["how"] for one in fedavg["membership"]] == ["loss", "LiRA offline", "LiRA online", "loss"]
+    assert fedavg["in_the_clear"] == ["number of samples"]
+    assert fedavg["membership"][0]["pooled"]["members"] == 10
+    assert fedavg["membership"][0]["pooled"]["tpr_at_fpr"] == {"0.01": None, "0.001": None}
+    assert "holds no network" in fedhenn["membership_why_not"]
+    assert "nothing in it is a function of single images" in fedhenn["reconstruction_why_not"]
+    assert "distance to the pairs sent" in [one["how"] for one in fedin["membership"]]
+    assert fedin["reconstruction"][0]["what"] == "features (s_in)"
+    page = (tmp_path / "a" / "leakage.md").read_text()
+    for word in ("fedhenn", "few rows", "head's step", "trained on the other clients' training rows"):
+        assert word in page
+    assert f"{fedavg['membership'][0]['pooled']['auc']['value']:.3f}" in out
+    assert say("leakage", *runs, *QUICK, "--out", tmp_path / "a") == 2
+    assert "already holds a report of leakage" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_every_option_bites(ran: Ran) -> None:
+    record = ran().record
+    base = Options(shadows=4, rows=10, clients=1, images=1, steps=2)
+    first = survey(record, base).to_dict()
+    assert survey(record, base).to_dict() == first
+    lira = [one["how"] for one in first["membership"]]
+    assert lira == ["loss", "LiRA offline", "LiRA online", "loss"]
+    for change in ({"seed": 1}, {"shadows": 6}, {"rows": 12}, {"steps": 3}, {"shadow_data": "holdout"}):
+        assert survey(record, dataclasses.replace(base, **change)).to_dict() != first, change
+    few = survey(record, dataclasses.replace(base, shadows=0, images=0, clients=2)).to_dict()
+    assert [one["how"] for one in few["membership"]] == ["loss", "loss"]
+    assert few["reconstruction"] == []
+    assert list(few["messages"]) == ["0", "1"]
+
+
+def test_it_lies_beside_an_attack_and_seeds_are_told_apart(
+    ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+
+    def save(figure: Any, folder: Path, stem: str) -> list[Path]:  # drawing takes long
+        drawn.append(figure)
+        return [write_whole(folder / f"{stem}.{form}", b"drawn") for form in ("png", "svg")]
+
+    monkeypatch.setattr(leakage, "save", save)
+    records = [ran(sections={"run": {"seed": seed}}).record for seed in (0, 1)]
+    (tmp_path / "attack.json").write_text("an earlier attack")
+    quick = {"shadows": 0, "images": 0, "clients": 1}
+    found, files = privacy.report([r.path for r in records], out=tmp_path, **quick)  # type: ignore[arg-type]
+    assert [each.record.name for each in found] == ["fedavg, seed 0", "fedavg, seed 1"]
+    assert {file.name for file in files} == set(REPORT_FILES)
+    assert (tmp_path / "attack.json").read_text() == "an earlier attack"
+    (figure,) = drawn
+    assert len(figure.axes) == 2, "the server by loss, the holder by loss"
+
+
+@pytest.mark.slow
+def test_methods_that_send_a_part_or_keep_their_start_say_so(ran: Ran) -> None:
+    quick = Options(shadows=4, rows=10, clients=1, images=0)
+    part = survey(ran("fedrep").record, quick)
+    assert "of the network's" in part.why_not_members
+    assert all(guess.by != "server" for guess in part.guesses[0])
+    whole = survey(ran("fedhenn", rad_size=40).record, quick)
+    assert "where the client's weights started did not come down" in whole.why_not_members
+    assert [(guess.by, guess.how) for guess in whole.guesses[0]] == [
+        ("server", "loss"), ("holder of the network", "loss")
+    ]  # fmt: skip
+
+
+WRONG = [
+    (["--shadows", "3"], "--shadows: expected 0 or an even number of at least 4, came 3"),
+    (["--shadows", "2"], "--shadows: expected 0 or an even number of at least 4, came 2"),
+    (["--shadow-data", "holdou"], "--shadow-data: expected others or holdout, came 'holdou'; did you mean 'holdout'?"),
+    (["--rows", "1"], "--rows: expected at least 2, came 1"),
+    (["--clients", "0"], "--clients: expected at least 1, came 0"),
+    (["--images", "-1"], "--images: expected at least 0, came -1"),
+    (["--steps", "0"], "--steps: expected at least 1, came 0"),
+    (["--seed", "-1"], "--seed: expected at least 0, came -1"),
+    (["--out", "RUN"], "expected an empty or new folder for the attack"),
+    (["--out", "RUN/recipe.toml"], "where nothing can be written"),
+]
+
+
+@pytest.mark.parametrize(("words", "line"), WRONG, ids=lambda value: "=".join(value) if isinstance(value, list) else "")
+def test_words_that_cannot_be(ran: Ran, words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = ran().record.path
+    before = sorted(path.rglob("*"))
+    assert say("leakage", path, *(word.replace("RUN", str(path)) for word in words)) == 2
+    error = capsys.readouterr().err
+    assert line in error
+    assert error.count("\n") == 1
+    assert sorted(path.rglob("*")) == before
+
+
+def test_roc_curves_in_the_records_are_thin_and_whole() -> None:
+    scores = torch.randn(5000, generator=torch.Generator().manual_seed(0))
+    member: Tensor = torch.arange(5000) < 2500
+    curve = Guess("server", "loss", scores, member).curve()
+    assert len(curve["fpr"]) == len(curve["tpr"]) <= 202
+    assert (curve["fpr"][0], curve["tpr"][0], curve["fpr"][-1], curve["tpr"][-1]) == (0, 0, 1, 1)
+    assert curve["fpr"] == sorted(curve["fpr"])
+    assert sum(rate < 0.01 for rate in curve["fpr"]) > 10, "dense where it matters"

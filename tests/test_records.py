@@ -22,12 +22,14 @@ RECIPE: dict[str, Any] = {
     "availability": {"late": 0.5, "joiners": 1},
     "privacy": {"clip": 1.0},
     "compression": {"precision": "int8"},
+    "defence": {"rule": "krum"},
+    "hostile": {"label_flip": 0.1},
 }
 FREE = {  # so many levels below these, keys are names of clients, stages, architectures, figures, knobs or files
     **dict.fromkeys(("accuracy", "accuracy_by_stage", "accuracy_per_architecture", "bytes_by_client"), 1),
     "accuracy_by_predictor": 2,
     **dict.fromkeys(("knobs", "sums", "server", "sha256", "timings"), 1),
-    **dict.fromkeys(("availability", "privacy", "compression"), 1),
+    **dict.fromkeys(("availability", "privacy", "compression", "defence", "hostile", "hostile_clients"), 1),
     "metrics": 2,
 }
 FILES = {"rounds.jsonl": 0, "result.json": 0, "models/index.json": 1}

@@ -198,6 +198,8 @@ def prepare(
         availability=recipe.availability,
         privacy=recipe.privacy,
         compression=recipe.compression,
+        defence=recipe.defence,
+        hostile=recipe.hostile,
         seed=recipe.run.seed,
         public=data.public(recipe),
         test=dealt.test,

@@ -89,7 +89,7 @@ class RunRecord:
         """What may tell two runs of one method apart: its knobs, how clients trained, their networks. Not the seed."""
         recipe_knobs = {key: value for key, value in self.recipe.get("method", {}).items() if key != "name"}
         found = dict(self.result.get("knobs") or recipe_knobs)
-        for section in ("training", "models", "availability", "privacy", "compression"):
+        for section in ("training", "models", "availability", "privacy", "compression", "defence", "hostile"):
             for key, value in self.recipe.get(section, {}).items():
                 if key != "rounds":  # a different number of rounds makes a different table
                     found.setdefault(key, value)

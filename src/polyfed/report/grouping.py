@@ -1,8 +1,8 @@
 """Which runs may stand side by side, and the sentence over every table and figure that says what was measured.
 
 Two runs are comparable when they had the same data (dealt alike), the same number of clients and of rounds, the same
-profile, and were scored on the same test data with the same mean. Everything else (knobs, learning rates, networks) is
-what a comparison is about, or is told in a note.
+profile, and were scored on the same test data with the same mean, over all clients or the honest ones. Everything else
+(knobs, learning rates, networks) is what a comparison is about, or is told in a note.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Group:
     def on_what(self) -> str:
         """Whose test data, and which mean, in words."""
         test, mean = str(self.evaluation.get("test")), str(self.evaluation.get("mean"))
-        return f"on {_TEST.get(test, f'test data {test}')}, {_MEAN.get(mean, f'mean over {mean}')}"
+        honest = " (honest ones only)" if self.evaluation.get("clients") == "honest" else ""
+        return f"on {_TEST.get(test, f'test data {test}')}, {_MEAN.get(mean, f'mean over {mean}')}{honest}"
 
     def profile_text(self) -> str:
         """What was laid over the recipe, and what it scales down: " Profile small: ..."; "" where nothing was."""
@@ -108,6 +109,7 @@ def _context(run: RunRecord) -> dict[str, Any]:
         "rounds": run.result["rounds"],
         "test": evaluation.get("test"),
         "mean": evaluation.get("mean"),
+        "clients scored": evaluation.get("clients"),
         "profile": run.recipe.get("run", {}).get("profile"),
         "data": {key: value for key, value in run.recipe.get("data", {}).items() if key not in _NOT_DATA},
     }
@@ -129,7 +131,7 @@ def _group(runs: list[RunRecord], differing: Iterable[str]) -> Group:
 
 def _unlike(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
     """Tells where methods were trained or built differently, so that nobody takes the rows for alike in all else."""
-    for section in ("training", "models", "availability", "privacy", "compression"):
+    for section in ("training", "models", "availability", "privacy", "compression", "defence", "hostile"):
         settings = {name: runs[0].recipe.get(section, {}) for name, runs in rows.items() if runs[0].recipe}
         for key in dict.fromkeys(key for found in settings.values() for key in found if key != "rounds"):
             values: dict[str, list[str]] = {}

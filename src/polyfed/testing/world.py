@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from polyfed.core.client import Client, Prepare, Public, as_floats
 from polyfed.core.message import Message, flatten, read_only
 from polyfed.core.method import Method, Needs
-from polyfed.core.settings import Availability, Compression, Evaluation, Privacy, Training
+from polyfed.core.settings import Availability, Compression, Defence, Evaluation, Hostile, Privacy, Training
 from polyfed.data.samples import Samples
 from polyfed.engine.executors import at_work
 from polyfed.engine.federation import Federation, Tracker
@@ -104,6 +104,8 @@ class World:
         availability: Availability | None = None,
         privacy: Privacy | None = None,
         compression: Compression | None = None,
+        defence: Defence | None = None,
+        hostile: Hostile | None = None,
         out: Path | None = None,
         trackers: Sequence[Tracker] = (),
         public: bool = True,
@@ -119,6 +121,8 @@ class World:
             availability=availability,
             privacy=privacy,
             compression=compression,
+            defence=defence,
+            hostile=hostile,
             seed=seed,
             public=self.public if public else None,
             classes=CLASSES,

@@ -23,13 +23,15 @@ RECIPE: dict[str, Any] = {
     "privacy": {"clip": 1.0},
     "compression": {"precision": "int8"},
     "devices": {"names": ["laptop"], "deadline": 100.0},
+    "defence": {"rule": "krum"},
+    "hostile": {"label_flip": 0.1},
 }
 FREE = {  # so many levels below these, keys are names of clients, stages, architectures, figures, knobs or files
     **dict.fromkeys(("accuracy", "accuracy_by_stage", "accuracy_per_architecture"), 1),
     **dict.fromkeys(("bytes_by_client", "simulated_by_client"), 1),
     "accuracy_by_predictor": 2,
     **dict.fromkeys(("knobs", "sums", "server", "sha256", "timings"), 1),
-    **dict.fromkeys(("availability", "privacy", "compression"), 1),
+    **dict.fromkeys(("availability", "privacy", "compression", "defence", "hostile", "hostile_clients"), 1),
     "devices": 3,
     "metrics": 2,
 }

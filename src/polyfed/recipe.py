@@ -1,9 +1,9 @@
 """Recipes: every setting of an experiment, typed and checked; TOML in and out, with ``--set`` on top.
 
 A recipe is one TOML file. ``[data]``, ``[models]``, ``[training]``, ``[evaluation]``, ``[availability]``,
-``[privacy]``, ``[compression]``, ``[devices]`` and ``[run]`` hold what the classes below list. ``[method]`` holds a
-method's name and its knobs. ``[methods.NAME]`` holds the knobs that a method takes when it is asked for by name
-(``--method NAME``, ``compare --methods NAME,...``), so that one recipe serves many:
+``[privacy]``, ``[compression]``, ``[defence]``, ``[hostile]``, ``[devices]`` and ``[run]`` hold what the classes below
+list. ``[method]`` holds a method's name and its knobs. ``[methods.NAME]`` holds the knobs that a method takes when it
+is asked for by name (``--method NAME``, ``compare --methods NAME,...``), so that one recipe serves many:
 
     [method]
     name = "fedgh"                   # what plain `polyfed run` runs
@@ -46,7 +46,17 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from polyfed.core.architectures import Precision
-from polyfed.core.settings import Availability, Compression, Evaluation, Positive, Privacy, Settings, Training
+from polyfed.core.settings import (
+    Availability,
+    Compression,
+    Defence,
+    Evaluation,
+    Hostile,
+    Positive,
+    Privacy,
+    Settings,
+    Training,
+)
 from polyfed.data.text import Words
 from polyfed.data.transforms import augmentation
 from polyfed.engine.devices import Devices, attendance_in_effect
@@ -299,6 +309,8 @@ class Recipe(Settings):
     privacy: Privacy = Field(default_factory=Privacy)
     compression: Compression = Field(default_factory=Compression)
     devices: Devices = Field(default_factory=Devices)
+    defence: Defence = Field(default_factory=Defence)
+    hostile: Hostile = Field(default_factory=Hostile)
     run: RunSettings = Field(default_factory=RunSettings)
     _stem: str = PrivateAttr("recipe")
     _own: MethodChoice | None = PrivateAttr(None)  # [method] as the file has it, before `choose`
@@ -450,7 +462,8 @@ class Recipe(Settings):
         knobs = dataclasses.asdict(self.build_method())
         given = {name.rstrip("_"): value for name, value in knobs.items() if value is not None}
         settings["method"] = {"name": self.method.name, **given}
-        for section in ("data", "training", "evaluation", "privacy", "compression", "devices", "run"):
+        optional = ("privacy", "compression", "defence", "hostile", "devices")
+        for section in ("data", "training", "evaluation", *optional, "run"):
             settings[section] = getattr(self, section).in_effect()
         settings["availability"] = attendance_in_effect(self.availability, self.devices)
         return {section: table for section, table in settings.items() if table}

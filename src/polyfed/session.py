@@ -199,6 +199,8 @@ def prepare(
         privacy=recipe.privacy,
         compression=recipe.compression,
         devices=recipe.devices,
+        defence=recipe.defence,
+        hostile=recipe.hostile,
         seed=recipe.run.seed,
         public=data.public(recipe),
         test=dealt.test,

@@ -59,8 +59,9 @@ class Client:
         the task. n: number of training samples. state: what the method keeps here between rounds (named tensors,
         replaced and never written into). round, exchange, phase: what is going on. context: what the method's
         `receive` returned, while the client trains. training, privacy, compression: settings. public: data
-        shared by all, if any. weights: the client's own weights by name, None until it first has any. secret: 32 bytes
-        that only it knows, for the noise on its uploads; None: that is drawn as everything is.
+        shared by all, if any. sign_flip: of a client that plays false (`core.hostile`), the factor of its negated
+        changes of weights; 0: it does not. weights: the client's own weights by name, None until it first has any.
+        secret: 32 bytes that only it knows, for the noise on its uploads; None: that is drawn as everything is.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Client:
         self.compression = Compression()
         self.secret: bytes | None = None
         self.public: Public | None = None
+        self.sign_flip = 0.0
         self.state: State = {}
         self.weights: Mapping[str, Tensor] | None = None
         self.version = 0  # grows with every change to weights or state

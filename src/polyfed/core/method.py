@@ -156,6 +156,9 @@ class Method:
     # groups of an upload that are trained weights, what came down under the same names being where they started: a
     # setting that clips, hides or thins out uploads treats their difference (core/uploads.py)
     changes: ClassVar[tuple[str, ...]] = ()
+    # entries of an upload that mean the same, number by number, at every client (outputs on common inputs): a setting
+    # that holds uploads to one another compares them (core/defence.py), as it does `changes` and rows by "labels"
+    comparable: ClassVar[tuple[str, ...]] = ()
     # True: where a client has no weights of its own, `receive` writes all of its network and reads nothing of it, so
     # that the engine need not draw (and for every evaluation draw again) a start that nobody sees
     starts_blank: ClassVar[bool] = False
@@ -189,7 +192,7 @@ class Method:
 
     @property
     def rigid(self) -> Mapping[str, str]:
-        """What of an upload cannot be clipped, noised or thinned out: name -> what it holds, for the refusal."""
+        """What of an upload cannot be clipped, noised, thinned out or replaced: name -> what it holds, for refusals."""
         return {}
 
     @property

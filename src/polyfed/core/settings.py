@@ -161,6 +161,39 @@ class Compression(Settings):
         return {key for key, off in idle.items() if off}
 
 
+class Defence(Settings):
+    """``[defence]``: what the server does about uploads that lead astray; off by default. See `core.defence`."""
+
+    rule: Literal["none", "median", "trimmed", "geometric", "krum", "clip"] = Field(
+        "none", description="what takes the place of clients' weights and class means, or whom it leaves out"
+    )
+    share: Annotated[float, Field(gt=0, lt=0.5)] = Field(
+        0.2, description="trimmed, krum: of the clients that are supposed to be hostile, rounded up"
+    )
+    max_norm: Finite = Field(
+        0.0, description="largest norm of an entry of an upload, of weights the change; above it is refused; 0: none"
+    )
+
+    def _idle(self) -> set[str]:
+        takes_share = self.rule in ("trimmed", "krum")
+        idle = {"rule": self.rule == "none", "share": not takes_share, "max_norm": not self.max_norm}
+        return {key for key, off in idle.items() if off}
+
+
+class Hostile(Settings):
+    """``[hostile]``: clients that play false, drawn by the seed; none by default. See `core.hostile`."""
+
+    label_flip: Share = Field(0.0, description="share of the clients, rounded up, that train on labels C - 1 - y")
+    sign_flip: Share = Field(0.0, description="share of the clients, rounded up, that send the opposite")
+    scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        1.0, description="sign_flip: factor of the negated change of weights"
+    )
+
+    def _idle(self) -> set[str]:
+        idle = {"label_flip": not self.label_flip, "sign_flip": not self.sign_flip, "scale": not self.sign_flip}
+        return {key for key, off in idle.items() if off}
+
+
 class Evaluation(Settings):
     """``[evaluation]``: which model of each client is scored, on whose test data, how often."""
 

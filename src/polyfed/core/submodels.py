@@ -304,6 +304,7 @@ class Slicing(Method):
     """Clients train slices of one network that the server keeps: what all such methods have in common."""
 
     changes: ClassVar[tuple[str, ...]] = ("model",)
+    comparable: ClassVar[tuple[str, ...]] = ("statistics",)
 
     @property
     def needs(self) -> Needs:

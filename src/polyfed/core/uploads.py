@@ -77,7 +77,7 @@ def check_uploads(
         raise RequestError(no_changes)
     for number, network in networks.items():
         for entry in method.changes if privacy.clip else ():
-            sent = sorted(_statistics(network) & _members(first[number], entry).keys())
+            sent = sorted(running_statistics(network) & _members(first[number], entry).keys())
             if found := [*sent, *statistics_of(network)]:  # the latter are taken and sent after training
                 raise RequestError(_no_statistics(name, found[0]))
 
@@ -125,7 +125,7 @@ def arrived(compression: Compression, message: Message, received: Message) -> Me
     if not compression.on:
         return message
     found = _empty_groups(message)
-    for entry, key, values in _tensors(message):
+    for entry, key, values in every_tensor(message):
         if entry.endswith((_SCALE, _PLACES)):
             continue
         try:
@@ -149,7 +149,7 @@ def _released(client: Client, method: Method, message: Message, received: Messag
             found[name] = value if single else _hidden(client.privacy, {name: value}, {}, draws)[name]
             continue
         floats = {key: tensor for key, tensor in value.items() if tensor.is_floating_point()}
-        base = _counterparts(method, name, value, received)
+        base = counterparts(method, name, value, received)
         _check_bounded(client, method, name, floats, base)
         found[name] = {**value, **_hidden(client.privacy, floats, base, draws)}
     return found
@@ -182,7 +182,8 @@ def _check_bounded(client: Client, method: Method, name: str, floats: Group, bas
     Raises:
         RequestError: they do not.
     """
-    statistics, weights = _statistics(client.model), _endings(name for name, _ in client.model.named_parameters())
+    statistics = running_statistics(client.model)
+    weights = _endings(name for name, _ in client.model.named_parameters())
     who = method.name or type(method).__name__
     for key in floats:
         if key in statistics:
@@ -198,9 +199,9 @@ def _check_bounded(client: Client, method: Method, name: str, floats: Group, bas
 
 
 def _compressed(client: Client, method: Method, message: Message, received: Message) -> Message:
-    statistics, found = _statistics(client.model), _empty_groups(message)
-    bases = {name: _counterparts(method, name, value, received) for name, value in message.items()}
-    for name, key, tensor in _tensors(message):
+    statistics, found = running_statistics(client.model), _empty_groups(message)
+    bases = {name: counterparts(method, name, value, received) for name, value in message.items()}
+    for name, key, tensor in every_tensor(message):
         if name.endswith((_CHANGE, _SCALE, _PLACES)):
             raise RunError(f"expected names that do not end in '{_CHANGE}', '{_SCALE}' or '{_PLACES}', came '{name}'")
         if tensor.dtype != torch.float32 or not tensor.dim() or key in statistics:
@@ -263,7 +264,7 @@ def _opened(message: Message, entry: str, key: str | None, values: Tensor, recei
 # messages ---------------------------------------------------------------------------------------------------------
 
 
-def _counterparts(method: Method, name: str, value: Tensor | Group, received: Message) -> Group:
+def counterparts(method: Method, name: str, value: Tensor | Group, received: Message) -> Group:
     """What came down of those tensors of a group that go up as changes."""
     if isinstance(value, Tensor) or name not in method.changes:
         return {}
@@ -271,7 +272,7 @@ def _counterparts(method: Method, name: str, value: Tensor | Group, received: Me
     return {key: t for key, t in down.items() if key in value and value[key].shape == t.shape and t.is_floating_point()}
 
 
-def _statistics(network: nn.Module) -> frozenset[str]:
+def running_statistics(network: nn.Module) -> frozenset[str]:
     """Names of what BatchNorm and its like keep of the data, also within a part of the network."""
     layers = [layer for layer in network.modules() if isinstance(layer, _NormBase)]
     kept_here = {id(buffer) for layer in layers for buffer in layer.buffers()}
@@ -284,7 +285,7 @@ def _endings(names: Iterable[str]) -> frozenset[str]:
     return frozenset(".".join(one[begin:]) for one in parts for begin in range(len(one)))
 
 
-def _tensors(message: Message) -> Iterator[tuple[str, str | None, Tensor]]:
+def every_tensor(message: Message) -> Iterator[tuple[str, str | None, Tensor]]:
     """Name, name within the group (None: it stands alone), tensor."""
     for name, value in message.items():
         if isinstance(value, Tensor):

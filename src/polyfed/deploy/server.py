@@ -125,6 +125,7 @@ class Deployed(Federation):
             availability=recipe.availability,
             privacy=recipe.privacy,
             compression=recipe.compression,
+            defence=recipe.defence,
             seed=recipe.run.seed,
             public=data.public(recipe),
             test=blank(first.test, first) if recipe.data.test == "global" else None,
@@ -265,6 +266,8 @@ def serve(
         raise RequestError(f"deadline: expected seconds above 0, came {deadline}")
     if not max_megabytes > 0:
         raise RequestError(f"max-megabytes: expected more than 0, came {max_megabytes}")
+    if recipe.hostile.in_effect():
+        raise RequestError("hostile: expected none in a deployment, whose clients are what they are, came some")
     path = Path(out or recipe.folder)
     folder = RunFolder(path)
     folder.check(recipe.to_dict(), resume, force)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from polyfed.core.architectures import Architectures
 from polyfed.core.client import Client
+from polyfed.core.hostile import attacked
 from polyfed.core.message import Message, State, copied, in_plain_order, nbytes, not_finite, read_only, shallow
 from polyfed.core.method import Exchange, Method, Trained, numbers
 from polyfed.core.randomness import derive, scoped_global
@@ -222,7 +223,8 @@ def hand_in(
     if bad is None:  # a model of NaN sends nothing: who knows what the method's upload makes of it
         with at_stage(client, job, "uploading"):
             with _counting(job) as done:
-                message = read_only(copied(method.upload(client, trained)))
+                made = copied(method.upload(client, trained))
+            message = read_only(attacked(client, method, made, job.message))
             operations += 0 if done is None else done.count
             if name := not_finite(message):
                 bad = f"the upload is not finite ('{name}')"

@@ -18,13 +18,15 @@ from torch import nn
 from polyfed.core.architectures import Builder, Precision
 from polyfed.core.client import Client, Public
 from polyfed.core.companion import architectures_of
+from polyfed.core.defence import Watch, check_defence, defended, objection
 from polyfed.core.device import named_device
+from polyfed.core.hostile import drawn, enlist
 from polyfed.core.message import Message, State, flatten, in_plain_order, nbytes, read_only, shallow
 from polyfed.core.method import Exchange, Method, scores_are_outputs
 from polyfed.core.networks import exported
 from polyfed.core.randomness import generator
 from polyfed.core.server import Member, Server
-from polyfed.core.settings import Availability, Compression, Evaluation, Privacy, Training
+from polyfed.core.settings import Availability, Compression, Defence, Evaluation, Hostile, Privacy, Training
 from polyfed.core.timings import section, watching
 from polyfed.core.uploads import arrived, check_uploads
 from polyfed.data.samples import ClientData, Samples
@@ -73,7 +75,7 @@ class Run:
 
 
 # settings that records and run folders name where they are on
-_OPTIONAL = ("availability", "privacy", "compression", "devices")
+_OPTIONAL = ("availability", "privacy", "compression", "defence", "hostile", "devices")
 
 
 class Federation:
@@ -86,6 +88,8 @@ class Federation:
         availability: who is there, who drops out, what arrives late; default: everybody, always.
         privacy, compression: bounds and noise on what clients upload, and fewer bytes for it; default: neither.
         devices: what clients are simulated to compute on, and how they are connected; default: nothing is simulated.
+        defence: what the server does about uploads that would lead it astray; default: nothing.
+        hostile: how many clients play false, and how; default: none. Who does is drawn by the seed, and not scored.
         seed: every random draw of the run is derived from it.
         public: hold-out data that everybody may see. test: one test set shared by all clients, in place of their own.
         classes: of the task; default: the largest label anywhere plus one. class_names: what they are called.
@@ -124,6 +128,8 @@ class Federation:
         privacy: Privacy | None = None,
         compression: Compression | None = None,
         devices: Devices | None = None,
+        defence: Defence | None = None,
+        hostile: Hostile | None = None,
         seed: int = 0,
         public: Public | None = None,
         test: Samples | None = None,
@@ -156,6 +162,8 @@ class Federation:
         self.availability = availability or Availability()
         self.privacy, self.compression = privacy or Privacy(), compression or Compression()
         self.devices = devices or Devices()
+        self.defence, self.hostile = defence or Defence(), hostile or Hostile()
+        self._hostile = drawn(self.hostile, len(self.clients), seed)
         _check_settings(self.clients, self.training, self.evaluation, self.availability)
         self.simulation = Simulation(self.devices, len(self.clients), seed)
         self.seed = seed
@@ -171,6 +179,8 @@ class Federation:
             client.id, client.classes, client.seed, client.data = number, self.classes, seed, data
             client.training, client.public = self.training, public
             client.privacy, client.compression = self.privacy, self.compression
+            if number in self._hostile:
+                enlist(client, self._hostile[number], self.hostile)
         named = _name_architectures(self.clients, dict(builders or {}))
         check_companion(method, [*named, *(builders or {})])
         self.architectures = architectures_of(
@@ -189,6 +199,7 @@ class Federation:
             prepare=self.clients[0].prepare,
             example=self.clients[0].data.train.x[:0],
         )
+        check_defence(method, self.defence)
         if self.privacy.clip or self.compression.on:
             first = {client.architecture: client.id for client in reversed(self.clients)} if method.changes else {}
             networks = {number: self.architectures.template(name) for name, number in first.items()}
@@ -238,6 +249,9 @@ class Federation:
             self.facts["availability"] = limits
         if self.devices.on:
             self.facts["left_out"] = sorted(self._left_out)
+        if self._hostile:
+            self.facts["hostile_clients"] = {str(number): kind for number, kind in self._hostile.items()}
+            self.facts["evaluation"]["clients"] = "honest"
         size = stack_size(executor, device, workers)
         self._stacked = {"executor": "cohort", "workers": size} if size > 1 else {}
         self.settings = settings if settings is not None else self._settings()
@@ -359,7 +373,7 @@ class Federation:
         clock = self.simulation.clock(number, bool(closing))
         post = Post(number, () if closing else self._waiting, self.availability.late_by, method.accepts_late)
         due = bool(closing) or number % self.evaluation.every == 0 or number == self.training.rounds
-        tally = _Tally(self.compression.on)
+        tally, watch = _Tally(self.compression.on), Watch()
         with _at("planning", number), section("aggregate"), clock.serving():
             method.plan(server, selected)
         for place, exchange in enumerate(closing or method.exchanges(number)):
@@ -369,9 +383,10 @@ class Federation:
             reached = [i for i in roll.reached(ids) if i not in tally.lost and i not in clock.stragglers]
             sent = self._pass(exchange, place, bool(closing), reached, roll, tally, due, clock)
             with _at("aggregation", number), section("aggregate"), clock.serving():
-                method.aggregate(server, post.deliver(exchange.name, sent, {*roll.late, *clock.stragglers}))
+                uploads = post.deliver(exchange.name, sent, {*roll.late, *clock.stragglers})
+                method.aggregate(server, defended(self.defence, method, server, uploads, watch))
                 server.state = in_plain_order(server.state)
-            del sent  # all that was sent, which nobody needs while the clients are scored
+            del sent, uploads  # all that was sent, which nobody needs while the clients are scored
         server.exchange = "train"
         self._waiting = post.waiting
         record = {"round": number, "seconds": 0.0, "closing": bool(closing), "clients": selected}
@@ -380,7 +395,12 @@ class Federation:
             "dropped": sorted({*roll.dropped(asked), *tally.lost}),
             **post.record(),
         }
-        record |= {**tally.record(), **clock.record(), "server": dict(server.log)}
+        record |= {**tally.record(), **clock.record()}
+        if self.defence.rule != "none":
+            record["defence"] = watch.record()
+        if self._hostile:
+            record["hostile"] = sorted(asked & self._hostile.keys())
+        record["server"] = dict(server.log)
         server.log.clear()
         with section("score"):
             return {**record, "evaluated": due, **(self._evaluate(tally.scores) if due else NOT_EVALUATED)}
@@ -434,14 +454,15 @@ class Federation:
         return {o.client_id: o.message for o in outcomes if o.counts and o.client_id not in roll.unheard}
 
     def _arrived(self, job: Job, outcome: Outcome) -> Outcome:
-        """The outcome with the upload as the method made it, up to what compression has lost."""
-        if not self.compression.on or not outcome.counts:
+        """The outcome with the upload as the method made it, up to what compression has lost; or refused."""
+        if not (self.compression.on or self.defence.in_effect()) or not outcome.counts:
             return outcome
         try:
             message = arrived(self.compression, outcome.message, job.message)
         except RunError as problem:
             return dataclasses.replace(outcome, message=read_only({}), refused=str(problem))
-        return dataclasses.replace(outcome, message=read_only(message))
+        bad = objection(self.defence, self.method, self.classes, message, job.message)
+        return dataclasses.replace(outcome, message=read_only({} if bad else message), refused=bad)
 
     def _select(self, number: int, present: Sequence[int]) -> list[int]:
         """The clients of a round, drawn from those present without replacement, in order of number."""
@@ -455,16 +476,18 @@ class Federation:
         validated = self.stages[0] if self.stages[0] != "after_local" else "personal"
         wanted = [(stage, "test") for stage in self.stages if stage != "after_local"] + [(validated, "validation")]
         found = self._scores(wanted)
-        scores = {stage: after_local if stage == "after_local" else found[stage, "test"] for stage in self.stages}
+        honest = {number: score for number, score in after_local.items() if number not in self._hostile}
+        scores = {stage: honest if stage == "after_local" else found[stage, "test"] for stage in self.stages}
         names = [client.architecture for client in self.clients]
         record = figures(scores, names, self.evaluation, self.metrics)
         held = found[validated, "validation"].values()
         return {**record, "validation": summary(held, self.evaluation.mean).get("mean")}
 
     def _scores(self, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], dict[int, Score]]:
-        """The scores of all who are present by (stage, part of the data), taken anew where they may have changed."""
-        scored = [client for client in self.clients if client.id in self.server.clients or client.id in self._left_out]
-        looks = {client.id: self._looks(client, [stage for stage, _ in wanted]) for client in scored}
+        """The scores of the honest ones present by (stage, part of the data), anew where they may have changed."""
+        there = self.server.clients.keys() | self._left_out.keys()
+        judged = [client for client in self.clients if client.id in there and client.id not in self._hostile]
+        looks = {client.id: self._looks(client, [stage for stage, _ in wanted]) for client in judged}
         missing: dict[_Look, list[str]] = {}
         for stage, part in wanted:
             for look in (of_stage[stage] for of_stage in looks.values()):

@@ -22,6 +22,7 @@ procrustes  orthogonal Procrustes distance
 privacy     how much noise the Gaussian mechanism needs
 prototypes  class means, one header step on them
 rbf         CKA with RBF kernels, Nystroem features
+robust      medians, trimmed means and Krum, which a few hostile ones do not lead astray
 similarity  linear and RBF alignment and Procrustes behind one front
 steps       how far an optimiser's steps go for their gradient
 submodels   slices by width: windows, cutting, entry-wise averages

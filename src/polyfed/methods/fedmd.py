@@ -42,6 +42,7 @@ class FedMD(Method):
     down: ClassVar[str] = "L C, L public rows"
     up: ClassVar[str] = "L C"
     states: ClassVar[str] = "client: whether it has had its transfer learning; server: s"
+    comparable: ClassVar[tuple[str, ...]] = ("scores",)
 
     public_epochs: Annotated[int, Field(ge=0)] = 10  # once, on the public rows and their labels; 0 is off
     private_epochs: Annotated[int, Field(ge=0)] = 10  # once, after that, on one's own rows; 0 is off

@@ -29,6 +29,10 @@ _NEEDED: dict[str, tuple[type, ...]] = {
 }
 
 
+# sections of a recipe whose settings may tell two runs of one method apart
+EXPERIMENT = ("training", "models", "availability", "privacy", "compression", "defence", "hostile", "devices")
+
+
 @dataclass(frozen=True)
 class RunRecord:
     """One run, read from its folder.
@@ -94,7 +98,16 @@ class RunRecord:
         """What may tell two runs of one method apart: its knobs, how clients trained, their networks. Not the seed."""
         recipe_knobs = {key: value for key, value in self.recipe.get("method", {}).items() if key != "name"}
         found = dict(self.result.get("knobs") or recipe_knobs)
-        for section in ("training", "models", "availability", "privacy", "compression", "devices"):
+        for section in (
+            "training",
+            "models",
+            "availability",
+            "privacy",
+            "compression",
+            "defence",
+            "hostile",
+            "devices",
+        ):
             for key, value in self.recipe.get(section, {}).items():
                 if key != "rounds":  # a different number of rounds makes a different table
                     found.setdefault(key, value)

@@ -1,8 +1,8 @@
 """Which runs may stand side by side, and the sentence over every table and figure that says what was measured.
 
 Two runs are comparable when they had the same data (dealt alike), the same number of clients and of rounds, the same
-profile, and were scored on the same test data with the same mean. Everything else (knobs, learning rates, networks) is
-what a comparison is about, or is told in a note.
+profile, and were scored on the same test data with the same mean, over all clients or the honest ones. Everything else
+(knobs, learning rates, networks) is what a comparison is about, or is told in a note.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from textwrap import shorten
 from typing import Any
 
 from polyfed.errors import RequestError
-from polyfed.report.folders import RunRecord, show_value
+from polyfed.report.folders import EXPERIMENT, RunRecord, show_value
 
 _TEST = {"client": "each client's own test data", "global": "one global test set"}
 _MEAN = {"clients": "plain mean over clients", "samples": "mean over clients weighted by samples"}
@@ -50,7 +50,8 @@ class Group:
     def on_what(self) -> str:
         """Whose test data, and which mean, in words."""
         test, mean = str(self.evaluation.get("test")), str(self.evaluation.get("mean"))
-        return f"on {_TEST.get(test, f'test data {test}')}, {_MEAN.get(mean, f'mean over {mean}')}"
+        honest = " (honest ones only)" if self.evaluation.get("clients") == "honest" else ""
+        return f"on {_TEST.get(test, f'test data {test}')}, {_MEAN.get(mean, f'mean over {mean}')}{honest}"
 
     def profile_text(self) -> str:
         """What was laid over the recipe, what it scales down, and what --set changed: " Profile small: ..."; or "".
@@ -113,6 +114,7 @@ def _context(run: RunRecord) -> dict[str, Any]:
         "rounds": run.result["rounds"],
         "test": evaluation.get("test"),
         "mean": evaluation.get("mean"),
+        "clients scored": evaluation.get("clients"),
         "profile": run.recipe.get("run", {}).get("profile"),
         "data": {key: value for key, value in run.recipe.get("data", {}).items() if key not in _NOT_DATA},
     }
@@ -134,7 +136,7 @@ def _group(runs: list[RunRecord], differing: Iterable[str]) -> Group:
 
 def _unlike(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
     """Tells where methods were trained or built differently, so that nobody takes the rows for alike in all else."""
-    for section in ("training", "models", "availability", "privacy", "compression", "devices"):
+    for section in EXPERIMENT:
         settings = {name: runs[0].recipe.get(section, {}) for name, runs in rows.items() if runs[0].recipe}
         for key in dict.fromkeys(key for found in settings.values() for key in found if key != "rounds"):
             values: dict[str, list[str]] = {}

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from polyfed.core.client import Client, Prepare, Public, as_floats
 from polyfed.core.message import Message, flatten, read_only
 from polyfed.core.method import Method, Needs
-from polyfed.core.settings import Availability, Compression, Evaluation, Privacy, Training
+from polyfed.core.settings import Availability, Compression, Defence, Evaluation, Hostile, Privacy, Training
 from polyfed.data.samples import Samples
 from polyfed.engine.devices import Devices
 from polyfed.engine.executors import at_work
@@ -106,6 +106,8 @@ class World:
         privacy: Privacy | None = None,
         compression: Compression | None = None,
         devices: Devices | None = None,
+        defence: Defence | None = None,
+        hostile: Hostile | None = None,
         out: Path | None = None,
         trackers: Sequence[Tracker] = (),
         public: bool = True,
@@ -122,6 +124,8 @@ class World:
             privacy=privacy,
             compression=compression,
             devices=devices,
+            defence=defence,
+            hostile=hostile,
             seed=seed,
             public=self.public if public else None,
             classes=CLASSES,

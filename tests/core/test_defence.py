@@ -1,0 +1,258 @@
+"""What the server makes of uploads under `[defence]`: cohorts, rows, sizes, who is left out; against NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from polyfed.core.defence import Watch, check_defence, defended, objection
+from polyfed.core.message import Message, flatten
+from polyfed.core.method import Method, Trained
+from polyfed.core.server import Server
+from polyfed.core.settings import Defence
+from polyfed.errors import RequestError
+from polyfed.methods import FedFomo, FedHeNN, Local
+from polyfed.registry import METHODS
+
+NOWHERE = cast(Server, None)
+
+
+class Sends(Method):
+    """A method that has sent what it is told."""
+
+    changes = ("model",)
+    comparable = ("scores",)
+
+    def __init__(self, down: Mapping[int, Message]) -> None:
+        self.down = down
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        return self.down.get(client_id, {})
+
+    def upload(self, client: Any, trained: Trained) -> Message:
+        return {}
+
+
+def held(rule: str, uploads: Mapping[int, Message], down: Mapping[int, Message] | None = None, **more: Any) -> Any:
+    """What the method gets, and the watch's record."""
+    watch = Watch()
+    found = defended(Defence(rule=rule, **more), Sends(down or {}), NOWHERE, uploads, watch)  # type: ignore[arg-type]
+    return found, watch.record()
+
+
+def noise(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def models(count: int, base: Mapping[str, Tensor]) -> dict[int, Message]:
+    return {
+        i: {
+            "model": {name: t + noise(*t.shape, seed=10 * i + len(name)) for name, t in base.items()},
+            "n": torch.tensor(9 + i),
+        }
+        for i in range(count)
+    }
+
+
+BASE = {"w": noise(3, 2, seed=1), "bias": noise(2, seed=2)}
+
+
+def _all_sent(count: int) -> dict[int, Message]:
+    return {i: {"model": BASE} for i in range(count)}
+
+
+def test_off_is_the_very_same() -> None:
+    uploads = models(3, BASE)
+    assert defended(Defence(), Sends({}), NOWHERE, uploads, Watch()) is uploads
+    assert defended(Defence(max_norm=1.0), Sends({}), NOWHERE, uploads, Watch()) is uploads
+
+
+def test_the_median_takes_every_place_and_counts_stay() -> None:
+    uploads = models(5, BASE)
+    found, record = held("median", uploads, _all_sent(5))
+    for name in BASE:
+        expected = np.median([cast(Any, m["model"])[name].numpy() for m in uploads.values()], axis=0)
+        for message in found.values():
+            np.testing.assert_array_equal(message["model"][name], expected)
+    assert [int(message["n"]) for message in found.values()] == [9, 10, 11, 12, 13]
+    assert record == {"left_out": [], "shortened": 0, "few": 0}
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed", "geometric", "krum", "clip"])
+@pytest.mark.parametrize("far", [1e6, -1e6])
+def test_one_hostile_client_does_not_lead_the_mean_out_of_the_honest_ones(rule: str, far: float) -> None:
+    uploads = models(6, BASE)
+    honest = torch.stack([cast(Any, uploads[i]["model"])["w"] for i in range(5)])
+    uploads[5] = {"model": {name: t + far for name, t in BASE.items()}, "n": torch.tensor(10**9)}
+    found, record = held(rule, uploads, _all_sent(6))
+    mean = torch.stack([m["model"]["w"] for m in found.values()]).mean(0)
+    if rule in ("median", "trimmed", "krum"):
+        assert bool(((mean >= honest.min(0).values) & (mean <= honest.max(0).values)).all())
+    assert float((mean - BASE["w"]).norm()) < float((honest - BASE["w"]).flatten(1).norm(dim=1).max())
+    assert (5 in record["left_out"], len(record["left_out"])) == (rule == "krum", 2 if rule == "krum" else 0)
+    shuffled = {i: uploads[i] for i in (3, 5, 0, 1, 4, 2)}
+    again, _ = held(rule, shuffled, _all_sent(6))
+    assert again.keys() == found.keys()
+    for i, message in found.items():
+        for name, t in flatten(message).items():
+            torch.testing.assert_close(flatten(again[i])[name], t, rtol=1e-5, atol=1e-6)
+
+
+def test_where_architectures_differ_it_is_tensor_by_tensor_among_those_who_have_it() -> None:
+    deep = {**BASE, "more": noise(4, seed=3)}
+    down: dict[int, Message] = {i: {"model": deep if i < 3 else BASE} for i in range(7)}
+    uploads = {i: models(7, cast(Any, down[i]["model"]))[i] for i in range(7)}
+    found, record = held("median", uploads, down)
+    for name, who in (("w", range(7)), ("more", range(3))):
+        expected = np.median([cast(Any, uploads[i]["model"])[name].numpy() for i in who], axis=0)
+        for i in who:
+            np.testing.assert_array_equal(found[i]["model"][name], expected)
+    assert record["few"] == 0
+    del uploads[0], uploads[1]
+    found, record = held("median", uploads, down)
+    assert torch.equal(found[2]["model"]["more"], cast(Any, uploads[2]["model"])["more"]), "alone: as it is"
+    assert record["few"] == 1
+
+
+def test_who_began_elsewhere_or_has_another_shape_is_not_mixed_in() -> None:
+    """Architectures that are averaged apart, also where they have a tensor of one name, shape and value; slices."""
+    ones = {"scale": torch.ones(2)}
+    first, second = {**BASE, **ones}, {"w": noise(3, 2, seed=8), **ones}
+    down: dict[int, Message] = {
+        i: {"model": first if i < 3 else second if i < 6 else {"w": BASE["w"][:2]}} for i in range(9)
+    }
+    uploads = {i: models(9, cast(Any, down[i]["model"]))[i] for i in range(9)}
+    found, _ = held("median", uploads, down)
+    for who in (range(3), range(3, 6), range(6, 9)):
+        for name in cast(Any, uploads[who[0]]["model"]):
+            expected = np.median([cast(Any, uploads[i]["model"])[name].numpy() for i in who], axis=0)
+            assert all(np.array_equal(found[i]["model"][name], expected) for i in who)
+
+
+def test_a_wider_type_is_no_way_round() -> None:
+    uploads = models(3, BASE)
+    uploads[2] = {"model": {name: t.double() + 1e9 for name, t in BASE.items()}, "n": torch.tensor(1)}
+    found, record = held("median", uploads, _all_sent(3))
+    assert float(found[2]["model"]["w"].abs().max()) < 10
+    assert found[2]["model"]["w"].dtype == torch.float64
+    assert record["few"] == 0
+
+
+def test_lengths_of_changes_come_down_to_their_median_and_the_others_stay_bit_for_bit() -> None:
+    uploads = models(5, BASE)
+    uploads[4] = {"model": {name: t - 30.0 for name, t in BASE.items()}, "n": torch.tensor(1)}
+    found, record = held("clip", uploads, _all_sent(5))
+
+    def lengths(messages: Mapping[int, Message]) -> Any:
+        changes = [[cast(Any, m["model"])[n] - t for n, t in BASE.items()] for m in messages.values()]
+        return np.array([np.linalg.norm(np.concatenate([c.flatten().numpy() for c in each])) for each in changes])
+
+    before, after = lengths(uploads), lengths(found)
+    np.testing.assert_allclose(after, np.minimum(before, np.median(before)), rtol=1e-5)
+    for i in np.flatnonzero(before <= np.median(before)):
+        assert all(torch.equal(found[i]["model"][n], cast(Any, uploads[i]["model"])[n]) for n in BASE)
+    assert record["shortened"] == 2
+
+
+def rows(labels: list[int], seed: int) -> Message:
+    return {
+        "labels": torch.tensor(labels).int(),
+        "lars": noise(len(labels), 4, seed=seed),
+        "counts": torch.ones(len(labels)),
+    }
+
+
+def test_class_means_are_held_to_those_of_their_class() -> None:
+    labels = {0: [0, 1, 2], 1: [0, 2], 2: [0, 1, 2], 3: [2, 0]}
+    uploads = {i: rows(own, i) for i, own in labels.items()}
+    uploads[3] = {**uploads[3], "lars": cast(Tensor, uploads[3]["lars"]) * 1e6}
+    found, record = held("median", uploads)
+    for label in range(3):
+        who = [i for i, own in labels.items() if label in own]
+        came = [cast(Tensor, uploads[i]["lars"])[labels[i].index(label)].numpy().astype(np.float64) for i in who]
+        expected = np.median(came, axis=0).astype(np.float32)
+        for i in who:
+            np.testing.assert_array_equal(found[i]["lars"][labels[i].index(label)], expected)
+    assert record["few"] == 2, "class 1: two clients, of class means and of counts"
+    assert cast(Tensor, uploads[0]["lars"]).equal(noise(3, 4, seed=0)), "what came is not written into"
+    assert held("krum", uploads)[1]["left_out"] == [3]
+
+
+def test_half_precision_stays_half_precision() -> None:
+    uploads = {i: {**rows([0, 1], i), "lars": noise(2, 4, seed=i).half()} for i in range(3)}
+    found, _ = held("geometric", uploads)
+    assert found[0]["lars"].dtype == torch.float16
+
+
+def test_outputs_on_common_inputs_are_comparable() -> None:
+    uploads: dict[int, Message] = {i: {"scores": noise(5, 3, seed=i)} for i in range(3)}
+    found, _ = held("median", uploads)
+    expected = np.median([cast(Tensor, m["scores"]).numpy() for m in uploads.values()], axis=0)
+    np.testing.assert_array_equal(found[1]["scores"], expected)
+
+
+@pytest.mark.parametrize("rule", ["median", "krum", "clip"])
+def test_all_else_comes_down_to_the_median_of_sizes(rule: str) -> None:
+    """Kernels of any width; features of any number of rows, of which a size is the mean over rows."""
+    scale = {0: 1.0, 1: 2.0, 2: 50.0, 3: 0.5, 4: 1.5}
+    uploads: dict[int, Message] = {
+        i: {"features": {"s": torch.full((4 + i, 3 + i, 2), s)}, "strength": torch.tensor(s)} for i, s in scale.items()
+    }
+    found, record = held(rule, uploads)
+    sizes = {i: s * np.sqrt(2 * (3 + i)) for i, s in scale.items()}
+    bound = np.median(list(sizes.values()))
+    for i, s in scale.items():
+        expected = s * min(1, bound / sizes[i])
+        np.testing.assert_allclose(found[i]["features"]["s"], np.full((4 + i, 3 + i, 2), expected), rtol=1e-6)
+        assert float(found[i]["strength"]) == s, "single numbers are believed"
+    assert record == {"left_out": [], "shortened": sum(size > bound for size in sizes.values()), "few": 0}
+
+
+def test_the_share_is_that_of_clients_left_out() -> None:
+    uploads = models(10, BASE)
+    down: dict[int, Message] = _all_sent(10)
+    assert [len(held("krum", uploads, down, share=share)[1]["left_out"]) for share in (0.1, 0.2, 0.45)] == [1, 2, 4]
+    one, other = (held("trimmed", uploads, down, share=share)[0] for share in (0.1, 0.4))
+    assert not torch.equal(one[0]["model"]["w"], other[0]["model"]["w"])
+
+
+def test_a_size_above_the_bound_is_an_objection() -> None:
+    method, down = Sends({}), {"model": BASE}
+    up = {"model": {name: t + 1 for name, t in BASE.items()}, "n": torch.tensor(10**6), "a": torch.tensor(1e6)}
+    assert objection(Defence(), method, 3, up, down) is None
+    assert objection(Defence(max_norm=8**0.5 + 1e-3), method, 3, up, down) is None  # 6 + 2 numbers have moved by 1
+    told = objection(Defence(max_norm=2.5), method, 3, up, down)
+    assert told == "the norm of 'model' is 2.828, above defence.max_norm = 2.5"
+    rows_ = {"kernel": torch.full((10, 4), -3.0)}  # every row is 6 long
+    assert objection(Defence(max_norm=6.001), method, 3, rows_, {}) is None
+    assert objection(Defence(max_norm=5.999), method, 3, rows_, {}) is not None
+    huge = {"model": {name: t + 1e30 for name, t in BASE.items()}}
+    assert objection(Defence(max_norm=1.0), method, 3, huge, down) is not None, "no square runs over"
+
+
+@pytest.mark.parametrize("labels", [[0, 0], [0, 3], [-1, 2]])
+def test_labels_that_would_set_rows_apart_are_an_objection(labels: list[int]) -> None:
+    told = objection(Defence(rule="median"), Sends({}), 3, rows(labels, 0), {})
+    assert told == "expected 'labels' that are classes below 3, each once, came others"
+    assert objection(Defence(rule="median"), Sends({}), 3, rows([2, 0], 0), {}) is None
+    assert objection(Defence(), Sends({}), 3, rows(labels, 0), {}) is None
+
+
+def test_what_cannot_be_held_to_one_another_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"^defence.rule: expected .*, came fedfomo, which sends 'model': whole"):
+        check_defence(FedFomo(), Defence(rule="krum"))
+    check_defence(FedFomo(), Defence(max_norm=1.0))
+    check_defence(FedHeNN(setting="homogeneous", rad_size=8), Defence(rule="median"))
+    check_defence(Local(), Defence(rule="median"))
+    for kind in METHODS.values():
+        method = kind()
+        if method.rigid:
+            with pytest.raises(RequestError, match=r"defence\.rule"):
+                check_defence(method, Defence(rule="clip"))
+        else:
+            check_defence(method, Defence(rule="clip"))

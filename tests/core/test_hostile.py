@@ -1,0 +1,86 @@
+"""Who is drawn to be hostile, and what such clients train on and send."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+
+from polyfed.core.client import Client
+from polyfed.core.hostile import attacked, drawn, enlist
+from polyfed.core.method import Method
+from polyfed.core.settings import Hostile
+from polyfed.errors import RequestError
+
+
+class Sends(Method):
+    changes = ("model",)
+
+
+def client(**settings: Any) -> Client:
+    made = Client(
+        nn.Linear(2, 4), (torch.zeros(5, 2), torch.tensor([0, 1, 3, 3, 2])), (torch.zeros(2, 2), torch.tensor([0, 1]))
+    )
+    made.classes, made.bound = 4, nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    enlist(made, "sign_flip" if settings else "label_flip", Hostile(**settings))
+    return made
+
+
+def test_shares_are_rounded_up_and_kinds_do_not_overlap() -> None:
+    found = drawn(Hostile(label_flip=0.2, sign_flip=0.25), 10, 0)
+    assert sorted(found.values()) == ["label_flip"] * 2 + ["sign_flip"] * 3
+    assert list(found) == sorted(found)
+    assert len(drawn(Hostile(sign_flip=0.01), 10, 0)) == 1
+    assert drawn(Hostile(), 10, 0) == {}
+
+
+def test_they_are_drawn_by_the_seed() -> None:
+    settings = Hostile(label_flip=0.3)
+    assert drawn(settings, 20, 1) == drawn(settings, 20, 1)
+    assert len({tuple(drawn(settings, 20, seed)) for seed in range(8)}) > 4
+    assert list(drawn(settings, 20, 1)) == list(drawn(Hostile(sign_flip=0.3), 20, 1)), "the same ones, whatever they do"
+
+
+def test_somebody_is_honest() -> None:
+    with pytest.raises(RequestError, match="at least one of the 3 clients to be honest, came 2 with label_flip and 1"):
+        drawn(Hostile(label_flip=0.4, sign_flip=0.1), 3, 0)
+
+
+def test_training_labels_are_turned_round_and_no_others() -> None:
+    made = client()
+    assert made.data.train.y.tolist() == [3, 2, 0, 0, 1]
+    assert made.data.test.y.tolist() == [0, 1]
+    assert made.sign_flip == 0
+
+
+def test_an_honest_client_sends_what_it_has() -> None:
+    message = {"model": {"w": torch.ones(2)}}
+    assert attacked(client(), Sends(), message, {}) is message
+
+
+def test_changes_are_negated_and_scaled_and_other_floats_negated() -> None:
+    start = torch.tensor([1.0, -2.0])
+    message = {
+        "kernel": {"values": torch.tensor([[3, -4]], dtype=torch.int8), "scale": torch.tensor([0.5, 1.0])},
+        "model": {
+            "0.weight": torch.tensor([1.5, -3.0]),
+            "new": torch.tensor([2.0]),
+            "1.running_var": torch.tensor([4.0]),
+        },
+        "means": torch.tensor([[1.0, -1.0]]),
+        "labels": torch.tensor([3]),
+        "n": torch.tensor(7),
+        "a": torch.tensor(0.5),
+    }
+    received = {"model": {"0.weight": start, "1.running_var": torch.tensor([1.0])}}
+    found = cast(Any, attacked(client(sign_flip=0.5, scale=3.0), Sends(), message, received))
+    assert found["model"]["0.weight"].tolist() == [1.0 - 1.5, -2.0 + 3.0]
+    assert found["model"]["new"].tolist() == [-2.0], "nothing came down under this name"
+    assert found["model"]["1.running_var"].tolist() == [4.0], "a negative variance would betray it"
+    assert found["means"].tolist() == [[-1.0, 1.0]]
+    assert found["kernel"]["values"].tolist() == [[-3, 4]], "of packed matrices, whose scales are never negative"
+    assert found["kernel"]["scale"].tolist() == [0.5, 1.0]
+    assert (found["labels"].tolist(), int(found["n"]), float(found["a"])) == ([3], 7, 0.5)
+    assert cast(Any, message)["model"]["0.weight"].tolist() == [1.5, -3.0]

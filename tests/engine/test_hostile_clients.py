@@ -1,0 +1,359 @@
+"""`[hostile]` and `[defence]` in a run: who is named and scored, what is refused, who agrees, what folders say."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from polyfed.core.client import Client
+from polyfed.core.message import Message, flatten
+from polyfed.core.method import Method
+from polyfed.core.server import Server
+from polyfed.core.settings import Availability, Defence, Evaluation, Hostile, Training
+from polyfed.engine.federation import Federation
+from polyfed.errors import Interrupted, RequestError
+from polyfed.methods import FedAvg, FedFomo, FedIN, FedProto, Local
+from polyfed.recipe import Recipe
+from polyfed.registry import METHODS
+from polyfed.report.folders import find_runs
+from polyfed.report.grouping import group_runs
+from polyfed.report.tables import comparison
+from polyfed.session import prepare
+from polyfed.testing import Kit
+from polyfed.testing.spy import Spy
+from polyfed.testing.world import World, difference, everything, records
+
+TWO = Training(rounds=2, batch_size=8, lr=0.1)
+THREE = Training(rounds=3, batch_size=8, lr=0.1)
+SIGNS, LABELS = Hostile(sign_flip=0.3, scale=2.0), Hostile(label_flip=0.3)
+RULES = ("median", "trimmed", "geometric", "krum", "clip")
+ALL: dict[str, Any] = {
+    "hostile": Hostile(sign_flip=0.1, label_flip=0.1, scale=2.0),
+    "defence": Defence(rule="trimmed", share=0.3, max_norm=50.0),
+}
+QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
+
+
+def among(method: Method, **kinds: Any) -> World:
+    return Kit(method=method).world(**kinds)
+
+
+def ran(method: Method, training: Training = TWO, **options: Any) -> Federation:
+    return among(method).run(method, training, **options)
+
+
+def uploaded(**options: Any) -> dict[int, tuple[Message, Message]]:
+    """Of the first round of FedAvg, by client: what came down, and what came up."""
+    down: dict[int, Message] = {}
+    up: dict[int, Message] = {}
+
+    def receive(call: Callable[..., Any], client: Client, message: Message) -> Any:
+        down.setdefault(client.id, message)
+        return call(client, message)
+
+    def aggregate(call: Callable[..., None], server: Server, uploads: Mapping[int, Message]) -> None:
+        up.update(uploads)
+        call(server, uploads)
+
+    one = Training(rounds=1, batch_size=8, lr=0.1)
+    among(FedAvg()).run(Spy(FedAvg(), receive=receive, aggregate=aggregate), one, **options)
+    return {i: (down[i], up[i]) for i in up}
+
+
+def hostile(federation: Federation) -> dict[int, str]:
+    return {int(i): kind for i, kind in federation.facts["hostile_clients"].items()}
+
+
+# off ----------------------------------------------------------------------------------------------------------------
+
+
+def test_off_is_as_if_there_were_no_such_settings() -> None:
+    plain, off = ran(FedAvg()), ran(FedAvg(), defence=Defence(share=0.4), hostile=Hostile(scale=5.0))
+    assert difference(everything(plain), everything(off)) is None
+    assert records(plain) == records(off)
+    assert plain.settings == off.settings
+    assert plain.facts == off.facts
+    assert not {"defence", "hostile", "hostile_clients"} & plain.facts.keys()
+    assert not {"defence", "hostile"} & plain.history[0].keys()
+    assert "clients" not in plain.facts["evaluation"]
+
+
+def test_a_bound_that_nobody_reaches_changes_nothing() -> None:
+    plain, bounded = ran(FedIN()), ran(FedIN(), defence=Defence(max_norm=1e6))
+    assert difference(everything(plain), everything(bounded)) is None
+    assert records(plain) == records(bounded)
+
+
+# hostile clients ----------------------------------------------------------------------------------------------------
+
+
+def test_signs_are_flipped_on_the_way_and_the_others_send_what_they_did() -> None:
+    before, after = uploaded(), uploaded(hostile=SIGNS)
+    bad = hostile(among(FedAvg()).federation(FedAvg(), TWO, hostile=SIGNS))
+    assert list(bad.values()) == ["sign_flip"] * 2
+    for i, (down, up) in before.items():
+        start = flatten(down)
+        for name, sent in flatten(up).items():
+            if i in bad and name in start:
+                expected = start[name] - 2.0 * (sent - start[name])
+                torch.testing.assert_close(flatten(after[i][1])[name], expected, rtol=0, atol=1e-6)
+                assert not torch.equal(expected, sent)
+            else:
+                assert torch.equal(flatten(after[i][1])[name], sent)
+
+
+def test_labels_are_flipped_before_training_alone() -> None:
+    plain, made = (among(FedAvg()).federation(FedAvg(), TWO, **more) for more in ({}, {"hostile": LABELS}))
+    bad = hostile(made)
+    assert list(bad.values()) == ["label_flip"] * 2
+    for i, (before, after) in enumerate(zip(plain.clients, made.clients, strict=True)):
+        turned = 2 - before.data.train.y if i in bad else before.data.train.y
+        assert torch.equal(after.data.train.y, turned)
+        assert torch.equal(after.data.test.y, before.data.test.y)
+        assert torch.equal(after.data.validation.y, before.data.validation.y)
+
+
+def test_only_the_honest_are_scored_and_the_hostile_are_named() -> None:
+    every = Evaluation(stage="received", extra_stages=["after_local", "personal"])
+    few = THREE.model_copy(update={"participation": 0.5})
+    made = ran(FedAvg(), few, evaluation=every, **ALL)
+    bad = hostile(made)
+    assert sorted(bad.values()) == ["label_flip", "sign_flip"]
+    assert made.facts["hostile"] == {"label_flip": 0.1, "sign_flip": 0.1, "scale": 2.0}
+    assert made.facts["evaluation"]["clients"] == "honest"
+    for record in made.history:
+        assert record["hostile"] == sorted(set(record["clients"]) & bad.keys())
+        scored = [i for i, value in enumerate(record["accuracy_per_client"]) if value is not None]
+        assert scored == [i for i in range(6) if i not in bad]
+        assert {stage: found["n"] for stage, found in record["accuracy"].items()} == {
+            "received": 4,
+            "after_local": len(set(record["clients"]) - bad.keys()),
+            "personal": 4,
+        }
+
+
+def test_every_setting_of_it_bites() -> None:
+    given = [{}, {"label_flip": 0.1}, {"label_flip": 0.3}, {"sign_flip": 0.1}, {"sign_flip": 0.1, "scale": 3.0}]
+    ends = [everything(ran(FedAvg(), hostile=Hostile(**wish))) for wish in given]
+    for place, one in enumerate(ends):
+        assert all(difference(one, other) is not None for other in ends[place + 1 :])
+
+
+# the defence --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "method", [FedProto(), pytest.param(FedAvg(), marks=pytest.mark.slow)], ids=lambda method: method.name
+)
+def test_every_rule_bites_and_is_another_one(method: Method) -> None:
+    ends = [everything(ran(method, defence=Defence(rule=rule, share=0.1))) for rule in ("none", *RULES)]  # type: ignore[arg-type]
+    for place, one in enumerate(ends):
+        assert all(difference(one, other) is not None for other in ends[place + 1 :])
+
+
+def test_the_record_tells_what_it_did() -> None:
+    made = ran(FedIN(), hostile=Hostile(sign_flip=0.1, scale=50.0), defence=Defence(rule="krum", share=0.1))
+    (bad,) = hostile(made)
+    for record in made.history:
+        assert record["defence"].keys() == {"left_out", "shortened", "few"}
+        assert record["defence"]["left_out"] == [bad]
+        assert record["defence"]["shortened"] > 0, "features of those kept"
+    assert made.facts["defence"] == {"rule": "krum", "share": 0.1}
+
+
+def test_a_median_is_not_led_astray_as_a_mean_is() -> None:
+    """Four rounds in which one client of six pulls a thousand times the other way."""
+    training, one = Training(rounds=4, batch_size=8, lr=0.1), Hostile(sign_flip=0.1, scale=1000.0)
+    world = among(FedAvg(), one=True)
+    free, lost, held = (
+        world.run(FedAvg(), training, **options)
+        for options in ({}, {"hostile": one}, {"hostile": one, "defence": Defence(rule="median")})
+    )
+    size = {
+        name: max(float(t.abs().max()) for t in flatten(made.server.state).values() if t.numel())
+        for name, made in (("free", free), ("lost", lost), ("held", held))
+    }
+    assert size["lost"] > 30 * size["free"]
+    assert size["held"] < 2 * size["free"]
+
+
+def test_an_upload_beyond_the_bound_is_refused_and_named_and_the_run_goes_on() -> None:
+    one = Hostile(sign_flip=0.1, scale=100.0)
+    made = ran(FedAvg(), THREE, hostile=one, defence=Defence(max_norm=5.0))
+    (bad,) = hostile(made)
+    for record in made.history:
+        (refused,) = record["refused"]
+        assert refused["client"] == bad
+        assert refused["reason"].startswith("the norm of 'model' is ")
+        assert refused["reason"].endswith(", above defence.max_norm = 5")
+        assert record["bytes_by_client"][str(bad)]["up"] > 0, "it came"
+    assert made.clients[bad].weights is None, "nothing of it counts"
+    assert len(made.history) == 3
+
+
+class Patient(FedAvg):
+    """FedAvg that also takes what comes late."""
+
+    @property
+    def accepts_late(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("rule", ["median", "clip"])
+def test_what_comes_late_is_held_to_the_others_too(rule: Any) -> None:
+    late = Availability(late=0.7, late_by=1)
+    made = ran(Patient(), THREE, availability=late, hostile=SIGNS, defence=Defence(rule=rule))
+    assert any(record["arrived"] for record in made.history)
+    assert not any(record["refused"] for record in made.history)
+
+
+def test_who_sends_nothing_has_nothing_to_hold() -> None:
+    assert difference(everything(ran(Local())), everything(ran(Local(), defence=Defence(rule="median")))) is None
+
+
+# who agrees ---------------------------------------------------------------------------------------------------------
+
+
+class Stops:
+    """A tracker that presses Ctrl-C after a round."""
+
+    def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+
+def test_serial_pool_and_resumed_are_the_same_bits(tmp_path: Path) -> None:
+    straight = ran(FedAvg(), THREE, **ALL)
+    pool = ran(FedAvg(), THREE, **ALL, executor="pool", workers=2)
+    with pytest.raises(Interrupted):
+        ran(FedAvg(), THREE, **ALL, out=tmp_path / "run", trackers=[Stops()])
+    resumed = among(FedAvg()).federation(FedAvg(), THREE, **ALL, out=tmp_path / "run")
+    resumed.run(resume=True)
+    for other in (pool, resumed):
+        assert difference(everything(straight), everything(other)) is None
+        assert records(straight) == records(other)
+    unlike = among(FedAvg()).federation(FedAvg(), THREE, defence=ALL["defence"], out=tmp_path / "run")
+    with pytest.raises(RequestError, match="holds another recipe's run"):
+        unlike.run(resume=True)
+
+
+@pytest.mark.slow
+def test_a_cohort_gives_it_up_to_rounding() -> None:
+    world = among(FedAvg(), one=True)
+    serial, cohort = (world.run(FedAvg(), THREE, **ALL, executor=name) for name in ("serial", "cohort"))
+    assert difference(everything(serial), everything(cohort), 1e-3) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["none", *RULES])
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_held_or_says_why_not(name: str, rule: Any) -> None:
+    kit = Kit(method=METHODS[name]())
+    try:
+        made = kit.world().federation(kit.method, THREE, hostile=ALL["hostile"], defence=Defence(rule=rule))
+    except RequestError:
+        assert kit.method.rigid
+        assert rule != "none"
+        return
+    made.run()
+    assert not any(record["refused"] for record in made.history)
+
+
+# recipes and folders ------------------------------------------------------------------------------------------------
+
+SMALL = [
+    "data.clients=3",
+    "data.max_train=20",
+    "data.max_test=10",
+    "training.rounds=1",
+    "method.aggregation=same-shape",
+]
+ON = ["defence.rule=krum", "defence.max_norm=9.5", "hostile.label_flip=0.3"]
+
+
+def test_a_recipe_asks_for_it() -> None:
+    recipe = Recipe.load(QUICKSTART, ON)
+    told = tomllib.loads(recipe.dumps())
+    assert told["defence"] == {"rule": "krum", "share": 0.2, "max_norm": 9.5}
+    assert told["hostile"] == {"label_flip": 0.3}
+    assert (
+        not {"defence", "hostile"}
+        & Recipe.load(QUICKSTART, ["defence.share=0.3", "hostile.scale=2.0"]).to_dict().keys()
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("defence.rule=mean", "defence.rule: expected 'none', 'median', .*, came 'mean'"),
+        ("defence.share=0.5", "defence.share: expected less than 0.5, came 0.5"),
+        ("defence.max_norm=-1", "defence.max_norm: expected at least 0, came -1"),
+        ("defence.norm=1.0", "unknown key 'defence.norm'"),
+        ("hostile.label_flip=1.5", "hostile.label_flip: expected at most 1, came 1.5"),
+        ("hostile.scale=0", "hostile.scale: expected more than 0, came 0"),
+        ("training.sign_flip=0.1", r"unknown key 'training.sign_flip'; it belongs to \[hostile\]"),
+    ],
+)
+def test_wrong_settings_are_one_line(override: str, line: str) -> None:
+    with pytest.raises(RequestError, match=f"^{line}"):
+        Recipe.load(QUICKSTART, [override])
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "line"),
+    [
+        (FedFomo(), {"defence": Defence(rule="median")}, "defence.rule: expected .* came fedfomo, which sends 'model'"),
+        (FedAvg(), {"hostile": Hostile(label_flip=0.5, sign_flip=0.5)}, "hostile: expected at least one of the 6"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_is_written(
+    method: Method, options: dict[str, Any], line: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RequestError, match=line):
+        among(method).federation(method, out=tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_folders_and_reports_say_so(tmp_path: Path) -> None:
+    for label, extra in (("plain", []), ("held", ON)):
+        wish = [*SMALL, *extra, f"run.label={label}"]
+        prepare(Recipe.load(QUICKSTART, wish, method="fedavg"), out=tmp_path / label).run()
+    result = json.loads((tmp_path / "held" / "result.json").read_text())
+    assert result["defence"] == {"rule": "krum", "share": 0.2, "max_norm": 9.5}
+    assert list(result["hostile_clients"].values()) == ["label_flip"]
+    runs = find_runs(tmp_path)
+    assert {run.name: run.settings.get("label_flip") for run in runs} == {"plain": None, "held": 0.3}
+    groups, _ = group_runs(runs)
+    assert len(groups) == 2, "other clients are scored"
+    captions = [section.caption for section in comparison(runs).sections]
+    assert sorted("plain mean over clients (honest ones only)" in caption for caption in captions) == [False, True]
+
+
+# the page -----------------------------------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[2] / "docs" / "robustness.md").read_text(encoding="utf-8")
+
+
+def test_the_page_has_the_settings_of_the_recipe() -> None:
+    told = tomllib.loads(PAGE.partition("```toml\n")[2].partition("```")[0])
+    assert {name: section.keys() for name, section in told.items()} == {
+        "defence": Defence.model_fields.keys(),
+        "hostile": Hostile.model_fields.keys(),
+    }
+    words = [f"{section}.{key}={value}" for section, keys in told.items() for key, value in keys.items()]
+    assert Recipe.load(QUICKSTART, words, method="fedavg").to_dict()["defence"] == told["defence"]
+
+
+def test_the_page_names_every_method_as_it_is() -> None:
+    told = {}
+    for line in PAGE.partition("| method | rules |")[2].partition("\n\n")[0].splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        told |= {name: cells[1] for name in cells[0].split(", ") if name in METHODS}
+    assert told == {name: "no" if kind().rigid else "yes" for name, kind in METHODS.items()}

@@ -20,10 +20,11 @@ RECIPE: dict[str, Any] = {
     "training": {"rounds": 3},
     "evaluation": {"metrics": ["balanced_accuracy", "f1", "auc", "confusion"], "patience": 5, "every": 2},
     "availability": {"late": 0.5, "joiners": 1},
-    "privacy": {"clip": 1.0},
+    "privacy": {"clip": 1.0, "noise": 0.01},
     "compression": {"precision": "int8"},
 }
 FREE = {  # so many levels below these, keys are names of clients, stages, architectures, figures, knobs or files
+    **dict.fromkeys(("epsilon", "epsilon_of"), 1),
     **dict.fromkeys(("accuracy", "accuracy_by_stage", "accuracy_per_architecture", "bytes_by_client"), 1),
     "accuracy_by_predictor": 2,
     **dict.fromkeys(("knobs", "sums", "server", "sha256", "timings"), 1),

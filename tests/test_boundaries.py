@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "methods": {"core", "functional", "errors"},
     "engine": {"core", "data", "models", "functional", "errors", "registry", "units", "version"},
 }
+ONLY = {"dp_accounting": "polyfed.engine.accountant", "opacus": "polyfed.engine.private"}  # package -> who may
 MAY_NOT_IMPORT = {
     "report": {"engine", "core", "data", "models", "methods", "analysis"},
     "analysis": {"engine", "methods", "models"},
@@ -111,6 +112,8 @@ def trespasses(known: dict[str, Path]) -> list[str]:
             here, top = room(name), one.imported.partition(".")[0]
             if top == "flwr" and here != "deploy":
                 found.append(f"{one}: only deploy/ may")
+            if top in ONLY and name != ONLY[top]:
+                found.append(f"{one}: only {ONLY[top]} may")
             if here == "functional" and top not in {"torch", "polyfed", *sys.stdlib_module_names}:
                 found.append(f"{one}: functional/ knows torch only")
             if top != "polyfed":
@@ -255,6 +258,7 @@ def build(folder: Path, files: dict[str, str]) -> dict[str, Path]:
         ("report/tables.py", "from ..core.message import Message"),
         ("track/console.py", "import polyfed.engine.federation as f"),
         ("cli.py", "import flwr.client"),
+        ("engine/loop.py", "def f():\n    import opacus"),
     ],
 )
 def test_a_trespass_is_seen(tmp_path: Path, file: str, text: str) -> None:

@@ -21,6 +21,8 @@ import pytest
 import typer.main
 
 from polyfed.cli import app
+from polyfed.core.settings import Training
+from polyfed.core.uploads import uploads
 from polyfed.recipe import Recipe
 from polyfed.registry import METHODS
 from polyfed.sweep import parse
@@ -32,6 +34,7 @@ PARTS = (
     ("Picture", r"^```text\n[^`]*[─►▼◄][^`]*```"),
     ("Equations", r"^## How it works$[^#]*^```text\n\S"),
     ("What is sent", r"^## What is sent$[^#]*(?:^\|(?: \|)? direction \||othing)"),
+    ("Privacy", r"^## Privacy$[^#]*\[privacy\]\(\.\./privacy\.md\)\.$"),
     ("Knobs", r"^## Knobs$"),
     ("Deviations", r"^## Deviations"),
     ("Result", r"^## Measured here$[^#]*\b\d+\.\d+\b"),
@@ -115,6 +118,18 @@ def beside() -> dict[str, Any]:
     """The script that writes the pages' section "Beside the papers", and what it finds measured."""
     script = runpy.run_path(str(ROOT / "scripts" / "beside_papers.py"))
     return {**script, "measured": script["ours"]()}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_can_be_hidden_is_said_as_it_is(name: str) -> None:
+    told = " ".join(re.findall(r"^## Privacy\n\n(.*?)\n\n", page(name), flags=re.DOTALL | re.MULTILINE)[0].split())
+    method = METHODS[name]()
+    variants = ("outputs", "setting", "mu")  # knobs with which more can be hidden
+    assert ("`clip` bounds" in told) == (uploads(method) and (not method.rigid or any(v in told for v in variants[:2])))
+    phases = method.phases(Training())
+    by_row = method.by_row and all(phase.data == "train" and phase.rows is None for phase in phases)
+    assert ("`sgd_clip` is refused" in told) == (not by_row and "`mu = 0`" not in told)
+    assert uploads(method) == ("nothing hides" in told)
 
 
 @pytest.mark.parametrize("name", METHODS)

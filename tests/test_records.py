@@ -20,13 +20,14 @@ RECIPE: dict[str, Any] = {
     "training": {"rounds": 3},
     "evaluation": {"metrics": ["balanced_accuracy", "f1", "auc", "confusion"], "patience": 5, "every": 2},
     "availability": {"late": 0.5, "joiners": 1},
-    "privacy": {"clip": 1.0},
+    "privacy": {"clip": 1.0, "noise": 0.01},
     "compression": {"precision": "int8"},
     "devices": {"names": ["laptop"], "deadline": 100.0},
     "defence": {"rule": "krum"},
     "hostile": {"label_flip": 0.1},
 }
 FREE = {  # so many levels below these, keys are names of clients, stages, architectures, figures, knobs or files
+    **dict.fromkeys(("epsilon", "epsilon_of"), 1),
     **dict.fromkeys(("accuracy", "accuracy_by_stage", "accuracy_per_architecture"), 1),
     **dict.fromkeys(("bytes_by_client", "simulated_by_client"), 1),
     "accuracy_by_predictor": 2,

@@ -351,6 +351,28 @@ def report(
 
 
 @_command
+def epsilon(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR", help="Run folders, or folders above them.", show_default=False)
+    ],
+    delta: Annotated[float | None, typer.Option(metavar="NUMBER", help="At which [each run's own].")] = None,
+    json: _Json = False,
+) -> None:
+    """What runs have cost in privacy, by two accountants.
+
+    \b
+    polyfed epsilon runs/fedin-privacy --delta 1e-6
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    import dataclasses
+    import json as form
+
+    from polyfed.epsilon import spent, to_text
+
+    found = spent(folders, delta)
+    _print(form.dumps([dataclasses.asdict(one) for one in found], indent=2) if json else to_text(found, _width()))
+
+
+@_command
 def analyse(
     folders: Annotated[
         list[Path],
@@ -781,7 +803,14 @@ def _print_run(result: Mapping[str, Any], path: Path | None) -> None:
     if (before := result.get("accuracy_before_closing")) is not None:
         _print(f"accuracy {100 * before:.2f} % before the closing round")
     if (stopped := result.get("stopped_after")) is not None:
-        _print(f"stopped after round {stopped}, as the validation accuracy no longer rose (evaluation.patience)")
+        why = "another round would exceed privacy.budget"
+        if result.get("stopped_by") != "budget":
+            why = "the validation accuracy no longer rose (evaluation.patience)"
+        _print(f"stopped after round {stopped}, as {why}")
+    for unit, epsilon in result.get("epsilon", {}).items():
+        of = result["epsilon_of"][unit]
+        given = ", for given weights" if of == ["features"] else ""
+        _print(f"epsilon {epsilon:.4g} at delta {result['delta']:g}, by {unit}: {', '.join(of)}{given}")
     _print(
         f"bytes {human_bytes(result['bytes_up'])} up, {human_bytes(result['bytes_down'])} down; "
         f"{human_seconds(result['seconds'])}" + (f"; {result['refused']} refused" if result["refused"] else "")

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from polyfed.core.feature_pool import draw, gather, minibatch
+from polyfed.core.client import Client
+from polyfed.core.feature_pool import draw, gather, minibatch, releases, sample
+from polyfed.core.releases import Release
+from polyfed.models import zoo
 
 
 def upload(sender: int, rows: int) -> dict[str, Any]:
@@ -87,3 +90,42 @@ def test_few_pairs_are_all_used_in_every_visit(held: int) -> None:
     pairs = upload(0, held)["features"]
     for visit in (0, 5):
         assert torch.equal(minibatch(pairs, visit, 4)["s_in"], pairs["s_in"])
+
+
+@pytest.fixture(scope="module")
+def worker() -> Client:
+    """A client at work on 300 images."""
+    x = torch.randn(300, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    made = Client("net", (x, torch.arange(300) % 10))
+    made.bound = zoo.build("digits-cnn1", (1, 8, 8), 10)
+    return made
+
+
+def pairs(worker: Client, level: float, bound: float = 0.0) -> dict[str, torch.Tensor]:
+    return sample(worker, 200, level, torch.Generator().manual_seed(3), bound)
+
+
+def test_rows_of_pairs_are_bounded(worker: Client) -> None:
+    plain, bounded = pairs(worker, 0.0), pairs(worker, 0.0, 0.5)
+    lengths = plain["s_in"].flatten(1).norm(dim=1)
+    assert (lengths > 0.5).any()
+    expected = plain["s_in"] * (0.5 / lengths.clamp(min=0.5)).view(-1, 1, 1, 1)
+    assert torch.allclose(bounded["s_in"], expected)
+    assert all(bool((s.flatten(1).norm(dim=1) < 0.5 + 1e-5).all()) for s in bounded.values())
+    for name, s in pairs(worker, 0.0, 1e6).items():
+        assert torch.equal(s, plain[name])
+
+
+def test_their_noise_is_over_the_bound_and_not_over_the_features(worker: Client) -> None:
+    quiet, loud = pairs(worker, 0.0, 0.5), pairs(worker, 3.0, 0.5)
+    noise = loud["s_in"] - quiet["s_in"]
+    assert float(noise.std()) == pytest.approx(3.0 * 0.5, rel=0.02)
+    again = pairs(worker, 3.0, 0.25)["s_in"] - pairs(worker, 0.0, 0.25)["s_in"]
+    assert torch.allclose(again, noise / 2, atol=1e-5)
+    assert not torch.equal(loud["s_out"], quiet["s_out"])
+
+
+def test_what_pairs_give_away() -> None:
+    assert releases(0.5, 3.0, 8, 100) == (Release("features", "sample", 1.5, 8, 100),)
+    assert releases(0.5, 3.0, 8, 5) == (Release("features", "sample", 1.5, 5, 5),)
+    assert releases(0.0, 3.0, 8, 100) == releases(0.5, 0.0, 8, 100) == ()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import optimize, special
 
-from polyfed.functional.privacy import analytic_sigma, classic_sigma, gaussian_delta
+from polyfed.functional.privacy import analytic_sigma, classic_epsilon, classic_sigma, gaussian_delta, gaussian_epsilon
 
 
 def integrated(sigma: float, sensitivity: float, epsilon: float) -> float:
@@ -143,3 +143,21 @@ def test_ranges_are_checked(given: tuple[float, float, float], said: str) -> Non
 def test_sigma_is_checked() -> None:
     with pytest.raises(ValueError, match="expected sigma above 0 and finite, got 0"):
         gaussian_delta(0.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 1.0, 30.0])
+@pytest.mark.parametrize("delta", [1e-9, 1e-5, 0.1])
+def test_epsilon_is_sigma_the_other_way_round(epsilon: float, delta: float) -> None:
+    sigma = analytic_sigma(0.2, epsilon, delta)
+    assert gaussian_epsilon(sigma, 0.2, delta) == pytest.approx(epsilon, rel=1e-6)
+    assert gaussian_delta(sigma, 0.2, gaussian_epsilon(sigma, 0.2, delta)) <= delta
+    assert gaussian_epsilon(1e10, 0.2, delta) == 0.0  # such noise hides all but delta
+
+
+def test_the_classic_epsilon_warns_where_it_is_not_proved() -> None:
+    assert classic_epsilon(classic_sigma(0.2, 0.5, 1e-6), 0.2, 1e-6) == pytest.approx(0.5)
+    with pytest.warns(UserWarning, match="proved for epsilon below 1, came 10"):
+        assert classic_epsilon(classic_sigma(0.2, 10, 1e-6, beyond=True), 0.2, 1e-6) == pytest.approx(10)
+    for wrong in (0.0, -1.0, math.inf):
+        with pytest.raises(ValueError, match="expected"):
+            gaussian_epsilon(wrong, 1.0, 1e-5)

@@ -15,33 +15,53 @@ from torch import Tensor, nn
 from polyfed.core import passes
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group
+from polyfed.core.method import Context
 from polyfed.core.networks import split
+from polyfed.core.releases import Release
 from polyfed.core.server import Server
+from polyfed.functional.clipping import rows_clipped
 from polyfed.functional.modes import has_batchnorm
 from polyfed.functional.noise import add_noise
 
 Mixing = Literal["mix", "one"]
+Releases = tuple[Release, ...]
 _PARTS = ("s_in", "s_out")
 
 
-def sample(client: Client, count: int, level: float, generator: torch.Generator) -> dict[str, Tensor]:
+def sample(
+    client: Client, count: int, level: float, generator: torch.Generator, bound: float = 0.0
+) -> dict[str, Tensor]:
     """Pairs of `count` training rows of a client at work, drawn at random; all where it has fewer.
 
     Its network is in eval mode. level: of the noise on s_in, of which s_out is then made, and on s_out (eq. 5, 6); 0
-    draws nothing.
+    draws nothing. bound: every row is first shortened to this L2 norm, of which the noise then is a multiple; 0: it is
+    one of the features' own standard deviation.
 
     Returns:
         "s_in" and "s_out", on the CPU.
     """
     model = split(client.model)
     x = client.data.train.x[torch.randperm(client.n, generator=generator)[:count]]
-    s_in = _noisy(passes.apply(model.extract, model, x, client.prepare).cpu(), level, generator)
-    s_out = _noisy(passes.apply(model.transform, model, s_in, lambda rows: rows).cpu(), level, generator)
+    s_in = _noisy(passes.apply(model.extract, model, x, client.prepare).cpu(), level, generator, bound)
+    s_out = _noisy(passes.apply(model.transform, model, s_in, lambda rows: rows).cpu(), level, generator, bound)
     return {"s_in": s_in, "s_out": s_out}
 
 
-def _noisy(s: Tensor, level: float, generator: torch.Generator) -> Tensor:
-    return add_noise(s, level, torch.randn(s.shape, generator=generator)) if level else s
+def _noisy(s: Tensor, level: float, generator: torch.Generator, bound: float) -> Tensor:
+    s = rows_clipped(s, bound) if bound else s
+    if not level:
+        return s
+    z = torch.randn(s.shape, generator=generator)
+    return s + (level * bound * z).to(s.dtype) if bound else add_noise(s, level, z)
+
+
+def releases(bound: float, level: float, count: int, rows: int) -> Releases:
+    """What `sample` gives away of a client with so many rows: one of them may become another.
+
+    Its s_in is then 2 * bound away at most. Its s_out is made of the noisy s_in, so that it tells no more of the row.
+    All of it is for given weights: what these tell of the row is another matter.
+    """
+    return (Release("features", "sample", level / 2, min(count, rows), rows),) if bound and level else ()
 
 
 def cuts(client: Client) -> dict[str, Tensor]:
@@ -49,6 +69,11 @@ def cuts(client: Client) -> dict[str, Tensor]:
     model, one = split(client.model), client.data.train.x[:1]
     found = {"z_in": model.extract, "z_out": model.represent}
     return {name: passes.apply(cut, model, one, client.prepare) for name, cut in found.items()}
+
+
+def noisy(s: Tensor, level: float, draws: str, context: Context) -> Tensor:
+    """A cut (rows, ...) of a training pass, with the noise whose draws the context has under that name, if any."""
+    return add_noise(s, level, context[draws][: len(s)]) if draws in context else s
 
 
 def noise(cuts: Group, rows: int, generator: torch.Generator) -> dict[str, Tensor]:

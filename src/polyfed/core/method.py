@@ -20,12 +20,14 @@ from polyfed.core.architectures import Companion
 from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten, nbytes
 from polyfed.core.networks import trainable
+from polyfed.core.releases import Release
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage, Training
 from polyfed.functional.losses import cross_entropy
 from polyfed.models.split import Part
 
 Context = Mapping[str, Any]  # tensors and groups of tensors that the loss needs
+BY_ROW = "gradient by row"  # in a context: takes the gradient of the loss in its own way, see `engine.private`
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -196,6 +198,15 @@ class Method:
         return {}
 
     @property
+    def by_row(self) -> bool:
+        """Whether the gradient bounded row by row can stand for that of `loss`: all that a step sees of the data.
+
+        The loss is then the mean over the batch's rows of what each gives alone, and nothing else, as the context is
+        empty too; `gradients` looks at the batch through `Method.gradients` only.
+        """
+        return (type(self).loss, type(self).gradients) == (Method.loss, Method.gradients)
+
+    @property
     def companion(self) -> Companion | None:
         """A network beside the clients' own, the same for all: `server.companion` is its architecture."""
         return None
@@ -265,6 +276,9 @@ class Method:
         """The gradient of `loss`. Overridden only where no scalar has the gradient that the paper wants."""
         if isinstance(model, Solved):
             return model.under(context)
+        if (bounded := context.get(BY_ROW)) is not None:
+            found: Gradients = bounded(self.loss, model, batch, context)
+            return found
         names, parameters = trainable(model)
         outcome = self.loss(model, batch, context)
         loss, sums = outcome if isinstance(outcome, tuple) else (outcome, {})
@@ -278,6 +292,10 @@ class Method:
     def upload(self, client: Client, trained: Trained) -> Message:
         """What goes up after local training."""
         return {}
+
+    def releases(self, training: Training, rows: int) -> Sequence[Release]:
+        """What an upload of a client with so many training rows holds that the method itself bounds and noises."""
+        return ()
 
     def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
         """Scores (B, C) of a batch; `context` is the client's state."""

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Stage = Literal["received", "after_local", "personal"]
 Metric = Literal["balanced_accuracy", "f1", "auc", "confusion"]
+Accountant = Literal["rdp", "pld"]
 Positive = Annotated[int, Field(ge=1)]
 Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -127,18 +128,62 @@ class Availability(Settings):
 
 
 class Privacy(Settings):
-    """``[privacy]``: bounds on what a client uploads, and noise on it; off by default. See `core.uploads`."""
+    """``[privacy]``: bounds and noise on what clients upload, or in how they train; off by default.
+
+    See `core.uploads`, `engine.private` and, for what epsilon that is, `engine.ledger`.
+    """
 
     clip: Finite = Field(0.0, description="largest L2 norm of each entry of an upload, of weights the change; 0: none")
     noise: Finite = Field(0.0, description="standard deviation of Gaussian noise on it, over clip; 0: none")
+    sgd_clip: Finite = Field(
+        0.0, description="largest L2 norm of each row's gradient in local training (DP-SGD); 0: none, plain training"
+    )
+    sgd_noise: Finite = Field(
+        0.0, description="standard deviation of Gaussian noise on the sum of a batch's, over sgd_clip; 0: none"
+    )
+    sgd_sampling: Literal["poisson", "shuffled"] = Field(
+        "poisson",
+        description="sgd_clip: each row is in a batch by chance, or rows are shuffled and dealt, as in plain training",
+    )
+    target: Finite = Field(
+        0.0, description="epsilon of all planned rounds that noise is made for, in place of noise given; 0: none"
+    )
+    budget: Finite = Field(0.0, description="epsilon: the run stops before a round that would exceed it; 0: none")
+    delta: Annotated[float, Field(gt=0, lt=1)] = Field(1e-5, description="at which epsilon is told")
+    accountant: Accountant = Field(
+        "rdp", description="bounds epsilon where rows are drawn: 'rdp', or 'pld', which is slower and tells less"
+    )
+
+    def hidden(self, entries: int) -> float:
+        """Standard deviation, over clip, of the noise on an upload of so many bounded entries.
+
+        It is `noise`; where that was made for a target, it is of an upload as a whole.
+        """
+        return self.noise * math.sqrt(entries) if self.target else self.noise
+
+    @property
+    def poisson(self) -> bool:
+        """Whether batches are made by drawing each row by itself."""
+        return self.sgd_clip > 0 and self.sgd_sampling == "poisson"
 
     def _idle(self) -> set[str]:
-        return {key for key in ("clip", "noise") if not getattr(self, key)}
+        numbers = ("clip", "noise", "sgd_clip", "sgd_noise", "target", "budget")
+        idle = {key for key in numbers if not getattr(self, key)} | ({"sgd_sampling"} if not self.sgd_clip else set())
+        fields = type(self).model_fields
+        return idle | {key for key in ("delta", "accountant") if getattr(self, key) == fields[key].default}
 
     @model_validator(mode="after")
-    def _noise_is_for_bounded_uploads(self) -> Privacy:
-        if self.noise and not self.clip:
-            raise ValueError(f"noise: expected clip above 0 beside it, of which it is a multiple, came {self.noise:g}")
+    def _noise_is_for_what_is_bounded(self) -> Privacy:
+        for key, bound in (("noise", "clip"), ("sgd_noise", "sgd_clip")):
+            noise = getattr(self, key)
+            if noise and not getattr(self, bound):
+                raise ValueError(
+                    f"{key}: expected {bound} above 0 beside it, of which it is a multiple, came {noise:g}"
+                )
+            if noise and self.target:
+                raise ValueError(f"target: expected no noise beside it, as it makes its own, came {key} = {noise:g}")
+        if self.target and not (self.clip or self.sgd_clip):
+            raise ValueError(f"target: expected clip or sgd_clip above 0, whose noise it makes, came {self.target:g}")
         return self
 
 

@@ -16,6 +16,7 @@ statistics.
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import hmac
 import json
@@ -49,6 +50,11 @@ _CHANGE, _SCALE, _PLACES = " change", " scale", " places"  # after an entry's na
 _UNSENT = "unsent "  # before it: in the client's state, what is still to be sent
 
 
+def uploads(method: Method) -> bool:
+    """Whether anything goes up."""
+    return getattr(method.upload, "__func__", None) is not Method.upload
+
+
 def check_uploads(
     method: Method, privacy: Privacy, compression: Compression, server: Server, networks: Mapping[int, nn.Module]
 ) -> None:
@@ -61,8 +67,8 @@ def check_uploads(
     Raises:
         RequestError: it cannot; says what the method sends.
     """
-    if getattr(method.upload, "__func__", None) is Method.upload:
-        return  # nothing goes up
+    if not uploads(method):
+        return
     name = method.name or type(method).__name__
     rigid = [f"'{entry}': {reason}" for entry, reason in method.rigid.items()]
     if privacy.clip and rigid:
@@ -140,18 +146,29 @@ def arrived(compression: Compression, message: Message, received: Message) -> Me
 # bounded and hidden -----------------------------------------------------------------------------------------------
 
 
+def bounded(message: Message) -> list[str]:
+    """The entries of an upload that are clipped and noised: groups with floats, tensors of floats that stand alone."""
+
+    def of_floats(value: Tensor | Group) -> bool:
+        if isinstance(value, Tensor):
+            return value.dim() > 0 and value.is_floating_point()
+        return any(tensor.is_floating_point() for tensor in value.values())
+
+    return [name for name, value in message.items() if of_floats(value)]
+
+
 def _released(client: Client, method: Method, message: Message, received: Message) -> Message:
-    draws = _draws(client, message, received)
+    draws, entries = _draws(client, message, received), bounded(message)
+    hidden = functools.partial(_hidden, client.privacy, client.privacy.hidden(len(entries)))
     found: State = {}
     for name, value in message.items():
         if isinstance(value, Tensor):
-            single = value.dim() == 0 or not value.is_floating_point()
-            found[name] = value if single else _hidden(client.privacy, {name: value}, {}, draws)[name]
+            found[name] = hidden({name: value}, {}, draws)[name] if name in entries else value
             continue
         floats = {key: tensor for key, tensor in value.items() if tensor.is_floating_point()}
         base = counterparts(method, name, value, received)
         _check_bounded(client, method, name, floats, base)
-        found[name] = {**value, **_hidden(client.privacy, floats, base, draws)}
+        found[name] = {**value, **hidden(floats, base, draws)}
     return found
 
 
@@ -168,11 +185,13 @@ def _draws(client: Client, message: Message, received: Message) -> torch.Generat
     return KeyedNormals(hmac.digest(client.secret, b"".join(said), "sha256"))
 
 
-def _hidden(settings: Privacy, tensors: Group, base: Group, draws: torch.Generator | Normals) -> dict[str, Tensor]:
+def _hidden(
+    settings: Privacy, noise: float, tensors: Group, base: Group, draws: torch.Generator | Normals
+) -> dict[str, Tensor]:
     """The tensors with what they have changed since `base` clipped and noised, in their own types."""
     start = {name: base[name].to(t).float() if name in base else torch.zeros(()) for name, t in tensors.items()}
     update = {name: t.float() - start[name] for name, t in tensors.items()}
-    new = released(update, settings.clip, settings.noise * settings.clip, draws)
+    new = released(update, settings.clip, noise * settings.clip, draws)
     return {name: (start[name] + t).to(tensors[name].dtype) for name, t in new.items()}
 
 

@@ -92,6 +92,11 @@ class Deployed(Federation):
             raise RequestError(
                 "[devices]: expected none, as nodes are devices of their own, came a section that deals some"
             )
+        if recipe.privacy.target:
+            raise RequestError(
+                f"privacy.target: expected noise in numbers, which every node reads in its own recipe, came "
+                f"{recipe.privacy.target:g}"
+            )
         method, known = recipe.build_method(), roster.known
         first = known[min(known)]
         count, names = roster.count, list(roster.class_names or first.class_names)

@@ -118,7 +118,7 @@ class Cohort:
         method, architectures, store = self._crew.method, self._crew.architectures, self._crew.store
         network, variant = jobs[0].client.architecture, jobs[0].variant
         template = architectures.template(network, variant)
-        if reason := _draws(template):
+        if reason := "gradients are bounded row by row" if jobs[0].client.privacy.sgd_clip else _draws(template):
             raise Unstackable(reason)
         clients, before, operations = [], [], []
         rows: list[Tensors] = []

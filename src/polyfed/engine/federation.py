@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,14 +26,15 @@ from polyfed.core.message import Message, State, flatten, in_plain_order, nbytes
 from polyfed.core.method import Exchange, Method, scores_are_outputs
 from polyfed.core.networks import exported
 from polyfed.core.randomness import generator
+from polyfed.core.releases import Release
 from polyfed.core.server import Member, Server
 from polyfed.core.settings import Availability, Compression, Defence, Evaluation, Hostile, Privacy, Training
 from polyfed.core.timings import section, watching
-from polyfed.core.uploads import arrived, check_uploads
+from polyfed.core.uploads import arrived, bounded, check_uploads, uploads
 from polyfed.data.samples import ClientData, Samples
 from polyfed.data.text import Vocabulary
 from polyfed.data.transforms import Prepare
-from polyfed.engine import checkpoint
+from polyfed.engine import accountant, checkpoint
 from polyfed.engine.attendance import Attendance, LateUpload, Post, Roll
 from polyfed.engine.checkpoint import Snapshot
 from polyfed.engine.cohort import stack_size
@@ -43,13 +45,17 @@ from polyfed.engine.fit import check_companion, check_fit
 from polyfed.engine.folder import RunFolder
 from polyfed.engine.guide import Guide
 from polyfed.engine.history import History, result_of, stopped_after
+from polyfed.engine.ledger import Ledger, told
 from polyfed.engine.pool import chosen
+from polyfed.engine.private import check_rows
+from polyfed.engine.private import releases as of_training
 from polyfed.engine.simulation import Clock, Effort, Simulation, memory_needs
 from polyfed.engine.store import Row, Store, row_of
 from polyfed.engine.tracking import Tracker as Tracker
 from polyfed.engine.tracking import tell, watcher
 from polyfed.engine.workers import Crew
 from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError
+from polyfed.functional.privacy import analytic_sigma
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,10 @@ class Run:
         sent = f"{told['bytes_up']:,} bytes up, {told['bytes_down']:,} down"
         where = "" if self.path is None else f", in {self.path}"
         return f"Run({told['method']}, {_count(len(self.history), 'round')}: {scored}, {sent}{where})"
+
+
+class _OverBudget(Exception):
+    """A round would be beyond `privacy.budget`."""
 
 
 # settings that records and run folders name where they are on
@@ -201,8 +211,8 @@ class Federation:
         )
         check_defence(method, self.defence)
         if self.privacy.clip or self.compression.on:
-            first = {client.architecture: client.id for client in reversed(self.clients)} if method.changes else {}
-            networks = {number: self.architectures.template(name) for name, number in first.items()}
+            first = first_of(self.clients) if method.changes else {}
+            networks = {client.id: self.architectures.template(name) for name, client in first.items()}
             check_uploads(method, self.privacy, self.compression, self.server, networks)
         self._left_out: dict[int, str] = {}  # their variants, by number
         if self.devices.on:
@@ -212,6 +222,14 @@ class Federation:
         )
         if not self.attendance.present(1):
             raise RequestError("expected a client in round 1, came none: all are left out or join later")
+        self.history: list[dict[str, Any]] = []
+        self.privacy = self._with_noise(self.privacy)
+        for client in self.clients:
+            client.privacy = self.privacy
+        check_rows(method, self.privacy, [*first_of(self.clients).values()], self.architectures, precision)
+        self._ledger, self._is_spent = Ledger(self.privacy, self._expected), False
+        self._hides = any(self._expected(client.id) for client in self.clients)
+        self._check_privacy()
         auc = "auc" in self.evaluation.metrics
         self._memory = Memory(auc)
         self.folder = None if out is None else RunFolder(out)
@@ -255,7 +273,6 @@ class Federation:
         size = stack_size(executor, device, workers)
         self._stacked = {"executor": "cohort", "workers": size} if size > 1 else {}
         self.settings = settings if settings is not None else self._settings()
-        self.history: list[dict[str, Any]] = []
         self._waiting: Sequence[LateUpload] = ()
         self._before: dict[int, tuple[Row | None, State]] = {}  # weights and state of those whom this round has changed
 
@@ -287,7 +304,7 @@ class Federation:
     def _all_rounds(self) -> Run:
         """The rounds after the last checkpoint, and then the result."""
         with one_thread(), contextlib.closing(self.executor):
-            first = self._restore() + 1
+            first, self._is_spent = self._restore() + 1, False
             if first == 1:
                 self.server.admit(self.attendance.present(1))
                 with _at("start", 0):
@@ -320,7 +337,7 @@ class Federation:
     def _is_over(self) -> bool:
         """Whether the last regular round is behind us; told from the records, so that a resumed run stops alike."""
         done = len(self.history)
-        return done >= self.training.rounds or self._is_closed() or self._has_stopped()
+        return done >= self.training.rounds or self._is_closed() or self._has_stopped() or self._has_spent()
 
     def _has_stopped(self) -> bool:
         return stopped_after(self.history, self.evaluation.patience, self.evaluation.min_delta) is not None
@@ -333,9 +350,14 @@ class Federation:
         done = len(self.history)
         if done < self.training.rounds and self._has_stopped() and not self._is_closed():
             self._tell("message", f"round {done}: stopped, as the validation accuracy has not become better")
+        elif done < self.training.rounds and not self._is_closed():
+            self._tell("message", f"round {done}: stopped, as another round would exceed privacy.budget")
         if not self._is_closed() and (closing := self.method.closing()):
+            if self._would_exceed(self.attendance.present(done + 1)):
+                self._tell("message", "no closing round, as it would exceed privacy.budget")
+                return
             self._round_or_undo(done + 1, closing)
-            self._checkpoint(done + 1)
+            self._checkpoint(len(self.history))
 
     def _round_or_undo(self, number: int, closing: Sequence[Exchange] = ()) -> None:
         """A whole round or nothing: what is interrupted or fails leaves the federation as it was before."""
@@ -356,6 +378,10 @@ class Federation:
             if number > 1:
                 self._checkpoint(number - 1)
             raise Interrupted(f"interrupted in round {number}; {number - 1} whole rounds are kept") from None
+        except _OverBudget:
+            self._take_back(self._earlier(number - 1, state, waiting))
+            self._is_spent = True
+            return
         except Exception:
             self._take_back(self._earlier(number - 1, state, waiting))
             raise
@@ -372,7 +398,7 @@ class Federation:
         selected, asked = roll.reached(drawn), set(drawn)
         clock = self.simulation.clock(number, bool(closing))
         post = Post(number, () if closing else self._waiting, self.availability.late_by, method.accepts_late)
-        due = bool(closing) or number % self.evaluation.every == 0 or number == self.training.rounds
+        due = bool(closing) or number % self.evaluation.every == 0 or self._is_last(number)
         tally, watch = _Tally(self.compression.on), Watch()
         with _at("planning", number), section("aggregate"), clock.serving():
             method.plan(server, selected)
@@ -395,7 +421,7 @@ class Federation:
             "dropped": sorted({*roll.dropped(asked), *tally.lost}),
             **post.record(),
         }
-        record |= {**tally.record(), **clock.record()}
+        record |= {**tally.record(), **clock.record(), **self._accounted(tally.releases)}
         if self.defence.rule != "none":
             record["defence"] = watch.record()
         if self._hostile:
@@ -444,8 +470,13 @@ class Federation:
             },
             {outcome.client_id for outcome in outcomes if not outcome.dropped} - {*roll.unheard, *roll.late},
         )
-        for job, outcome in zip(jobs, outcomes, strict=True):
+        for job, sent, outcome in zip(jobs, carried_out, outcomes, strict=True):
             tally.add(job, outcome, self.method, outcome.client_id not in roll.unheard)
+            if not sent.dropped:
+                heard = sent.bytes_up > 0 and outcome.client_id not in roll.unheard
+                entries = len(bounded(outcome.message) if outcome.counts else sent.message)  # unread: at most so many
+                given = self._releases(outcome.client_id, entries if heard else None, self.privacy, exchange)
+                tally.releases.setdefault(outcome.client_id, []).extend(given)
             if outcome.counts:
                 client = self.clients[outcome.client_id]
                 self._before.setdefault(client.id, (row_of(client), client.state))
@@ -468,6 +499,111 @@ class Federation:
         """The clients of a round, drawn from those present without replacement, in order of number."""
         order = torch.randperm(len(present), generator=generator(self.seed, "selection", number))
         return sorted(present[place] for place in order[: self.training.drawn(len(present))].tolist())
+
+    # privacy --------------------------------------------------------------------------------------------------
+
+    def _with_noise(self, settings: Privacy) -> Privacy:
+        """The settings, with the noise that a target asks for, for who is to take part most often."""
+        if not settings.target:
+            return settings
+        turns: dict[int, list[Exchange]] = {place: [] for place in range(len(self.clients))}
+        for number in range(1, self.training.rounds + 1):
+            for exchange in self.method.exchanges(number):
+                for client_id in self._asked(number):
+                    turns[client_id].append(exchange)
+        for own in turns.values():
+            own.extend(self.method.closing())
+        made = {}
+        if settings.clip and uploads(self.method):
+            often = max(len(own) for own in turns.values())
+            made["noise"] = analytic_sigma(1.0, settings.target, settings.delta) * math.sqrt(often)
+        if settings.sgd_clip:
+
+            def released(noise: float) -> Iterator[list[Release]]:
+                tried = settings.model_copy(update={"sgd_noise": noise})
+                for client_id, own in turns.items():
+                    yield [r for e in own for r in self._releases(client_id, 0, tried, e)]
+
+            made["sgd_noise"] = accountant.least_noise(released, settings)
+        return settings.model_copy(update=made)
+
+    def _check_privacy(self) -> None:
+        """Whether what is released can be accounted for, and a budget kept.
+
+        Raises:
+            RequestError: it cannot.
+        """
+        accountant.require(release for client in self.clients for release in self._expected(client.id))
+        budget = self.privacy.budget
+        if budget and (uploads(self.method) or self.privacy.sgd_clip) and not self._hides:
+            raise RequestError(
+                f"privacy.budget: expected noise, without which there is no epsilon, came {budget:g} alone"
+            )
+        if budget and self._would_exceed(self._asked(1)):
+            least = max(self._ledger.epsilon(self._ledger.next_of(self._asked(1))).values())
+            raise RequestError(
+                f"privacy.budget: expected at least {least:.4g}, what the first round comes to, came {budget:g}"
+            )
+
+    def _asked(self, number: int) -> list[int]:
+        """Who is to take part in a round, as far as nobody drops out."""
+        present = self.attendance.present(number)
+        everybody = any(exchange.who == "all" for exchange in self.method.exchanges(number))
+        return present if everybody else self._select(number, present)
+
+    def _releases(self, client_id: int, entries: int | None, settings: Privacy, exchange: Exchange) -> list[Release]:
+        """What a client gives away in an exchange.
+
+        entries: that are bounded, of what it uploads; None: nothing left it.
+        """
+        rows, found = self.clients[client_id].n, []
+        if exchange.trains:
+            phases = self.method.phases(self.training) if exchange.phases is None else exchange.phases
+            found += of_training(settings, self.training, phases, rows)
+        if entries is not None and uploads(self.method):
+            found += self.method.releases(self.training, rows)
+            if settings.noise and entries:
+                found.append(Release("upload", "client", settings.hidden(entries) / math.sqrt(entries)))
+        return found
+
+    def _expected(self, client_id: int) -> list[Release]:
+        """What a client's first round gives away, each of its uploads having one bounded entry."""
+        exchanges = self.method.exchanges(1)
+        return [release for one in exchanges for release in self._releases(client_id, 1, self.privacy, one)]
+
+    def _accounted(self, releases: Mapping[int, Sequence[Release]]) -> dict[str, Any]:
+        """The part of a record about what has been released, in this round and in all."""
+        if not self._hides:
+            return {}
+        self._ledger.follow(self.history)
+        if self._ledger.exceeded(releases):
+            if not self.history:
+                spent = max(self._ledger.epsilon(releases).values())
+                raise RequestError(
+                    f"privacy.budget: expected at least {spent:.4g}, what the first round comes to, came "
+                    f"{self.privacy.budget:g}"
+                )
+            raise _OverBudget
+        return {"epsilon": self._ledger.epsilon(releases), "delta": self.privacy.delta, "releases": told(releases)}
+
+    def _would_exceed(self, ids: Sequence[int]) -> bool:
+        """Whether the budget would not last if these clients released what they did last."""
+        if not self.privacy.budget or not self._hides:
+            return False
+        self._ledger.follow(self.history)
+        return self._ledger.exceeded(self._ledger.next_of(ids))
+
+    def _is_last(self, number: int) -> bool:
+        """Whether no regular round comes after this one, by what the settings and the records say before it."""
+        if number == self.training.rounds or not self.privacy.budget:
+            return number == self.training.rounds
+        return self._would_exceed([*self._asked(number), *self._asked(number + 1)])
+
+    def _has_spent(self) -> bool:
+        """Whether the next round would be beyond the budget; told from the records, so that a resumed run stops so."""
+        if not self.privacy.budget:
+            return False
+        return self._is_spent or self._would_exceed(self._asked(len(self.history) + 1))
 
     # scoring --------------------------------------------------------------------------------------------------
 
@@ -676,7 +812,8 @@ class Federation:
         """A finished run, from its folder, which stays as it is; its models need the last checkpoint."""
         assert self.folder is not None
         snapshot = self._latest(self.folder)
-        last = (result.get("stopped_after") or self.training.rounds) + bool(self.method.closing())
+        closed = result.get("closed", bool(self.method.closing()))
+        last = (result.get("stopped_after") or self.training.rounds) + closed
         self.history = self.folder.rounds(last)
         if snapshot is not None and snapshot.round == last:
             self._take_back(snapshot)
@@ -723,6 +860,7 @@ class _Tally:
         self.loss = self.samples = self.steps = 0.0
         self.sums: dict[str, float] = {}
         self.scores: dict[int, Score] = {}
+        self.releases: dict[int, list[Release]] = {}  # client -> what its uploads gave away
         self.lost: set[int] = set()  # whose work came to nothing, not by their own fault
 
     def add(self, job: Job, outcome: Outcome, method: Method, heard: bool) -> None:
@@ -830,6 +968,11 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def first_of(clients: Sequence[Client]) -> dict[str, Client]:
+    """The first client of each architecture."""
+    return {client.architecture: client for client in reversed(clients)}
 
 
 def _check_settings(

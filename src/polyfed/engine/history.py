@@ -90,7 +90,8 @@ def result_of(
     main = {} if last is None else last["accuracy"].get(stage, {})
     before = next((r for r in reversed(records) if r["evaluated"] and not r.get("closing")), None)
     closed = bool(records) and bool(records[-1].get("closing"))
-    stopped = stopped_after(records, facts["evaluation"].get("patience", 0), facts["evaluation"].get("min_delta", 0.0))
+    done = sum(not r.get("closing") for r in records)
+    patient = stopped_after(records, facts["evaluation"].get("patience", 0), facts["evaluation"].get("min_delta", 0.0))
     seconds = sum(r["seconds"] for r in records)
     samples = sum(r["samples"] for r in records)
     return {
@@ -113,7 +114,10 @@ def result_of(
         **_uncompressed(records),
         "bytes_up_as_in_paper": sum(r["bytes_up_as_in_paper"] for r in records),
         "bytes_down_as_in_paper": sum(r["bytes_down_as_in_paper"] for r in records),
-        "stopped_after": stopped if stopped != facts["rounds"] else None,
+        **_epsilon(records),
+        "stopped_after": done if done < facts["rounds"] else None,
+        "stopped_by": None if done >= facts["rounds"] else "patience" if patient == done else "budget",
+        "closed": closed,
         "refused": sum(len(r["refused"]) for r in records),
         "samples": samples,
         "seconds": seconds,
@@ -137,6 +141,16 @@ def _simulated(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     late = [len(record["stragglers"]) for record in records if "stragglers" in record]
     seconds = sum(record["simulated_seconds"] for record in records)
     return {"simulated_seconds": seconds, **({"stragglers": sum(late)} if late else {})}
+
+
+def _epsilon(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the run has cost in privacy, where it is known, and of what that is."""
+    if not records or "epsilon" not in records[-1]:
+        return {}
+    made = [entry for record in records for entry in record["releases"]]
+    units = dict.fromkeys(entry["unit"] for entry in made)
+    of = {unit: sorted({entry["what"] for entry in made if entry["unit"] == unit}) for unit in units}
+    return {**{key: records[-1][key] for key in ("epsilon", "delta")}, "epsilon_of": of}
 
 
 def _timings(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:

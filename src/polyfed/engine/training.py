@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -19,6 +20,7 @@ from polyfed.core.timings import timed
 from polyfed.data.samples import Samples
 from polyfed.data.transforms import augmentation
 from polyfed.engine.optimisers import Optimiser
+from polyfed.engine.private import by_row
 from polyfed.errors import RunError
 from polyfed.functional.modes import has_batchnorm
 
@@ -47,6 +49,7 @@ def train(
     draws = client.generator("inputs")
     order = client.generator("batches")
     noise = client.generator("augment")
+    hiding = client.generator("sgd noise")
     steps = samples = 0
     losses: list[tuple[Tensor, int]] = []  # of the steps, and how many samples each had
     sums: dict[str, Tensor] = {}
@@ -54,12 +57,12 @@ def train(
         client.phase = phase.name
         rows = None if phase.rows is None else tensor(context, phase.rows)
         mask = None if phase.mask is None else group(context, phase.mask)
-        with only(model, phase), steady(model) as (names, parameters):
+        with only(model, phase), steady(model) as (names, parameters), by_row(client, hiding) as bounded:
             if not parameters:
                 continue
             optimiser = Optimiser(parameters, client.training, client.training.lr_at(client.round, phase.lr))
             for batch in itertools.islice(_batches(client, phase, rows, order, noise), most):
-                with_inputs = {**context, **method.inputs(client, steps, draws)}
+                with_inputs = {**context, **bounded, **method.inputs(client, steps, draws)}
                 with step():
                     grads, loss, extra = method.gradients(model, batch, with_inputs)
                 before = {} if mask is None else _copies(names, parameters, mask)
@@ -93,9 +96,10 @@ def _batches(
     samples, prepare = data_of(client, phase)
     device = next(iter(client.model.parameters())).device
     augment = augmentation(client.training.augment)
-    for chosen in shuffled(client, phase, len(samples), rows, order):
+    dealt = by_chance if client.privacy.poisson else shuffled
+    for chosen in dealt(client, phase, len(samples), rows, order):
         x = samples.x[chosen]
-        x = prepare((x if augment is None else augment(x, noise)).to(device))
+        x = prepare((x if augment is None or not len(x) else augment(x, noise)).to(device))
         yield Batch(x, samples.y[chosen].to(device), torch.ones(len(chosen), device=device), chosen.to(device))
 
 
@@ -110,6 +114,17 @@ def shuffled(client: Client, phase: Phase, held: int, rows: Tensor | None, order
         for places in torch.randperm(len(rows), generator=order).split(size):
             if len(places) >= smallest:
                 yield rows[places]
+
+
+def by_chance(client: Client, phase: Phase, held: int, rows: Tensor | None, order: torch.Generator) -> Iterator[Tensor]:
+    """As `shuffled`, but every row is in each minibatch by itself, with probability B / M; one may be empty.
+
+    There are as many of them, and B rows in each on average.
+    """
+    rows = torch.arange(held) if rows is None else rows.cpu()
+    size = client.training.batch_size
+    for _ in range(phase.epochs * math.ceil(len(rows) / size)):
+        yield rows[torch.rand(len(rows), generator=order, dtype=torch.float64) < size / len(rows)]
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Gradients of bounded length."""
+"""Gradients, and rows of features, of bounded length."""
 
 from __future__ import annotations
 
@@ -20,3 +20,14 @@ def clipped(grads: Mapping[str, Tensor | None], most: float) -> dict[str, Tensor
     norm = torch.stack([g.square().sum() for g in present]).sum().sqrt()
     shrink = most / norm.clamp(min=most)
     return {name: None if g is None else g * shrink for name, g in grads.items()}
+
+
+def rows_clipped(s: Tensor, most: float) -> Tensor:
+    """Rows (N, ...), each shrunk to the L2 norm `most` over all its entries where it is longer; in their own type.
+
+    >>> rows_clipped(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0)
+    tensor([[0.6000, 0.8000],
+            [0.3000, 0.4000]])
+    """
+    norms: Tensor = torch.linalg.vector_norm(s.flatten(1).float(), dim=1).clamp(min=most)
+    return s * (most / norms).to(s.dtype).view(-1, *[1] * (s.dim() - 1))

@@ -2,12 +2,14 @@
 
 The release is a vector of sensitivity Delta (L2: the most it can change when one record does) plus N(0, sigma^2) on
 every entry, independent of the data. These functions are for a bound fixed beforehand; the noise of FedIN+Noise is
-scaled by the features' own standard deviation, and its features have no bound, so it carries no such guarantee.
+scaled by the features' own standard deviation, and its features have no bound, so it carries no such guarantee (with
+`feature_clip` they have one).
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 
 _ASYMPTOTIC = 25.0  # from here on erfc comes near the smallest numbers, and its series is exact to rounding
 _NEAR = 1e-3  # a below which the two terms of delta are nearly equal, and their difference is an integral
@@ -88,6 +90,56 @@ def analytic_sigma(sensitivity: float, epsilon: float, delta: float) -> float:
         else:
             high = middle
     return sensitivity * high
+
+
+def gaussian_epsilon(sigma: float, sensitivity: float, delta: float) -> float:
+    """The smallest epsilon for which noise of standard deviation sigma is (epsilon, delta) private: `gaussian_delta`
+    inverted, by bisection; of the last two ends, the private one. 0 where delta covers the whole difference.
+
+    Several releases of multipliers z_i = sigma_i / Delta_i are together one of multiplier (sum of 1 / z_i^2)^(-1/2),
+    also where each depends on those before: the answer is exact for them, too.
+
+    Raises:
+        ValueError: a number outside its range (sigma, sensitivity above 0, delta between 0 and 1).
+
+    Source: Balle and Wang, ICML 2018, theorem 8; Dong, Roth and Su, JRSS B 2022, corollary 3.3 (composition).
+
+    >>> round(gaussian_epsilon(0.10822, 0.2, 1e-6), 2), gaussian_epsilon(1e9, 1.0, 1e-6)
+    (10.0, 0.0)
+    """
+    _check(sigma=sigma, sensitivity=sensitivity, delta=delta)
+    low, high = 0.0, 1.0
+    if math.erf(sensitivity / sigma / math.sqrt(8)) <= delta:  # delta at epsilon = 0
+        return 0.0
+    while gaussian_delta(sigma, sensitivity, high) > delta:
+        low, high = high, 2 * high
+    while high - low > 1e-10 * high:
+        middle = (low + high) / 2
+        if gaussian_delta(sigma, sensitivity, middle) > delta:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def classic_epsilon(sigma: float, sensitivity: float, delta: float) -> float:
+    """`classic_sigma` inverted: epsilon = Delta sqrt(2 ln(1.25 / delta)) / sigma, of one release.
+
+    Above 1 the formula is not proved, and a `UserWarning` says so.
+
+    Raises:
+        ValueError: a number outside its range.
+
+    Source: as of `classic_sigma`.
+
+    >>> round(classic_epsilon(2.12, 0.2, 1e-6), 3)
+    0.5
+    """
+    _check(sigma=sigma, sensitivity=sensitivity, delta=delta)
+    epsilon = sensitivity * math.sqrt(2 * math.log(1.25 / delta)) / sigma
+    if epsilon > 1:
+        warnings.warn(f"the classic formula is proved for epsilon below 1, came {epsilon:.4g}", stacklevel=2)
+    return epsilon
 
 
 def _erfcx(x: float) -> float:

@@ -6,14 +6,11 @@ Client k:  w <- received;  per step  l_local = CE + (mu/2) ||w - w^{t-1}||^2 (eq
            and  l_IN = mean (f(s_in; w_in) - s_out)^2 on B of others' pairs (eq. 7);
            the intermediate tensors move along combine(G_local, G_IN), the others along G_local.
 Server:    averages weights layer-wise (eq. 19) or within an architecture (eq. 21); keeps this round's pairs.
-Sent per round, P floats of weights and buffers, n_S pairs of q floats: up 4 (P + n_S q); down alike, from round 2 on.
-Noise (eq. 5, 6): s + level * std(s) * z at both cuts, z standard normal.
-Deviations from the paper: (1) eq. 12 alone would never train the intermediate layers on private data where the
-gradients agree; "project" adds G_local to it, "literal" is the paper's; "adaptive" takes lambda = max(1, -2b/a) in
-eq. 13. (2) Both gradients are taken at the same point, in one step. (3) Which batch is sent and which pairs come back
-is not said: both are random, the latter from all others' (`pool = "one"`: one other's). (4) BatchNorm takes the pairs'
-own statistics and keeps its running ones. (5) level * std(s) is a standard deviation, not a variance. (6) More than B
-pairs (figure 6d) are walked through B at a time, round and round. (7) Cuts may differ, by way of core/projections.py.
+Deviations from the paper: (1) eq. 12 ("literal") would never train the intermediate layers on private data where
+gradients agree; "project" adds G_local, "adaptive" has lambda = max(1, -2b/a) in eq. 13. (2) Both gradients are taken
+at one point. (3) Which batch is sent and which pairs come back: random. (4) BatchNorm takes the pairs' own statistics
+and keeps its running ones. (5) Noise (eq. 5, 6) is s + level * std(s) * z. (6) More than B pairs are walked through B
+at a time, round and round. (7) Cuts may differ (core/projections.py). (8) `feature_clip` bounds what is sent.
 """
 
 from __future__ import annotations
@@ -31,10 +28,9 @@ from polyfed.core.message import Message, group
 from polyfed.core.method import Batch, Context, Gradients, Method, Needs, Trained, knobs
 from polyfed.core.networks import floats, load
 from polyfed.core.server import Server
-from polyfed.core.settings import Stage
+from polyfed.core.settings import Stage, Training
 from polyfed.functional.losses import cross_entropy
 from polyfed.functional.modes import untracked_statistics
-from polyfed.functional.noise import add_noise
 from polyfed.functional.surgery import combine, cosine
 
 
@@ -57,6 +53,7 @@ class FedIN(Method):
     train_in: bool = True  # False: no pairs are exchanged, FedProx (with mu = 0 FedAvg)
     noise: Annotated[float, Field(ge=0)] = 0.0  # level; 0 draws nothing; the paper's FedIN+Noise is 0.8
     noise_where: Literal["both", "message", "forward"] = "both"  # in the training pass, in the pairs sent, or both
+    feature_clip: Annotated[float, Field(ge=0)] = 0.0  # L2 bound on each row sent, over which noise then is
     pool: feature_pool.Mixing = "mix"  # pairs from all other clients, or from "one" of them
     pairs: Annotated[int, Field(ge=1)] | None = None  # n_S, each way; None: the batch size
     in_every: Annotated[int, Field(ge=1)] = 1  # steps from one pass over pairs to the next; 1: one in each step
@@ -85,6 +82,14 @@ class FedIN(Method):
     def scored(self) -> Stage:
         return "received" if self.bn_buffers == "aggregate" else "personal"
 
+    @property
+    def by_row(self) -> bool:
+        return not self.mu and (self.noise == 0 or self.noise_where == "message")
+
+    def releases(self, training: Training, rows: int) -> feature_pool.Releases:
+        level = self.noise * (self.train_in and self.noise_where != "forward")
+        return feature_pool.releases(self.feature_clip, level, self.pairs or training.batch_size, rows)
+
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
         shared_model.start(server, self.aggregation, self.bn_buffers == "aggregate")
@@ -107,9 +112,8 @@ class FedIN(Method):
         context = proximal.reference(client.model, self.mu)
         if pairs := feature_pool.received(client.model, message):
             context |= {"pairs": pairs, **(self.common.matrices(client) if self.common else {})}
-        if self.noise and self.noise_where != "message":
-            context["cuts"] = feature_pool.cuts(client)
-        return context
+        noisy = self.noise and self.noise_where != "message"
+        return {**context, "cuts": feature_pool.cuts(client)} if noisy else context
 
     def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
         size, pairs = client.training.batch_size, client.context.get("pairs")
@@ -118,10 +122,8 @@ class FedIN(Method):
         return given if pairs is None or rest else {**given, **feature_pool.minibatch(pairs, visit, size)}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        def noisy(s: Tensor, draws: str) -> Tensor:
-            return add_noise(s, self.noise, context[draws][: len(s)]) if draws in context else s
-
-        z = noisy(model.transform(noisy(model.extract(batch.x), "z_in")), "z_out")
+        z = feature_pool.noisy(model.extract(batch.x), self.noise, "z_in", context)
+        z = feature_pool.noisy(model.transform(z), self.noise, "z_out", context)
         return proximal.added(cross_entropy(model.head(z), batch.y, batch.w), model, context, self.mu)
 
     def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
@@ -142,8 +144,7 @@ class FedIN(Method):
         weights = floats(client.model, buffers=self.bn_buffers == "aggregate")
         if not self.train_in:
             return {"model": weights}
-        level = 0.0 if self.noise_where == "forward" else self.noise
-        count = self.pairs or client.training.batch_size
-        pairs = feature_pool.sample(client, count, level, client.generator("features"))
+        level, count = self.noise * (self.noise_where != "forward"), self.pairs or client.training.batch_size
+        pairs = feature_pool.sample(client, count, level, client.generator("features"), self.feature_clip)
         pairs = self.common.send(client, pairs, trained) if self.common else pairs
         return {"model": weights, "features": {n: t.to(getattr(torch, self.feature_dtype)) for n, t in pairs.items()}}

@@ -71,6 +71,7 @@ class Row:
             these; "" where there is none.
         against_rival: accuracy minus the rival's, paired by seed.
         to_target: what it took to reach the target asked for; None where none was.
+        epsilon: by unit (client, sample), of all that was released in a run; the largest over the runs.
         published: beside what a paper prints for the row.
         runs: what each run gave, with its folder.
     """
@@ -104,6 +105,7 @@ class Row:
     rival: str
     against_rival: Paired
     to_target: ToTarget | None
+    epsilon: Mapping[str, float]
     published: tuple[Beside, ...]
     runs: tuple[Mapping[str, Any], ...]
 
@@ -144,6 +146,11 @@ class Section:
         """The other predictors by which any row was scored, too."""
         return list(dict.fromkeys(name for row in self.rows for name in row.accuracy_by_predictor))
 
+    @property
+    def units(self) -> list[str]:
+        """Those that an epsilon is told for."""
+        return list(dict.fromkeys(unit for row in self.rows for unit in row.epsilon))
+
 
 @dataclass(frozen=True)
 class Table:
@@ -161,7 +168,7 @@ def to_csv(table: Table) -> str:
     """All sections in one sheet: a line per row, with the evaluation in columns of its own; None is empty."""
     rows = [row for section in table.sections for row in section.rows]
     groups = {"accuracy_by_stage": "accuracy", "accuracy_by_predictor": "accuracy_by"}
-    groups |= {"accuracy_per_architecture": "architecture", "metrics": ""}
+    groups |= {"accuracy_per_architecture": "architecture", "metrics": "", "epsilon": "epsilon"}
     keys = {group: dict.fromkeys(key for row in rows for key in getattr(row, group)) for group in groups}
     lines: list[dict[str, Any]] = []
     for number, section in enumerate(table.sections, start=1):
@@ -260,6 +267,7 @@ def _columns(section: Section, metrics: bool = False) -> list[Column]:
         *(Column(f"by\n{p}", [percent(row.accuracy_by_predictor.get(p)) for row in rows]) for p in section.predictors),
         Column("vs Local", with_spread([(row.difference, row.difference_std) for row in rows], sign="+")),
         *(_metrics_of(section) if metrics else ()),
+        *(Column(f"epsilon\n{unit}", [_number(row.epsilon.get(unit)) for row in rows]) for unit in section.units),
         Column(_COSTS[0], ["-" if row.bytes_up is None else human_bytes(row.bytes_up) for row in rows]),
         Column(_COSTS[1], ["-" if row.bytes_down is None else human_bytes(row.bytes_down) for row in rows]),
         Column(_COSTS[2], [_seconds(row.seconds) for row in rows]),
@@ -271,6 +279,10 @@ def _columns(section: Section, metrics: bool = False) -> list[Column]:
 
 def _seconds(value: float | None) -> str:
     return "-" if value is None else human_seconds(value)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
 
 
 def _names_of(section: Section) -> Column:

@@ -48,6 +48,12 @@ __all__ = [
 ]
 
 
+_EPSILON = {
+    "client": "of the bounded entries of all uploads of a client, for whether it takes part",
+    "sample": "of what a client's uploads tell of what one of its rows holds; see the runs' records for which of them",
+}
+
+
 # building -------------------------------------------------------------------------------------------------------
 def comparison(
     runs: Iterable[RunRecord], stage: str | None = None, target: Target | str | float | None = None
@@ -87,6 +93,11 @@ def _section(group: Group, stage: str | None, target: Target | None) -> Section:
         spread += f"; the difference to Local{' is paired by seed and' if several else ''} is in percentage points"
     over_clients = "std and min are over clients" + (" (mean over seeds)" if several else "")
     notes.insert(0, f"accuracy in % after the last round{spread}; {over_clients}; bytes of one whole run")
+    for unit in dict.fromkeys(unit for row in rows for unit in row.epsilon):
+        deltas = {run.result["delta"] for runs in group.rows.values() for run in runs if "delta" in run.result}
+        notes.append(
+            f"epsilon {unit}: {_EPSILON[unit]}, at delta {', '.join(f'{delta:g}' for delta in sorted(deltas))}"
+        )
     if any(row.accuracy_by_predictor for row in rows):
         notes.append("by ...: the same models in the same stage, predicting in another of their method's ways")
     if not several:
@@ -234,6 +245,7 @@ def _row(
         rival=rival[0],
         against_rival=rival[1],
         to_target=None if target is None else to_target(runs, target, stage),
+        epsilon=_largest([run.result.get("epsilon") or {} for run in runs]),
         published=published.beside(runs, stage),
         runs=tuple(
             {
@@ -280,6 +292,11 @@ def _means(summaries: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, fl
     shared = [key for key in summaries[0] if all(key in other for other in summaries)]
     found = {key: mean_of([summary[key].get("mean") for summary in summaries]) for key in shared}
     return {key: mean for key, mean in found.items() if mean is not None}
+
+
+def _largest(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The largest of every entry that any run has."""
+    return {key: max(one[key] for one in found if key in one) for key in dict.fromkeys(k for one in found for k in one)}
 
 
 # files ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,238 @@
+"""Epsilon in the records: what uploads with noise add up to, budgets, targets; against SciPy's normal distribution."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import optimize, special
+
+from polyfed.core.releases import Release
+from polyfed.core.settings import Availability, Evaluation, Privacy, Training
+from polyfed.engine.accountant import counted, epsilon_of
+from polyfed.engine.federation import Federation
+from polyfed.engine.ledger import Ledger, read, told
+from polyfed.errors import Interrupted, RequestError
+from polyfed.methods import FD, FedAvg, FedIN, FedRep, Local
+from polyfed.testing import Kit
+from polyfed.testing.world import difference, everything, records
+
+FOUR = Training(rounds=4, batch_size=64, lr=0.1)
+NOISY = {"clip": 1.0, "noise": 2.0}
+
+
+def by_hand(noise: float, times: int, delta: float = 1e-5) -> float:
+    """Epsilon of so many Gaussian mechanisms of that noise multiplier: one of noise / sqrt(times), in logarithms."""
+    mu = math.sqrt(times) / noise
+
+    def surplus(epsilon: float) -> float:
+        first, second = special.ndtr(mu / 2 - epsilon / mu), special.log_ndtr(-mu / 2 - epsilon / mu)
+        return float(first - np.exp(epsilon + second)) - delta
+
+    return float(optimize.brentq(surplus, 0.0, 200.0)) if surplus(0.0) > 0 else 0.0
+
+
+def federation(
+    method: Any = None, training: Training = FOUR, *, out: Path | None = None, **settings: Any
+) -> Federation:
+    method, more = method or FedAvg(), {k: settings.pop(k) for k in ("availability", "evaluation") if k in settings}
+    return Kit(method=method).world().federation(method, training, privacy=Privacy(**settings), out=out, **more)
+
+
+def ran(method: Any = None, training: Training = FOUR, **settings: Any) -> Federation:
+    made = federation(method, training, **settings)
+    made.run()
+    return made
+
+
+# what is in the records -------------------------------------------------------------------------------------------
+
+
+def test_rounds_add_up_to_one_gaussian() -> None:
+    made = ran(**NOISY, delta=1e-6)
+    for number, record in enumerate(made.history, 1):
+        assert record["epsilon"] == {"client": pytest.approx(by_hand(2.0, number, 1e-6), rel=1e-6)}
+        assert record["delta"] == 1e-6
+        assert [one["clients"] for one in record["releases"]] == [[0, 1, 2, 3, 4, 5]]
+    json.dumps(made.history, allow_nan=False)
+
+
+def test_more_noise_is_less_epsilon_and_clip_alone_has_none() -> None:
+    quiet, loud = (ran(clip=1.0, noise=z).history[-1]["epsilon"]["client"] for z in (1.0, 3.0))
+    assert loud < quiet
+    assert "epsilon" not in ran(clip=1.0).history[-1]
+    assert "epsilon" not in ran(Local(), **NOISY).history[-1]
+
+
+def test_entries_of_an_upload_share_its_noise() -> None:
+    method = FedIN(pairs=2)  # weights and pairs: two entries
+    (entry,) = ran(method, **NOISY).history[0]["releases"]
+    assert entry["noise"] == pytest.approx(2.0 / math.sqrt(2))
+    (entry,) = ran(FD(outputs="logits"), **NOISY).history[0]["releases"]
+    assert entry["noise"] == 2.0  # labels and counts are no numbers with noise
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_who_drops_out_has_sent_nothing(when: Any) -> None:
+    some = Training(rounds=4, batch_size=64, lr=0.1, participation=0.5)
+    made = ran(training=some, availability=Availability(drop=0.4, drop_when=when), **NOISY)
+    sent = [
+        [i for i in made._select(r["round"], range(6)) if i not in r["dropped"]] for r in made.history
+    ]  # who takes part is drawn before who drops out
+    assert [[*one["releases"][0]["clients"]] if one["releases"] else [] for one in made.history] == sent
+    most = max(sum(i in one for one in sent) for i in range(6))
+    assert 0 < most < 4
+    assert made.history[-1]["epsilon"]["client"] == pytest.approx(by_hand(2.0, most))
+
+
+def test_what_arrives_late_has_left() -> None:
+    made = ran(availability=Availability(late=1.0), **NOISY)
+    assert made.history[-1]["epsilon"]["client"] == pytest.approx(by_hand(2.0, 4))
+
+
+# budgets ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_stops_before_the_round_that_would_exceed_its_budget() -> None:
+    whole, budget = ran(**NOISY), by_hand(2.0, 3) + 1e-6
+    made = ran(**NOISY, budget=budget)
+    assert records(made)[:2] == records(whole)[:2]
+    assert len(made.history) == 3
+    assert made.history[-1]["epsilon"]["client"] <= budget
+    assert made.history[-1]["evaluated"], "the last round is scored, whenever it comes"
+    assert len(ran(**NOISY, budget=budget - 1e-3).history) == 2
+    assert len(ran(**NOISY, budget=by_hand(2.0, 4) + 1e-6).history) == 4
+
+
+def test_the_result_tells_epsilon_and_why_it_stopped(tmp_path: Path) -> None:
+    made = federation(**NOISY, budget=by_hand(2.0, 2) + 0.01, out=tmp_path / "run")
+    result = made.run().result
+    assert (result["stopped_after"], result["stopped_by"], result["closed"]) == (2, "budget", False)
+    assert result["epsilon"] == {"client": pytest.approx(by_hand(2.0, 2))}
+    assert result["epsilon_of"] == {"client": ["upload"]}
+    again = federation(**NOISY, budget=by_hand(2.0, 2) + 0.01, out=tmp_path / "run").run(resume=True)
+    assert again.result == result
+    assert len(again.history) == 2
+
+
+def test_a_resumed_run_stops_alike(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {**NOISY, "budget": by_hand(2.0, 3) + 1e-6}
+    whole = ran(**settings)
+
+    class Stops:
+        def round(self, record: dict[str, Any], left: float) -> None:
+            if record["round"] == 2:
+                raise KeyboardInterrupt
+
+    broken = federation(out=tmp_path / "run", **settings)
+    broken.trackers.append(Stops())
+    with pytest.raises(Interrupted):
+        broken.run()
+    resumed = federation(out=tmp_path / "run", **settings)
+    resumed.run(resume=True)
+    assert records(resumed) == records(whole)
+    assert difference(everything(resumed), everything(whole)) is None
+
+
+def test_an_unforeseen_round_is_taken_back() -> None:
+    """A method that sends two entries from round 3 on spends more than was to be foreseen."""
+
+    class Grows(FedAvg):
+        def upload(self, client: Any, trained: Any) -> Any:
+            message = super().upload(client, trained)
+            return {**message, "more": next(iter(message["model"].values()))} if client.round > 2 else message
+
+    made = ran(Grows(), **NOISY, budget=by_hand(2.0, 3) + 1e-6)
+    assert len(made.history) == 2
+    assert made.server.round == 2
+    assert difference(everything(made), everything(ran(**NOISY, training=FOUR, budget=by_hand(2.0, 2) + 1e-6))) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "told_so"),
+    [
+        ({**NOISY, "budget": 1.0}, "privacy.budget: expected at least 1.993, what the first round comes to, came 1"),
+        ({"clip": 1.0, "budget": 1.0}, "privacy.budget: expected noise, without which there is no epsilon"),
+    ],
+)
+def test_an_impossible_budget_is_refused_before_anything_is_written(
+    tmp_path: Path, settings: dict[str, Any], told_so: str
+) -> None:
+    with pytest.raises(RequestError, match=told_so):
+        federation(**settings, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_uploads_a_budget_is_never_spent() -> None:
+    assert len(ran(Local(), **NOISY, budget=0.1).history) == 4
+
+
+# targets ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [FedAvg(), FedIN(pairs=2), FedRep()])
+def test_noise_for_a_target_spends_it_in_all_rounds(method: Any) -> None:
+    made = ran(method, clip=1.0, target=3.0)
+    assert made.history[-1]["epsilon"]["client"] == pytest.approx(3.0, rel=1e-9)
+    assert made.facts["privacy"]["noise"] == made.privacy.noise == pytest.approx(2.781187, rel=1e-6)
+
+
+def test_a_target_counts_who_is_drawn() -> None:
+    half = Training(rounds=4, batch_size=64, lr=0.1, participation=0.5)
+    made = ran(training=half, clip=1.0, target=3.0)
+    assert made.history[-1]["epsilon"]["client"] == pytest.approx(3.0, rel=1e-9)
+    most = max(sum(i in r["clients"] for r in made.history) for i in range(6))
+    assert made.privacy.noise == pytest.approx(2.781187 * math.sqrt(most / 4), rel=1e-6)
+
+
+# the arithmetic ---------------------------------------------------------------------------------------------------
+
+MIXED = [Release("upload", "client", 2.0, times=3), Release("upload", "client", 0.7), Release("upload", "client", 2.0)]
+
+
+def test_what_is_told_is_read_again() -> None:
+    given = {4: MIXED, 2: MIXED[:1], 0: MIXED}
+    entries = told(given)
+    assert [entry["clients"] for entry in entries] == [[0, 4], [0, 4], [2]]
+    found = read(json.loads(json.dumps(entries)))
+    assert {i: counted(each) for i, each in found.items()} == {i: counted(each) for i, each in given.items()}
+
+
+def test_releases_of_several_strengths_are_one() -> None:
+    together = sum(one.times / one.noise**2 for one in MIXED) ** -0.5
+    assert epsilon_of(MIXED, 1e-5) == pytest.approx(by_hand(together, 1), rel=1e-6)
+    assert epsilon_of([], 1e-5) == 0.0
+
+
+def test_a_ledger_reads_on_and_starts_anew() -> None:
+    ledger = Ledger(Privacy(**NOISY, budget=3.0), lambda _: [Release("upload", "client", 2.0)])
+    rounds = [{"releases": told({0: MIXED[2:], 1: MIXED[1:2]})}, {"releases": told({0: MIXED[2:]})}]
+    ledger.follow(rounds)
+    assert ledger.epsilon() == {"client": pytest.approx(by_hand(0.7, 1))}
+    assert ledger.exceeded()
+    ledger.follow(rounds[:1])
+    both = ledger.epsilon({0: MIXED[2:]})
+    ledger.follow(rounds)
+    assert ledger.epsilon() == both
+    # 0 as last time, twice; 5, of whom nothing is known, as it is expected, but as many entries as others have had
+    more = ledger.next_of([0, 0, 5])
+    assert more == {0: [*MIXED[2:]] * 2, 5: [dataclasses.replace(MIXED[2], noise=0.7)]}
+
+
+def test_a_budget_is_kept_by_every_unit() -> None:
+    ledger = Ledger(Privacy(**NOISY, budget=3.0), lambda _: [])
+    sample = Release("training", "sample", 0.5)
+    assert not ledger.exceeded({0: MIXED[2:]})
+    assert ledger.exceeded({0: [*MIXED[2:], sample]})
+    assert ledger.epsilon({0: [sample]}).keys() == {"sample"}
+
+
+def test_scoring_at_long_intervals_does_not_miss_the_end() -> None:
+    settings = {**NOISY, "budget": by_hand(2.0, 3) + 1e-6}
+    made = ran(evaluation=Evaluation(every=2), **settings)
+    assert [record["evaluated"] for record in made.history] == [False, True, True]

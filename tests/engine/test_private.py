@@ -1,0 +1,212 @@
+"""Gradients bounded row by row: against those of single rows by autograd, and against plain training; accounted for."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from polyfed.core.client import Client
+from polyfed.core.method import Phase
+from polyfed.core.releases import Release
+from polyfed.core.settings import Privacy, Training
+from polyfed.engine.accountant import epsilon_of
+from polyfed.engine.federation import Federation
+from polyfed.engine.private import releases
+from polyfed.engine.training import by_chance
+from polyfed.errors import Interrupted, RequestError
+from polyfed.methods import FedAvg, FedIN, FedProto, FedProx, FedSelect, Local
+from polyfed.testing import Kit
+from polyfed.testing.world import difference, everything, records
+
+TWO = Training(rounds=2, batch_size=8, lr=0.1)
+NOISY: dict[str, Any] = {"sgd_clip": 1.0, "sgd_noise": 1.0}
+
+
+def federation(method: Any = None, *, executor: str = "serial", out: Path | None = None, **settings: Any) -> Federation:
+    method = method or FedAvg()
+    world = Kit(method=method).world()
+    return world.federation(method, TWO, privacy=Privacy(**settings), executor=executor, out=out)
+
+
+def ran(method: Any = None, **options: Any) -> Federation:
+    made = federation(method, **options)
+    made.run()
+    return made
+
+
+# what is counted, and what is refused -----------------------------------------------------------------------------
+
+
+def test_what_training_gives_away() -> None:
+    three, phases = Training(batch_size=8), [Phase(2), Phase(1)]
+    chance, dealt = Privacy(**NOISY), Privacy(**NOISY, sgd_sampling="shuffled")
+    assert releases(chance, three, phases, 20) == [Release("training", "sample", 1.0, 8, 20, True, 3 * 3)]
+    assert releases(dealt, three, phases, 20) == [Release("training", "sample", 1.0, times=3)]
+    assert releases(chance, three, phases, 5) == [Release("training", "sample", 1.0, 5, 5, True, 3)]
+    assert releases(Privacy(sgd_clip=1.0), three, phases, 20) == releases(chance, three, [], 20) == []
+
+
+def test_batches_made_by_chance() -> None:
+    at = Client(nn.Linear(1, 2), (torch.zeros(40, 1), torch.zeros(40, dtype=torch.int64)))
+    at.training = Training(batch_size=12)
+    draws = torch.Generator().manual_seed(0)
+    batches = list(by_chance(at, Phase(500), 40, None, draws))
+    assert len(batches) == 500 * math.ceil(40 / 12)
+    assert all(len(batch.unique()) == len(batch) for batch in batches)
+    sizes = torch.tensor([float(len(batch)) for batch in batches])
+    assert float(sizes.mean()) == pytest.approx(12, rel=0.02)
+    assert float(sizes.var()) == pytest.approx(40 * 0.3 * 0.7, rel=0.1)  # each row by itself
+    often = torch.cat(batches).bincount(minlength=40) / len(batches)
+    assert float((often - 0.3).abs().max()) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        (FedProx(), "expected a method and knobs whose loss is a mean over rows and of nothing else, came fedprox"),
+        (FedProto(), "came fedproto"),
+        (FedIN(), "came fedin"),
+        (FedIN(mu=0.0, noise=0.8), "came fedin"),
+        (FedSelect(), "expected training on all rows of a client, came fedselect"),
+    ],
+)
+def test_other_losses_are_refused_before_anything_is_written(tmp_path: Path, method: Any, said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        federation(method, **NOISY, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_opacus_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opacus.grad_sample", None)
+    with pytest.raises(RequestError, match=r"expected the package 'opacus'.*pip install 'polyfed\[privacy\]'"):
+        federation(sgd_clip=1.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"sgd_noise": 1.0}, "sgd_noise: expected sgd_clip above 0 beside it"),
+        ({**NOISY, "target": 1.0}, "target: expected no noise beside it"),
+        ({"target": 1.0}, "target: expected clip or sgd_clip above 0"),
+        ({"sgd_clip": 1.0, "sgd_sampling": "all"}, "sgd_sampling"),
+    ],
+)
+def test_settings_that_do_not_go_together(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Privacy(**settings)
+
+
+# training, by Opacus ----------------------------------------------------------------------------------------------
+
+
+class TestTraining:
+    @pytest.fixture(autouse=True)
+    def _packages(self) -> None:
+        pytest.importorskip("opacus")
+        pytest.importorskip("dp_accounting")
+
+    def test_without_a_bound_and_noise_it_is_plain_training(self) -> None:
+        for method in (FedAvg(), Local(), FedIN(mu=0.0)):
+            plain = ran(method)
+            found = ran(method, sgd_clip=1e9, sgd_sampling="shuffled")
+            ours, theirs = everything(found), everything(plain)
+            assert ours.keys() == theirs.keys()
+            for name, tensor in ours.items():
+                assert torch.allclose(tensor.double(), theirs[name].double(), atol=1e-5), name
+            assert "epsilon" not in found.history[-1]
+
+    def test_a_step_is_the_mean_of_bounded_gradients(self) -> None:
+        net = nn.Sequential(nn.Flatten(), nn.Linear(4, 40), nn.ReLU(), nn.Linear(40, 3))
+        x, y = torch.randn(20, 2, 2, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 3
+        one = Training(rounds=1, batch_size=1000, lr=1.0)
+
+        def flat(module: nn.Module) -> torch.Tensor:
+            return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+        def moved(**settings: Any) -> torch.Tensor:
+            made = Federation([Client(net, (x, y), (x, y))], Local(), one, privacy=Privacy(**settings))
+            return flat(made.run().models[0]) - flat(net)
+
+        rows = []
+        for place in range(len(x)):
+            loss = nn.functional.cross_entropy(net(x[place : place + 1]), y[place : place + 1])
+            rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(net.parameters()))]))
+        each = torch.stack(rows)
+        bound = float(each.norm(dim=1).median())
+        expected = -(each * (bound / each.norm(dim=1).clamp(min=bound))[:, None]).mean(0)
+        for sampling in ("shuffled", "poisson"):
+            found = moved(sgd_clip=bound, sgd_sampling=sampling)
+            assert torch.allclose(found, expected, atol=1e-5), sampling
+        noise = (moved(sgd_clip=bound, sgd_noise=50.0) - expected) * len(x) / (50.0 * bound)
+        assert float(noise.std()) == pytest.approx(1.0, rel=0.1)
+        assert float(noise.mean()) == pytest.approx(0.0, abs=4 / len(noise) ** 0.5)
+
+    @pytest.mark.parametrize("executor", ["pool", "cohort"])
+    def test_all_executors_agree(self, executor: str) -> None:
+        serial, other = ran(**NOISY), ran(**NOISY, executor=executor)
+        assert difference(everything(serial), everything(other)) is None
+        assert records(serial) == records(other)
+
+    def test_a_resumed_run_is_the_uninterrupted_one(self, tmp_path: Path) -> None:
+        class Stops:
+            def round(self, record: dict[str, Any], left: float) -> None:
+                raise KeyboardInterrupt
+
+        whole, broken = ran(**NOISY), federation(**NOISY, out=tmp_path / "run")
+        broken.trackers.append(Stops())
+        with pytest.raises(Interrupted):
+            broken.run()
+        resumed = federation(**NOISY, out=tmp_path / "run")
+        resumed.run(resume=True)
+        assert difference(everything(resumed), everything(whole)) is None
+        assert records(resumed) == records(whole)
+
+    def test_records_tell_what_was_drawn(self) -> None:
+        chance, dealt = ran(**NOISY), ran(**NOISY, sgd_sampling="shuffled")
+        entry = next(e for e in chance.history[0]["releases"] if 0 in e["clients"])
+        held = chance.clients[0].n
+        assert (entry["drawn"], entry["held"], entry["poisson"]) == (8, held, True)
+        assert entry["times"] == math.ceil(held / 8)
+        twice = epsilon_of([Release("training", "sample", 1.0, times=2)], 1e-5)
+        assert dealt.history[1]["epsilon"]["sample"] == twice, "a row is in one batch of each epoch"
+        assert chance.history[0]["epsilon"]["sample"] < chance.history[1]["epsilon"]["sample"]
+        loud = ran(**{**NOISY, "sgd_noise": 2.0})
+        assert loud.history[1]["epsilon"]["sample"] < chance.history[1]["epsilon"]["sample"]
+
+    def test_noise_is_made_for_a_target(self) -> None:
+        made = ran(sgd_clip=1.0, target=3.0)
+        assert 0.99 * 3.0 < made.history[-1]["epsilon"]["sample"] <= 3.0
+        assert made.facts["privacy"]["sgd_noise"] == made.privacy.sgd_noise > 1
+
+    def test_pairs_and_weights_add_up(self) -> None:
+        method = FedIN(mu=0.0, pairs=2, feature_clip=1.0, noise=4.0, noise_where="message")
+        both, weights = ran(method, **NOISY), ran(FedIN(mu=0.0), **NOISY)
+        kinds = {entry["what"] for entry in both.history[0]["releases"]}
+        assert kinds == {"features", "training"}
+        assert both.history[-1]["epsilon"]["sample"] > weights.history[-1]["epsilon"]["sample"]
+
+    def test_batchnorm_is_refused(self) -> None:
+        net = nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+        data = torch.randn(8, 2, 2), torch.arange(8) % 3
+        with pytest.raises(RequestError, match=r"client 0 \('Sequential'\).*BatchNorm mixes them; take a network with"):
+            Federation([Client(net, data, data)], FedAvg(), TWO, privacy=Privacy(**NOISY))
+
+    def test_rows_that_look_at_others_are_refused(self) -> None:
+        class Centred(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.head = nn.Linear(4, 3)
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                x = x.flatten(1)
+                return self.head(x - x.mean(0))
+
+        data = torch.randn(8, 2, 2), torch.arange(8) % 3
+        with pytest.raises(RequestError, match=r"the gradient of 'head.weight' for a row depends on the others"):
+            Federation([Client(Centred(), data, data)], FedAvg(), TWO, privacy=Privacy(**NOISY))

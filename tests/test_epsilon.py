@@ -1,0 +1,78 @@
+"""What finished runs have cost, told by the command line."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from pathlib import Path
+
+import pytest
+
+from polyfed.cli import status
+from polyfed.core.settings import Privacy, Training
+from polyfed.epsilon import spent
+from polyfed.errors import RequestError
+from polyfed.functional.privacy import gaussian_epsilon
+from polyfed.methods import FedAvg, FedIN
+from polyfed.report.folders import find_runs
+from polyfed.report.tables import comparison, to_text
+from polyfed.testing import Kit
+
+THREE = Training(rounds=3, batch_size=64, lr=0.1)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Uploads with noise, pairs of all rows with noise, and nothing with noise."""
+    folder = tmp_path_factory.mktemp("runs")
+    pairs = FedIN(pairs=100, feature_clip=1.0, noise=6.0)
+    for name, method, privacy in (
+        ("uploads", FedAvg(), Privacy(clip=1.0, noise=2.0)),
+        ("pairs", pairs, Privacy()),
+        ("plain", FedAvg(), Privacy()),
+    ):
+        Kit(method=method).world().federation(method, THREE, privacy=privacy, out=folder / name).run()
+    return folder
+
+
+def test_lines_are_those_of_the_records(runs: Path) -> None:
+    found = {one.run.partition(" ")[0]: one for one in spent([runs])}
+    assert len(found) == 2
+    uploads, pairs = found["fedavg"], found["fedin"]
+    assert (uploads.unit, uploads.what, uploads.releases, uploads.noise) == ("client", ("upload",), 3, 2.0)
+    assert uploads.rdp == uploads.pld == pytest.approx(gaussian_epsilon(2 / math.sqrt(3), 1.0, 1e-5))
+    assert (pairs.unit, pairs.what, pairs.noise, pairs.drawn) == ("sample", ("features",), 3.0, 1.0)
+    recorded = [json.loads(line) for line in (runs / "pairs" / "rounds.jsonl").read_text().splitlines()]
+    assert pairs.rdp == recorded[-1]["epsilon"]["sample"]
+    assert pairs.classic == pytest.approx(math.sqrt(2 * math.log(1.25e5)) / 3)
+    (other,) = [one for one in spent([runs], delta=1e-3) if one.unit == "client"]
+    assert other.rdp < uploads.rdp
+
+
+def test_the_command(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(["epsilon", str(runs)]) == 0
+    shown = capsys.readouterr().out
+    assert "* above 1 the classic formula is not proved: no guarantee" in shown
+    assert "features: for given weights, which were trained without noise and go up as they are" in shown
+    assert status(["epsilon", str(runs), "--json"]) == 0
+    assert [one["unit"] for one in json.loads(capsys.readouterr().out)] == [one.unit for one in spent([runs])]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [("{}/plain", "expected runs with noise on what clients send"), ("{} --delta 2", "--delta")]
+)
+def test_what_cannot_be_told(runs: Path, capsys: pytest.CaptureFixture[str], words: str, said: str) -> None:
+    assert status(["epsilon", *shlex.split(words.format(runs))]) == 2
+    assert said in capsys.readouterr().err
+    with pytest.raises(RequestError):
+        spent([runs / "plain"])
+
+
+def test_tables_have_a_column_for_each_unit(runs: Path) -> None:
+    table = comparison(find_runs([runs]))
+    shown = to_text(table, width=160)
+    assert "epsilon client: of the bounded entries" in shown
+    section = table.sections[0]
+    assert section.units == ["sample", "client"] or section.units == ["client", "sample"]
+    assert {row.method: set(row.epsilon) for row in section.rows if row.epsilon}["fedin"] == {"sample"}

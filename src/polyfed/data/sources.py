@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyfed.data import client_arrays, client_folders, hub, images, picture_folders, tables, text_files
-from polyfed.data.samples import Samples, from_dataset
+from polyfed.data.samples import Samples, classes_up_to, from_dataset
 from polyfed.data.text import LabelledTexts, Vocabulary, Words, labelled
 from polyfed.data.transforms import Prepare
 from polyfed.errors import PolyfedError, RequestError
@@ -434,7 +434,7 @@ def from_tensors(
     """
     sides = [_samples(train, "training", name), *([_samples(test, "test", name)] if test is not None else [])]
     if classes is None:
-        classes = 1 + max(int(side.y.max()) for side in sides)
+        classes = classes_up_to(max(int(side.y.max()) for side in sides), f"'{name}'")
     mean, std = _statistics(sides[0].x)
     names = tuple(str(c) for c in range(classes))
     further = [

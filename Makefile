@@ -25,7 +25,8 @@ environment = @for python in $(if $(PYTHON),"$(PYTHON)",$(PYTHONS)); do \
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-all browser docs docs-serve lint format install install-dev install-docs clean
+.PHONY: help demo test test-all browser docs docs-serve audit lint format
+.PHONY: install install-dev install-audit install-docs clean
 
 help: ## what can be made
 	@echo "usage: make TARGET [PYTHON=python3.12]"
@@ -51,6 +52,9 @@ docs: install-docs ## the documentation as a site, into site/; a warning is an e
 docs-serve: install-docs ## the same in a browser, at localhost:8000, as it is being written
 	$(MKDOCS) serve
 
+audit: install-audit ## known faults of what is pinned (pip-audit, which asks over the network); unknown is an error
+	.venv/bin/python -m pip_audit --strict --no-deps --disable-pip --requirement constraints.txt
+
 lint: install-dev ## style (ruff) and types (mypy, strict)
 	.venv/bin/python -m ruff check .
 	.venv/bin/python -m ruff format --check .
@@ -65,6 +69,9 @@ install: ## .venv with polyfed and what it needs
 
 install-dev: ## .venv with the tools of the tests besides
 	$(call environment,dev)
+
+install-audit: ## .venv with pip-audit besides
+	$(call environment,audit)
 
 install-docs: ## .venv with the tools of the documentation besides
 	$(call environment,docs)

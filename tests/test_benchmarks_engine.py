@@ -33,9 +33,10 @@ def benchmark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     return run
 
 
-@pytest.mark.parametrize("name", ["overhead.py", "scaling.py", "memory.py"])
+@pytest.mark.parametrize("name", ["overhead.py", "scaling.py", "memory.py", "endurance_memory.py"])
 def test_wrong_words_are_one_line_and_status_2(name: str, benchmark: Run, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = {"overhead.py": ["--rounds", "2"], "scaling.py": ["--clients", "5,ten"], "memory.py": ["--rounds", "x"]}
+    wrong["endurance_memory.py"] = ["--rounds", "20"]
     with pytest.raises(SystemExit) as end:
         benchmark(name, *wrong[name])
     assert end.value.code == 2
@@ -118,3 +119,13 @@ def test_the_wire_counts_what_crosses_it() -> None:
         counted.__exit__()
     assert counted.dropped == 0
     assert (counted.bytes[mine, port], counted.bytes[port, mine]) == (100_000, 70_000)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_memory_over_many_rounds(benchmark: Run) -> None:
+    words = ["--methods", "local", "--executors", "pool", "--rounds", "240", "--every", "10"]
+    (row,) = benchmark("endurance_memory.py", *words)
+    assert (row["method"], row["executor"], row["rounds"]) == ("local", "pool", 240)
+    assert 1000 < row["history_bytes_per_round"] < 20_000
+    assert row["run_bytes_per_round"] < row["history_bytes_per_round"] + 200_000, "no leak of a network a round"

@@ -23,13 +23,26 @@ MAX_FACE_LINES = 40
 # room -> what of polyfed its files may import, besides their own room
 MAY_IMPORT = {
     "errors": set(),
+    "recorded": set(),
     "registry": {"errors"},
+    "stopping": set(),
     "functional": set(),
     "models": {"functional", "errors", "registry"},
-    "data": {"functional", "errors", "registry"},
+    "data": {"functional", "errors", "recorded", "registry"},
     "core": {"models.split", "data.samples", "functional", "errors"},
     "methods": {"core", "functional", "errors"},
-    "engine": {"core", "data", "models", "functional", "errors", "registry", "units", "version"},
+    "engine": {
+        "core",
+        "data",
+        "models",
+        "functional",
+        "errors",
+        "recorded",
+        "registry",
+        "stopping",
+        "units",
+        "version",
+    },
 }
 ONLY = {"dp_accounting": "polyfed.engine.accountant", "opacus": "polyfed.engine.private"}  # package -> who may
 MAY_NOT_IMPORT = {
@@ -208,17 +221,30 @@ def test_torch_is_not_loaded_before_it_is_needed(statement: str) -> None:
     assert done.stdout.splitlines()[-1] == "False"
 
 
+_UNSAFE = {"pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
+
+
 def dangers(code: ast.AST) -> list[str]:
-    """What could run code out of a file or a string: unpickling and evaluation."""
+    """What could run code out of a file or a string: unpickling, evaluation, a shell."""
     found = []
     for node in ast.walk(code):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
-            found += [name for name in names if name.partition(".")[0] in {"pickle", "dill", "cloudpickle", "joblib"}]
+            found += [name for name in names if name.partition(".")[0] in _UNSAFE]
         elif isinstance(node, ast.Call):
             function = ast.unparse(node.func)
-            if function in {"eval", "exec", "torch.load", "torch.save"}:
+            if function in {
+                "eval",
+                "exec",
+                "compile",
+                "__import__",
+                "torch.load",
+                "torch.save",
+                "os.system",
+                "os.popen",
+            }:
                 found.append(f"{function}(")
+            found += ["shell" for keyword in node.keywords if keyword.arg == "shell"]
             found += [
                 "allow_pickle"
                 for keyword in node.keywords
@@ -293,8 +319,18 @@ def test_a_circle_is_seen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "code",
-    ["import pickle", "from pickle import loads", "torch.load(f)", "eval('1')", "np.load(f, allow_pickle=True)"],
+    [
+        *(
+            "import pickle",
+            "from pickle import loads",
+            "import marshal",
+            "torch.load(f)",
+            "eval('1')",
+            "compile(x, y, z)",
+        ),
+        *("np.load(f, allow_pickle=True)", "os.system(x)", "subprocess.run(x, shell=True)"),
+    ],
 )
 def test_a_danger_is_seen(code: str) -> None:
     assert len(dangers(ast.parse(code))) >= 1
-    assert dangers(ast.parse("model.eval(); np.load(f, allow_pickle=False)")) == []
+    assert dangers(ast.parse("model.eval(); re.compile(x); np.load(f, allow_pickle=False)")) == []

@@ -128,6 +128,12 @@ def test_make_alone_says_what_can_be_made() -> None:
 
 
 @needs_make
+def test_the_audit_is_of_all_pins_and_passes_nothing_over() -> None:
+    recipe = (ROOT / "Makefile").read_text(encoding="utf-8").partition("\naudit:")[2].partition("\n\n")[0]
+    assert "pip_audit --strict " in recipe
+    assert "--requirement constraints.txt" in recipe
+
+
 def test_the_demo_is_the_agreed_command() -> None:
     assert DEMO in make("-n", "demo").stdout
 

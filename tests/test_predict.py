@@ -460,6 +460,13 @@ def test_folders_that_hold_no_such_model(done: Run, tmp_path: Path) -> None:
     run = copied(done, tmp_path)
     weights, index = run / "models" / "client-001.safetensors", run / "models" / "index.json"
     whole, listed = weights.read_bytes(), json.loads(index.read_text())
+    text = index.read_text()
+    index.write_text(text.replace("digits", "digitz", 1))
+    with pytest.raises(RequestError, match=r"index\.json is damaged"):
+        prediction.load_model(run, 1)
+    index.write_text(text)
+    prediction.load_model(run, 1)
+    (run / "models" / "index.json.sha256").unlink()  # as of folders that older versions wrote
     weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(RequestError, match=r"client-001\.safetensors is damaged"):
         prediction.load_model(run, 1)

@@ -1,11 +1,13 @@
 """The command line: reads words, calls `polyfed.session` and the like, prints, ends with the right exit status.
 
-Exit status: 0 done; 1 the run failed; 2 the request is wrong (one line on standard error); 130 interrupted.
+Exit status: 0 done; 1 the run failed; 2 the request is wrong (one line on standard error); 130 interrupted by Ctrl-C,
+143 by SIGTERM, 129 by SIGHUP: 128 and the signal's number.
 Nothing heavy is imported before a command needs it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -20,6 +22,7 @@ import typer.main
 
 from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError
 from polyfed.registry import nearest
+from polyfed.stopping import exit_status, stops_on_signals
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -933,18 +936,20 @@ def status(arguments: Sequence[str]) -> int:
     """Run a command; its exit status."""
     arguments = _bare_profile(arguments)
     try:
-        code = typer.main.get_command(app).main(list(arguments), prog_name="polyfed", standalone_mode=False)
+        with stops_on_signals():
+            code = typer.main.get_command(app).main(list(arguments), prog_name="polyfed", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except (_Closed, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the interpreter's last flush is quiet
         return 1
-    except KeyboardInterrupt:
-        return _said("interrupted", 130)
+    except KeyboardInterrupt as error:
+        return _said("interrupted", exit_status(error))
     except PolyfedError as error:
+        code = exit_status(error) if isinstance(error, Interrupted) else error.exit_status
         alone = "whole rounds" in str(error) and "same command" not in str(error)  # of several runs, it says how
         hint = "; go on with --resume" if isinstance(error, Interrupted) and alone else ""
-        return _said(f"{error}{hint}", error.exit_status)
+        return _said(f"{error}{hint}", code)
     except Exception as error:
         if hasattr(error, "format_message"):  # the argument parser's own
             return _said(_usage(error, arguments), 2)
@@ -972,7 +977,8 @@ def _bare_profile(arguments: Sequence[str]) -> list[str]:
 
 
 def _said(text: str, code: int) -> int:
-    print(f"polyfed: {' '.join(text.split())}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # a terminal that has gone
+        print(f"polyfed: {' '.join(text.split())}", file=sys.stderr)
     return code
 
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+_LONGEST = 1000  # characters of a line; what is quoted in it may come from anywhere
+
 
 class PolyfedError(Exception):
     """Anything polyfed raises on purpose. ``str(error)`` is one clear line."""
 
     exit_status = 1
+
+    def __str__(self) -> str:
+        line = " ".join(super().__str__().split())
+        return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 4]} ..."
 
 
 class RequestError(PolyfedError):
@@ -25,6 +31,9 @@ class RunError(PolyfedError):
 
 
 class Interrupted(PolyfedError):
-    """The user stopped the run; a checkpoint of the last whole round has been written."""
+    """The user stopped the run; a checkpoint of the last whole round has been written.
+
+    The command line ends with 128 and the number of the signal: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP.
+    """
 
     exit_status = 130

@@ -34,6 +34,7 @@ from polyfed.data.text import WORDS_FILE, Vocabulary, Words
 from polyfed.data.transforms import Prepare
 from polyfed.errors import RequestError
 from polyfed.models.zoo import build
+from polyfed.recorded import SUM_FILE, parse_json
 from polyfed.registry import METHODS
 
 __all__ = ["ClientModel", "Predictions", "load_model", "predict"]
@@ -242,7 +243,7 @@ def _entry(run: Path, client: int) -> tuple[str, Mapping[str, Any]]:
         raise RequestError(f"expected the folder of a finished run, came {came}")
     path = run / "models" / "index.json"
     try:
-        index, name = dict(json.loads(path.read_bytes())), f"client-{client:03d}.safetensors"
+        index, name = dict(parse_json(_listed(path))), f"client-{client:03d}.safetensors"
         if name in index:
             return name, dict(index[name])
     except (OSError, ValueError, TypeError) as error:
@@ -252,6 +253,12 @@ def _entry(run: Path, client: int) -> tuple[str, Mapping[str, Any]]:
     raise RequestError(f"expected a client whose model is in {path.parent} ({known}), came {client}")
 
 
+def _listed(path: Path) -> bytes:
+    """The list's bytes, as they were written, where their checksum lies beside it."""
+    sums = path.with_name(SUM_FILE)
+    return _checked(path, sums.read_bytes()[:64].decode("ascii", "replace")) if sums.exists() else path.read_bytes()
+
+
 def _checked(path: Path, wanted: str) -> bytes:
     """A file's bytes, as they were written."""
     try:
@@ -259,7 +266,7 @@ def _checked(path: Path, wanted: str) -> bytes:
     except OSError as error:
         raise RequestError(f"cannot read {path}: {error.strerror or error}") from None
     if hashlib.sha256(data).hexdigest() != wanted:
-        raise RequestError(f"{path} is damaged: it is not what its checksum in index.json says")
+        raise RequestError(f"{path} is damaged: it is not what its checksum says")
     return data
 
 
@@ -267,7 +274,7 @@ def _fill(network: nn.Module, data: bytes, path: Path) -> None:
     """Exported weights into the network: all of them, and of its shapes."""
     try:
         weights = safetensors.torch.load(data)
-    except SafetensorError as error:
+    except (SafetensorError, TypeError, OverflowError, RuntimeError, MemoryError) as error:
         raise RequestError(f"expected weights as safetensors in {path}, came something else: {error}") from None
     own = exported(network)
     if strange := sorted(own.keys() ^ weights.keys()):

@@ -37,7 +37,6 @@ import dataclasses
 import keyword
 import math
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -61,6 +60,7 @@ from polyfed.data.text import Words
 from polyfed.data.transforms import augmentation
 from polyfed.engine.devices import Devices, attendance_in_effect
 from polyfed.errors import RequestError
+from polyfed.recorded import parse_toml
 from polyfed.registry import METHODS, MODELS, PARTITIONS, nearest
 from polyfed.report import published
 
@@ -478,7 +478,7 @@ class Recipe(Settings):
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(path.read_bytes())
     except FileNotFoundError:
         near = [str(p) for folder in (path.parent, Path("recipes")) for p in folder.glob("*.toml")]
         hint = nearest(str(path), near)
@@ -487,7 +487,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise RequestError(f"expected a recipe file, came '{path}': {reason}") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise RequestError(f"expected TOML in '{path}', came something else: {error}") from None
 
 
@@ -608,8 +608,8 @@ def parse_override(text: str) -> tuple[list[str], Any]:
         raise RequestError(f"expected --set SECTION.KEY=VALUE, for instance --set data.clients=20, came '{text}'")
     value = value.strip()
     try:
-        parsed = tomllib.loads(f"value = {value}")
-    except tomllib.TOMLDecodeError:
+        parsed = parse_toml(f"value = {value}".encode())
+    except ValueError:
         return keys, value
     return keys, parsed["value"] if parsed.keys() == {"value"} else value
 

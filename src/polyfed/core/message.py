@@ -81,7 +81,7 @@ def from_bytes(data: bytes) -> State:
     """
     try:
         return unflatten(safetensors.torch.load(data))
-    except (SafetensorError, ValueError, KeyError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RuntimeError, MemoryError) as error:
         raise RequestError(f"expected a message as safetensors, came {len(data)} bytes that are not: {error}") from None
 
 

@@ -8,7 +8,7 @@ Shapes: N samples of a client.
 
 from __future__ import annotations
 
-import json
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -19,8 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyfed.data import client_folders, images, inert
-from polyfed.data.samples import Samples
+from polyfed.data.samples import Samples, classes_up_to
 from polyfed.errors import RequestError
+from polyfed.recorded import parse_json
+
+# of zip files and NumPy's headers, which are Python's own words; a size that is no size is a lack of memory
+_NO_ARRAYS: tuple[type[Exception], ...] = (
+    *(OSError, ValueError, EOFError, RuntimeError, MemoryError, SyntaxError, TypeError, OverflowError),
+    *(tokenize.TokenError, zipfile.BadZipFile, zlib.error),
+)
 
 _Check = Callable[[tuple[Any, Any], str, str], Samples]
 
@@ -56,7 +63,8 @@ def read(place: Path, checked: _Check) -> images.LabelledImages:
     def one(home: Path) -> images.LabelledImages:
         parts = {side: _side(side, files[home.name], checked) for side, files in sides.items() if home.name in files}
         _check_alike(parts, test.get(home.name))
-        classes = said.get("num_classes", 1 + max(int(part.y.max()) for part in parts.values()))
+        largest = max(int(part.y.max()) for part in parts.values())
+        classes = said["num_classes"] if "num_classes" in said else classes_up_to(largest, home)
         for side, part in parts.items():
             low, high = (int(label) for label in part.y.aminmax())
             if low < 0 or high >= classes:
@@ -78,7 +86,7 @@ def _config(path: Path) -> dict[str, int]:
     if not path.exists():
         return {}
     try:
-        given = dict(json.loads(path.read_bytes()))
+        given = dict(parse_json(path.read_bytes()))
     except (OSError, ValueError, TypeError) as error:
         raise RequestError(
             f"expected a JSON object in {path}, came something else: {images.first_line(error)}"
@@ -87,6 +95,8 @@ def _config(path: Path) -> dict[str, int]:
     for key, value in found.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise RequestError(f"expected {key} in {path} as a whole number >= 1, came {value!r:.40}")
+        if key == "num_classes":
+            classes_up_to(value - 1, path)
     return found
 
 
@@ -99,7 +109,7 @@ def _side(side: str, path: Path, checked: _Check) -> Samples:
                 found = inert.dictionary(_pickled(archive), path)
             else:
                 found = {name: _array(archive, name) for name in names}
-    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+    except _NO_ARRAYS as error:
         raise RequestError(
             f"expected arrays x and y as numpy.savez writes them, came something else in {path}"
         ) from error

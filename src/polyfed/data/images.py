@@ -425,7 +425,7 @@ def _read_side(
         (N, C, H, W) uint8 and (N,) labels, int64 or strings.
     """
     total = sum(_open(path).metadata.num_rows for path in paths)
-    if total == 0:
+    if total < 1:
         raise RequestError(f"expected at least one row in {paths[0]}, came an empty file")
     pixels: NDArray[np.uint8] | None = None
     labels: list[NDArray[Any]] = []
@@ -438,13 +438,21 @@ def _read_side(
                 image = _decode(cell, path, row - start)
                 shape = shape or image.shape
                 if pixels is None:
-                    pixels = np.empty((total, *shape), dtype=np.uint8)
+                    pixels = _room((total, *shape), path)
                 check_shape(image.shape, shape, row - start, path)
                 pixels[row] = image
                 row += 1
     if pixels is None or row != total:
         raise RequestError(f"expected {total} rows, as the files say, came {row} from {paths[0].parent}")
     return pixels, np.concatenate(labels)
+
+
+def _room(shape: tuple[int, ...], path: Path) -> NDArray[np.uint8]:
+    """Memory for images (N, C, H, W); N is what the files say."""
+    try:
+        return np.empty(shape, dtype=np.uint8)
+    except (MemoryError, ValueError):
+        raise RequestError(f"expected images for which there is memory, came {shape[0]} rows, as {path} says") from None
 
 
 def _batches(path: Path, columns: Columns) -> Iterator[tuple[list[bytes | None], NDArray[Any]]]:

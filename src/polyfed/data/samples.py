@@ -15,6 +15,7 @@ from torch import Tensor
 from polyfed.errors import RequestError
 
 LABEL_NAMES = ("label", "labels", "fine_label", "coarse_label", "target", "targets", "class", "y")  # the usual ones
+_MOST_CLASSES = 10**6
 
 
 @dataclass(frozen=True)
@@ -139,3 +140,14 @@ class ClientData:
     train: Samples
     validation: Samples
     test: Samples
+
+
+def classes_up_to(largest: int, where: object) -> int:
+    """How many classes there are where this is the largest label.
+
+    Raises:
+        RequestError: more than a task can have: each gets a name, and a row of counts.
+    """
+    if largest >= _MOST_CLASSES:
+        raise RequestError(f"expected labels below {_MOST_CLASSES} in {where}, came {largest}")
+    return 1 + largest

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyfed.data import images
-from polyfed.data.samples import Samples, from_dataset
+from polyfed.data.samples import Samples, classes_up_to, from_dataset
 from polyfed.data.text import Vocabulary
 from polyfed.data.transforms import Prepare
 from polyfed.errors import RequestError
@@ -140,7 +140,7 @@ def from_tensors(
     """
     sides = [samples(train, "training", name), *([samples(test, "test", name)] if test is not None else [])]
     if classes is None:
-        classes = 1 + max(int(side.y.max()) for side in sides)
+        classes = classes_up_to(max(int(side.y.max()) for side in sides), f"'{name}'")
     mean, std = statistics(sides[0].x)
     names = tuple(str(c) for c in range(classes))
     further = [

@@ -162,7 +162,9 @@ def unpack(data: bytes) -> tuple[State, dict[str, Any]]:
         if sorted(tensors) != sorted(names):
             odd = min({*tensors} ^ {*names})
             raise ValueError(f"header and content do not both have '{odd}'")
-        return {**unflatten({name: tensors[name] for name in names}), **{name: {} for name in empty}}, facts
+        message = {**unflatten({name: tensors[name] for name in names}), **{str(name): {} for name in empty}}
+        flatten(message)  # a name may be none
+        return message, facts
     except Exception as error:  # whatever somebody else has put there
         raise RunError(f"expected a message as bytes, came {len(data)} that are none: {error}") from None
 

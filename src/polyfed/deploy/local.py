@@ -128,8 +128,7 @@ def local(
 
 
 def _read(folder: Path) -> Finished:
-    lines = (folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
-    return Finished(RunFolder(folder).read_result() or {}, History(map(json.loads, lines)), folder)
+    return Finished(RunFolder(folder).read_result() or {}, History(RunFolder(folder).records(sealed=False)), folder)
 
 
 class Loopback:

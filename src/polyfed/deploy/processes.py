@@ -15,16 +15,15 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 
 from polyfed.errors import RunError
+from polyfed.stopping import STOPPING, stops_on_signals
 
 __all__ = ["Processes", "free_ports", "stops_on_signals"]
 
 _MARK = "POLYFED_STARTED_BY"
 _GRACE = 10.0  # seconds that a program has to end when it is asked to
 _PAUSE = 0.1  # seconds between two looks
-_STOPPING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 class Processes:
@@ -177,28 +176,7 @@ def _deaf() -> Iterator[None]:
     """Within the block, signals that would stop us are ignored, where we may say so (the main thread)."""
     before = {}
     with contextlib.suppress(ValueError):
-        before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, *_STOPPING)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def stops_on_signals() -> Iterator[None]:
-    """Within the block, what asks a program to end (SIGTERM, SIGHUP) is what Ctrl-C is, so that blocks are left.
-
-    What is ignored, as SIGHUP is under nohup, stays ignored.
-    """
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    heard = [number for number in _STOPPING if signal.getsignal(number) != signal.SIG_IGN]
-    before = {}
-    with contextlib.suppress(ValueError):  # not the main thread
-        before = {number: signal.signal(number, interrupt) for number in heard}
+        before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, *STOPPING)}
     try:
         yield
     finally:

@@ -1,8 +1,9 @@
 """Checkpoints: the whole state of a federation after a round, verified by checksum when it is read.
 
 `checkpoint/round-000010/` holds `weights.safetensors`, the rows of the clients' weights; `clients.safetensors` and
-`server.safetensors`, their states; `late.safetensors` if uploads are under way; and `index.json`. It appears by one
-rename. The last two are kept: if the newest is damaged, the one before it is used, and said so.
+`server.safetensors`, their states; `late.safetensors` if uploads are under way; and `index.json`, which has the others'
+checksums and its own. It appears by one rename. The last two are kept: if the newest is damaged, or the records up to
+its round are, the one before it is used, and said so.
 
 Rows are written and read one by one. Those of an architecture and variant are two entries, "0 floats" (K, P) and, where
 there are other types than float32, "0 others" (K, bytes); whose they are, and what lies where, is in the metadata.
@@ -31,12 +32,19 @@ from polyfed.engine.attendance import LateUpload
 from polyfed.engine.folder import sync_folder
 from polyfed.engine.store import Layout, Row, Store
 from polyfed.errors import PolyfedError, RequestError
+from polyfed.recorded import parse_json, seal, unseal
 
 KEPT = 2
 _CLIENT = "client"
 _WEIGHTS, _CLIENTS, _SERVER = "weights.safetensors", "clients.safetensors", "server.safetensors"
 _LATE = "late.safetensors"
 _ROWS = "rows"  # the metadata's only entry
+
+# what may come of files that were written by somebody else, with checksums that fit
+_DAMAGE: tuple[type[Exception], ...] = (
+    *(OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, MemoryError),
+    *(safetensors.SafetensorError, PolyfedError),
+)
 
 
 @dataclass(frozen=True)
@@ -52,11 +60,26 @@ class Snapshot:
 
 def write(folder: Path, snapshot: Snapshot) -> None:
     """Write a checkpoint, then drop all but the last `KEPT`."""
-    final = folder / f"round-{snapshot.round:06d}"
+    final = folder / _name(snapshot.round)
     if final.exists() and _is_whole(final):
         return
-    temporary = folder / f".round-{snapshot.round:06d}.{os.getpid()}.tmp"
+    temporary = folder / f".{final.name}.{os.getpid()}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        _fill(temporary, snapshot)
+        shutil.rmtree(final, ignore_errors=True)  # a damaged one
+        temporary.rename(final)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # or a full disk stays full
+    sync_folder(folder)
+    kept = [path for path in _all(folder) if path.name <= final.name][-KEPT:]  # those behind it could not be used
+    for other in _all(folder):
+        if other not in kept:
+            shutil.rmtree(other)
+
+
+def _fill(temporary: Path, snapshot: Snapshot) -> None:
+    """Write a checkpoint's files into a new folder."""
     temporary.mkdir(parents=True)
     states: State = {f"{_CLIENT} {i} state": dict(flatten(state)) for i, state in snapshot.states.items() if state}
     parts = {_SERVER: _entries(snapshot.server), _CLIENTS: _entries(states)}
@@ -65,23 +88,24 @@ def write(folder: Path, snapshot: Snapshot) -> None:
     rows, described = _grouped({i: row for i, row in snapshot.weights.items() if row is not None})
     sums = {_WEIGHTS: _written(temporary / _WEIGHTS, rows, {_ROWS: json.dumps(described)})}
     sums |= {name: _written(temporary / name, entries) for name, entries in parts.items()}
-    index = json.dumps({"round": snapshot.round, "sha256": sums}).encode()
+    index = seal({"round": snapshot.round, "sha256": sums})
     _written_whole(temporary / "index.json", lambda write: write(index))
     sync_folder(temporary)
-    shutil.rmtree(final, ignore_errors=True)  # a damaged one
-    temporary.rename(final)
-    sync_folder(folder)
-    for old in _all(folder)[:-KEPT]:
-        shutil.rmtree(old)
 
 
-def latest(folder: Path, clients: int, store: Store | None = None) -> Snapshot | None:
+def latest(
+    folder: Path,
+    clients: int,
+    store: Store | None = None,
+    records: Callable[[int], object] = lambda _: None,
+) -> Snapshot | None:
     """The newest checkpoint that is whole, or None where there is none.
 
     Args:
         folder: `checkpoint/` of a run folder.
         clients: how many clients the federation has.
         store: where their weights go; None: they are left out.
+        records: raises a `PolyfedError` where those of the rounds up to a number are not all there.
 
     Raises:
         RequestError: there are checkpoints and none of them is whole; or it is whole, and of other clients or networks.
@@ -90,18 +114,25 @@ def latest(folder: Path, clients: int, store: Store | None = None) -> Snapshot |
     for path in reversed(found):
         try:
             snapshot = _read(path, clients)
-        except (OSError, ValueError, KeyError, TypeError, PolyfedError) as error:
-            warnings.warn(f"the checkpoint {path} is damaged ({error}); trying the one before it", stacklevel=2)
+            records(snapshot.round)
+        except _DAMAGE as error:
+            why = " ".join(str(error).split()) or type(error).__name__
+            warnings.warn(f"the checkpoint {path} is damaged ({why}); trying the one before it", stacklevel=2)
         else:
             try:
                 return snapshot if store is None else replace(snapshot, weights=_rows(path, clients, store))
-            except (ValueError, KeyError, TypeError, PolyfedError) as error:
+            except _DAMAGE as error:
                 raise RequestError(f"{path} does not fit this federation: {error}; start again with --force") from None
     if found:
         raise RequestError(
             f"expected a whole checkpoint in {folder}, all {len(found)} are damaged; start again with --force"
         )
     return None
+
+
+def _name(number: int) -> str:
+    """The folder of the checkpoint after a round."""
+    return f"round-{number:06d}"
 
 
 def _all(folder: Path) -> list[Path]:
@@ -111,14 +142,16 @@ def _all(folder: Path) -> list[Path]:
 def _is_whole(path: Path) -> bool:
     try:
         _verified(path)
-    except (OSError, ValueError, KeyError, TypeError):
+    except _DAMAGE:
         return False
     return True
 
 
 def _verified(path: Path) -> dict[str, Any]:
     """The index; ValueError where a checksum does not fit."""
-    index: dict[str, Any] = json.loads((path / "index.json").read_bytes())
+    index = unseal((path / "index.json").read_bytes())
+    if path.name != _name(index["round"]):
+        raise ValueError(f"index.json is of round {index['round']}")
     for name in (_WEIGHTS, _CLIENTS, _SERVER, *([_LATE] if _LATE in index["sha256"] else [])):
         with (path / name).open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != index["sha256"][name]:
@@ -162,7 +195,7 @@ def _rows(path: Path, clients: int, store: Store) -> dict[int, Row | None]:
     rows: dict[int, Row | None] = dict.fromkeys(range(clients))
     with safetensors.safe_open(path / _WEIGHTS, "pt") as file:
         names = set(file.keys())
-        for place, about in enumerate(json.loads(file.metadata()[_ROWS])):
+        for place, about in enumerate(parse_json(file.metadata()[_ROWS].encode())):
             layout = Layout.read(about["tensors"])
             parts = [file.get_slice(name) for name in (f"{place} floats", f"{place} others") if name in names]
             for k, number in enumerate(about["clients"]):
@@ -243,6 +276,6 @@ def _packed(late: Sequence[LateUpload]) -> State:
 
 
 def _unpacked(stored: State) -> list[LateUpload]:
-    facts = json.loads(bytes(tensor(stored, "facts").tolist()))
+    facts = parse_json(bytes(tensor(stored, "facts").tolist()))
     messages = [unflatten(group(stored, str(place)) if str(place) in stored else {}) for place in range(len(facts))]
     return [LateUpload(i, sent, name, read_only(m)) for (i, sent, name), m in zip(facts, messages, strict=True)]

@@ -295,7 +295,8 @@ def placed(error: Exception, client: Client, stage: str, round: int) -> PolyfedE
     if isinstance(error, PolyfedError):
         return type(error)(f"client {client.id}, round {round}, {stage}: {error}")
     place = f"client {client.id} ({client.architecture}), round {round}, {stage}"
-    return RunError(f"{place}: {type(error).__name__}: {error}")
+    why = "memory ran out" if isinstance(error, MemoryError) else f"{type(error).__name__}: {error}"
+    return RunError(f"{place}: {why}")
 
 
 def at_work(

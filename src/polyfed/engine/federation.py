@@ -31,7 +31,7 @@ from polyfed.core.server import Member, Server
 from polyfed.core.settings import Availability, Compression, Defence, Evaluation, Hostile, Privacy, Training
 from polyfed.core.timings import section, watching
 from polyfed.core.uploads import arrived, bounded, check_uploads, uploads
-from polyfed.data.samples import ClientData, Samples
+from polyfed.data.samples import ClientData, Samples, classes_up_to
 from polyfed.data.text import Vocabulary
 from polyfed.data.transforms import Prepare
 from polyfed.engine import accountant, checkpoint
@@ -42,7 +42,7 @@ from polyfed.engine.devices import Devices, attendance_in_effect
 from polyfed.engine.evaluation import NOT_EVALUATED, Measure, Memory, Score, check_measures, figures, summary
 from polyfed.engine.executors import Executor, Job, Outcome, Scoring, at_work, has_own
 from polyfed.engine.fit import check_companion, check_fit
-from polyfed.engine.folder import RunFolder
+from polyfed.engine.folder import RunFolder, writing
 from polyfed.engine.guide import Guide
 from polyfed.engine.history import History, result_of, stopped_after
 from polyfed.engine.ledger import Ledger, told
@@ -179,7 +179,8 @@ class Federation:
         self.seed = seed
         self.shared_test = test
         self.stages = self.evaluation.stages(method.scored)
-        self.classes = classes or 1 + max(_largest_label(client.data, test) for client in self.clients)
+        largest = max(_largest_label(client.data, test) for client in self.clients)
+        self.classes = classes or classes_up_to(largest, "the clients' data")
         self.class_names = [*(map(str, range(self.classes)) if class_names is None else class_names)]
         if len(self.class_names) != self.classes:
             raise RequestError(f"expected {self.classes} class names, came {len(self.class_names)}")
@@ -717,10 +718,11 @@ class Federation:
 
     def _checkpoint(self, number: int) -> None:
         if self.folder is not None:
-            checkpoint.write(self.folder.checkpoints, self._snapshot(number))
+            with writing(self.folder.path):
+                checkpoint.write(self.folder.checkpoints, self._snapshot(number))
 
     def _latest(self, folder: RunFolder) -> Snapshot | None:
-        return checkpoint.latest(folder.checkpoints, len(self.clients), self.store)
+        return checkpoint.latest(folder.checkpoints, len(self.clients), self.store, folder.records)
 
     def _restore(self) -> int:
         """Go back to the run folder's last checkpoint; the number of its round, 0 where there is none."""

@@ -29,9 +29,26 @@ from torch import Tensor
 from polyfed.core.message import Message, to_bytes
 from polyfed.data.text import WORDS_FILE
 from polyfed.engine.cohort import stack_size
-from polyfed.errors import RequestError
+from polyfed.errors import RequestError, RunError
+from polyfed.recorded import RECIPE, RECORD, RESULT, SUM_FILE, check_shape, parse_json, parse_toml, seal, unseal
 
 _OURS = ("result.json", "checkpoint", "rounds.jsonl", "models", "tensorboard", "recipe.toml")  # in order of removal
+
+
+@contextlib.contextmanager
+def writing(place: Path) -> Iterator[None]:
+    """Within the block, a disk that is full or a folder that may not be written to is one clear line.
+
+    Raises:
+        RunError: what the system said.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RunError(
+            f"cannot write to {place}: {reason}; whole rounds are kept: put that right, then go on with --resume"
+        ) from error
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -96,8 +113,9 @@ class RunFolder:
     def _same_recipe(self, settings: Mapping[str, Any]) -> None:
         path = self.path / "recipe.toml"
         try:
-            stored = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, tomllib.TOMLDecodeError) as error:
+            stored = parse_toml(path.read_bytes())
+            check_shape(stored, RECIPE)
+        except (OSError, ValueError) as error:
             raise RequestError(f"expected the run's recipe in {path}, came nothing readable: {error}") from None
         asked = tomllib.loads(tomli_w.dumps(settings))
         if difference := _first_difference(stored, asked) or _other_stacks(stored.get("run", {}), asked.get("run", {})):
@@ -113,44 +131,68 @@ class RunFolder:
             RequestError: see `check`; or another process is at work in the folder.
         """
         self.check(settings, resume, force)
-        self.path.mkdir(parents=True, exist_ok=True)
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
         with _held(self.path):
             self.check(settings, resume, force)  # it may have changed hands meanwhile
-            if force:
-                for name in _OURS:
-                    _remove(self.path / name)
-            for place in (self.path, self.checkpoints, self.path / "models"):
-                for left in place.glob(".*.tmp"):
-                    _remove(left)
-            if not (self.path / "recipe.toml").exists():
-                write_atomically(self.path / "recipe.toml", tomli_w.dumps(settings).encode())
+            with writing(self.path):
+                if force:
+                    for name in _OURS:
+                        _remove(self.path / name)
+                for place in (self.path, self.checkpoints, self.path / "models"):
+                    for left in place.glob(".*.tmp"):
+                        _remove(left)
+                if not (self.path / "recipe.toml").exists():
+                    write_atomically(self.path / "recipe.toml", tomli_w.dumps(settings).encode())
             yield
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add one round's line."""
-        with (self.path / "rounds.jsonl").open("ab") as file:
-            file.write((json.dumps(record) + "\n").encode())
+        with writing(self.path), (self.path / "rounds.jsonl").open("ab") as file:
+            file.write(seal(record) + b"\n")
             file.flush()
             os.fsync(file.fileno())
 
-    def rounds(self, upto: int) -> list[dict[str, Any]]:
-        """The records of rounds 1 to `upto`; later ones, and a half-written last line, are cut off the file."""
+    def records(self, upto: int | None = None, sealed: bool = True) -> list[dict[str, Any]]:
+        """The records of rounds 1 to `upto`, or of all; with `sealed`, one without a seal counts as damaged.
+
+        Raises:
+            RequestError: they are not all there, or one is not as it was written.
+        """
         path = self.path / "rounds.jsonl"
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        try:
-            kept = [json.loads(line) for line in lines[:upto]]
-            whole = [record["round"] for record in kept] == list(range(1, upto + 1))
-        except (ValueError, KeyError, TypeError):
-            whole = False
-        if not whole:
-            raise RequestError(f"expected rounds 1 to {upto} in {path}, as the checkpoint says; they are not all there")
-        if len(lines) > upto:
-            write_atomically(path, b"".join(lines[:upto]))
+        lines, kept = self._lines(), list[dict[str, Any]]()
+        for number, line in enumerate(lines[:upto], 1):
+            try:
+                kept.append(unseal(line.rstrip(b"\n"), sealed))
+                check_shape(kept[-1], RECORD)
+            except ValueError as error:
+                raise RequestError(f"{path}, line {number}, is damaged: {error}") from None
+        expected = len(lines) if upto is None else upto
+        if len(kept) != expected or any(record.get("round") != number for number, record in enumerate(kept, 1)):
+            raise RequestError(
+                f"expected rounds 1 to {expected} in {path}, as the checkpoint says; they are not all there"
+            )
         return kept
+
+    def rounds(self, upto: int) -> list[dict[str, Any]]:
+        """`records`; later ones, and a half-written last line, are cut off the file."""
+        kept, lines = self.records(upto), self._lines()
+        if len(lines) > upto:
+            with writing(self.path):
+                write_atomically(self.path / "rounds.jsonl", b"".join(lines[:upto]))
+        return kept
+
+    def _lines(self) -> list[bytes]:
+        path = self.path / "rounds.jsonl"
+        try:
+            return path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        except OSError as error:
+            raise RequestError(f"cannot read {path}: {error.strerror or error}") from None
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """The last thing written of a run."""
-        write_atomically(self.path / "result.json", (json.dumps(result, indent=2) + "\n").encode())
+        with writing(self.path):
+            write_atomically(self.path / "result.json", (json.dumps(result, indent=2) + "\n").encode())
 
     def read_result(self) -> dict[str, Any] | None:
         """The result of a finished run, or None."""
@@ -158,9 +200,10 @@ class RunFolder:
         if not path.exists():
             return None
         try:
-            result = json.loads(path.read_bytes())
-        except ValueError as error:
-            raise RequestError(f"expected JSON in {path}, came something else: {error}") from None
+            result = parse_json(path.read_bytes())
+            check_shape(result, RESULT)
+        except (OSError, ValueError) as error:
+            raise RequestError(f"expected a run's result in {path}, came something else: {error}") from None
         return dict(result)
 
     @contextlib.contextmanager
@@ -168,10 +211,11 @@ class RunFolder:
         """Within the block, a function that writes one client's model: (number, weights, state, what it is).
 
         Weights go to ``client-007.safetensors``, a state that is not empty to ``client-007.state.safetensors``; at the
-        end `index.json` says what each is, with checksums.
+        end `index.json` says what each is, with checksums, and `index.json.sha256` has its own.
         """
         folder, index = self.path / "models", {}
-        folder.mkdir(exist_ok=True)
+        with writing(folder):
+            folder.mkdir(exist_ok=True)
 
         def write(number: int, weights: Mapping[str, Tensor], state: Message, about: Mapping[str, Any]) -> None:
             name = f"client-{number:03d}.safetensors"
@@ -179,23 +223,29 @@ class RunFolder:
             files = {name: safetensors.torch.save(plain)}
             if state:
                 files[f"client-{number:03d}.state.safetensors"] = to_bytes(state)
-            for file, data in files.items():
-                write_atomically(folder / file, data)
+            with writing(folder):
+                for file, data in files.items():
+                    write_atomically(folder / file, data)
             sums = {file: hashlib.sha256(data).hexdigest() for file, data in files.items()}
             index[name] = {**about, "sha256": sums}
 
         yield write
-        write_atomically(folder / "index.json", (json.dumps(index, indent=2) + "\n").encode())
+        listed = (json.dumps(index, indent=2) + "\n").encode()
+        with writing(folder):
+            write_atomically(folder / "index.json", listed)
+            write_atomically(folder / SUM_FILE, f"{hashlib.sha256(listed).hexdigest()}  index.json\n".encode())
 
     def write_words(self, words: Sequence[str]) -> str:
         """Write the words that have ids beside the models, one a line; gives the file's checksum."""
         data = "".join(f"{word}\n" for word in words).encode()
-        write_atomically(self.path / "models" / WORDS_FILE, data)
+        with writing(self.path):
+            write_atomically(self.path / "models" / WORDS_FILE, data)
         return hashlib.sha256(data).hexdigest()
 
     def write_guide(self, text: str) -> None:
         """How the models are loaded, beside them."""
-        write_atomically(self.path / "models" / "README.md", text.encode())
+        with writing(self.path):
+            write_atomically(self.path / "models" / "README.md", text.encode())
 
 
 def _remove(entry: Path) -> None:
@@ -210,7 +260,8 @@ def _held(folder: Path) -> Iterator[None]:
     except ImportError:  # Windows
         yield
         return
-    handle = os.open(folder, os.O_RDONLY)
+    with writing(folder):
+        handle = os.open(folder, os.O_RDONLY)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -264,7 +264,15 @@ def _file(needed: int, folder: Path | None) -> _File:
         number = os.memfd_create("polyfed")
     except (AttributeError, OSError):  # macOS; where a sandbox forbids it
         return _File(-1, lambda size: None)
-    return _File(number, lambda size: os.ftruncate(number, size))
+    return _File(number, lambda size: _enlarge(number, size))
+
+
+def _enlarge(number: int, size: int) -> None:
+    """Make memory so large; what is not written to takes none."""
+    try:
+        os.ftruncate(number, size)
+    except OSError as error:
+        raise RunError(f"expected room for {size} bytes of clients' weights in memory: {error.strerror}") from None
 
 
 def _reserve(number: int, size: int) -> None:

@@ -35,7 +35,9 @@ from polyfed.engine.executors import Job, Outcome, Scoring, carry_out, placed, s
 from polyfed.engine.mailbox import Mailbox
 from polyfed.engine.store import Row, Store, row_of
 from polyfed.errors import PolyfedError, RunError
+from polyfed.stopping import STOPPING
 
+_RUNS_BUSINESS = (signal.SIGINT, *STOPPING)  # upon which it ends its workers
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of mallopt
 _GRACE = 1.0  # seconds from the end of a worker's line to the end of the process
@@ -177,8 +179,8 @@ class Worker:
 
 @contextlib.contextmanager
 def _no_interruption() -> Iterator[None]:
-    """Ctrl-C waits until the block is over, so that no process is made that nobody knows of."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Ctrl-C and the like wait until the block is over, so that no process is made that nobody knows of."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _RUNS_BUSINESS)
     try:
         yield
     finally:
@@ -267,10 +269,10 @@ def _live(
 ) -> None:
     """The life of a worker; it never returns to what its parent was doing."""
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the run's business, which ends its workers
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in _RUNS_BUSINESS:  # a terminal and a service's manager tell all processes
+            signal.signal(number, signal.SIG_IGN)
         signal.set_wakeup_fd(-1)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _RUNS_BUSINESS)
         _settle(run)
         for each in closed:
             each.close()  # or nobody would notice that the run has ended

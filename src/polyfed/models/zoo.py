@@ -74,7 +74,13 @@ def build(
         raise RequestError(f"model '{called}' is a SplitModel already; expected no '@{end}' behind its name")
     model = made if isinstance(made, SplitModel) else outside.cut(made, name, classes, end or None)
     model.architecture = name
-    return model if feature_dim is None else with_projection(model, feature_dim)
+    if feature_dim is None:
+        return model
+    try:
+        return with_projection(model, feature_dim)
+    except (RuntimeError, MemoryError, TypeError) as error:  # no memory for so many weights, or no such number
+        why = _reason(error)
+        raise RequestError(f"expected a feature_dim for which there is memory, came {feature_dim}: {why}") from error
 
 
 def describe() -> list[dict[str, Any]]:

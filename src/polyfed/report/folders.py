@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from polyfed.errors import RequestError
+from polyfed.recorded import RECIPE, RECORD, RESULT, check_shape, parse_json, parse_toml, unseal
 
 __all__ = ["RunRecord", "find_runs"]
 
@@ -181,11 +181,11 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
 
 def _read(folder: Path) -> RunRecord:
     notes: list[str] = []
-    recipe = _parse(folder / "recipe.toml", tomllib.loads) if (folder / "recipe.toml").exists() else {}
+    recipe = _parse(folder / "recipe.toml", parse_toml, RECIPE) if (folder / "recipe.toml").exists() else {}
     rounds = _read_rounds(folder / "rounds.jsonl", notes)
     result: Mapping[str, Any] = {}
     if (folder / "result.json").exists():
-        result = _parse(folder / "result.json", json.loads)
+        result = _parse(folder / "result.json", parse_json, RESULT)
         _check_result(folder / "result.json", result)
     else:
         wanted = recipe.get("training", {}).get("rounds")
@@ -194,13 +194,17 @@ def _read(folder: Path) -> RunRecord:
     return RunRecord(folder, result, rounds, recipe, notes=tuple(notes))
 
 
-def _parse(path: Path, parse: Callable[[str], Any]) -> Mapping[str, Any]:
+def _parse(path: Path, parse: Callable[[bytes], Any], shape: Any) -> Mapping[str, Any]:
     try:
-        found = parse(path.read_text(encoding="utf-8"))
+        found = parse(path.read_bytes())
     except (ValueError, OSError) as error:  # JSON, TOML and UTF-8 errors are ValueErrors
         raise RequestError(f"{path} cannot be read: {_one_line(error)}") from error
     if not isinstance(found, dict):
         raise RequestError(f"{path} should hold one object, holds a {type(found).__name__}")
+    try:
+        check_shape(found, shape)
+    except ValueError as error:
+        raise RequestError(f"{path}: {error}") from None
     return found
 
 
@@ -231,9 +235,10 @@ def _read_rounds(path: Path, notes: list[str]) -> list[Mapping[str, Any]]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line.decode("utf-8"))
-            if not isinstance(record, dict) or "round" not in record:
+            record = unseal(line.rstrip(), needed=False)
+            if "round" not in record:
                 raise ValueError("expected an object with a 'round'")
+            check_shape(record, RECORD)
         except ValueError as error:
             if number == len(lines):  # no newline after it: the writer was stopped in the middle
                 notes.append(f"{path}: the last line is cut off and was ignored")

@@ -1,0 +1,1059 @@
+"""Broken and hostile input for everything that polyfed reads: it must answer with a result or with one clear line.
+
+    python scripts/fuzz.py                                         1 000 inputs for each target
+    python scripts/fuzz.py --targets recipe,checkpoint --count 20000 --seed 3
+    python scripts/fuzz.py --seconds 60                            so long for each target
+    python scripts/fuzz.py --targets message --only 417            one input again, its files kept and named
+    python scripts/fuzz.py --targets letter --engine hypothesis    shrinks what fails
+    python scripts/fuzz.py --targets letter --engine atheris       led by coverage, where `atheris` is installed
+
+An input is a small tree of files, made from a valid one by flipped bits, cut ends, copied pieces and odd values, or of
+well-formed files with odd content; it is a function of the target, the seed and its number. Of each is required:
+
+- a result, or a `PolyfedError` whose text is one line; no other exception;
+- an end within --limit seconds;
+- nothing is unpickled, started, connected to or imported by name (Python's audit events), also where an input holds a
+  pickle that would do so;
+- no file outside the input's own folder is written, renamed or removed (audit events, and a tree beside it that is
+  compared); the folder of decoded copies (POLYFED_CACHE) is one of the fuzzer's own.
+
+Inputs are tried in a child process, so that one that kills the interpreter is counted and the next is tried. Exit
+status: 0 nothing failed, 1 something did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import functools
+import hashlib
+import io
+import json
+import mmap
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import tomllib
+import traceback
+import warnings
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+RECIPES = Path(__file__).resolve().parent.parent / "recipes"
+MEMORY = 8 * 2**30  # bytes of addresses that a child may use: a demand for more is an error, not a full machine
+
+Files = dict[str, bytes]
+Random = random.Random
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is read. make: an input's files. use: what polyfed does with them, one thing after the other."""
+
+    about: str
+    make: Callable[[Random], Files]
+    use: Sequence[Callable[[Path], object]]
+
+
+class Failure(Exception):
+    """An input that breaks a promise; says which."""
+
+
+# odd things -------------------------------------------------------------------------------------------------------
+
+ODD: tuple[Any, ...] = (
+    *(None, True, False, 0, 1, -1, 2, 7, 255, 2**31, 2**53 + 1, 2**63, 2**64, -(2**63), 10**400),
+    *(0.5, -0.0, 1e-320, 1e308, float("nan"), float("inf"), float("-inf")),
+    *(
+        "",
+        " ",
+        "x",
+        "0",
+        "-1",
+        "nan",
+        "local",
+        "é\u2028",
+        "a\x00b",
+        "a/b",
+        "../outside",
+        "/",
+        "\ud83d\ude00",
+        "9" * 5000,
+    ),
+    *([], {}, [0], [None], [[1, 2]], ["x"], {"x": 1}, {"": {}}, [1.5, "x", None, {}]),
+)
+TOKENS = (
+    *(b"\x00", b"\xff", b"\n", b"\r\n", b'"', b"'", b",", b"{", b"}", b"[", b"]", b"=", b"-", b"#", b"\\", b"\\u0000"),
+    *(b"1e999", b"NaN", b"null", b"true", b"99999999999999999999", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"[" * 20000),
+    *(b'{"a":' * 20000, b"../", b"\x00" * 64, b"\xff" * 8, b"PAR1", b"PK\x03\x04", b"\x93NUMPY", b"\x80\x04."),
+)
+
+
+def pickles() -> list[bytes]:
+    """Streams that would touch a file if they were unpickled."""
+    call = b"cposix\nsystem\n(S'touch EXECUTED'\ntR."
+    wrapped = b"\x80\x04\x95\x26\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x8c\x06system\x93\x8c\x0etouch EXECUTED\x85R."
+    return [call, wrapped, b'cbuiltins\neval\n(S\'open("EXECUTED","w")\'\ntR.']
+
+
+def damaged(r: Random, data: bytes, times: int = 4) -> bytes:
+    """The bytes with one to `times` faults: flips, cuts, copies, odd pieces."""
+    out = bytearray(data)
+    for _ in range(r.randint(1, times)):
+        place = r.randrange(len(out) + 1)
+        kind = r.randrange(8)
+        if not out or kind == 0:
+            out[place:place] = r.choice(TOKENS)
+        elif kind == 1:
+            out[place % len(out)] ^= 1 << r.randrange(8)
+        elif kind == 2:
+            out[place % len(out)] = r.randrange(256)
+        elif kind == 3:
+            del out[place:]
+        elif kind == 4:
+            del out[place : place + r.randint(1, 32)]
+        elif kind == 5:
+            other = r.randrange(len(out))
+            out[place:place] = out[other : other + r.randint(1, 64)]
+        elif kind == 6:
+            out[place : place + 4] = r.randrange(2**32).to_bytes(4, "little")
+        else:
+            piece = r.choice(TOKENS)
+            out[place : place + len(piece)] = piece
+    return bytes(out)
+
+
+def odd(r: Random, like: Any = None) -> Any:
+    """An odd value, or one near `like`."""
+    if isinstance(like, bool) or r.random() < 0.6:
+        return copy.deepcopy(r.choice(ODD))
+    if isinstance(like, int):
+        return r.choice([like + 1, like - 1, -like, like * 1000, like << 40, like / 2 if abs(like) < 1e9 else 0.5])
+    if isinstance(like, float):
+        return r.choice([-like, like * 1e30, like * 1e-30, int(like) if abs(like) < 1e300 else 0, str(like)])
+    if isinstance(like, str):
+        return r.choice([like[:-1], like + "x", like.upper(), like * 3, [like]])
+    if isinstance(like, list):
+        return r.choice([like[:-1], like * 2, [like], like[::-1], {str(i): v for i, v in enumerate(like)}])
+    return copy.deepcopy(r.choice(ODD))
+
+
+def altered(r: Random, value: Any, times: int = 3) -> Any:
+    """A structure with one to `times` values changed, taken out, put in or called otherwise."""
+    root = {"": copy.deepcopy(value)}
+    for _ in range(r.randint(1, times)):
+        spots: list[tuple[Any, Any]] = []
+        pending: list[Any] = [root]
+        while pending:
+            here = pending.pop()
+            keys = list(here) if isinstance(here, dict) else range(len(here))
+            spots += [(here, key) for key in keys]
+            pending += [here[key] for key in keys if isinstance(here[key], dict | list)]
+        here, key = r.choice(spots)
+        kind = r.randrange(6)
+        if kind < 3 or here is root:
+            here[key] = odd(r, here[key])
+        elif kind == 3:
+            del here[key]
+        elif isinstance(here, dict):
+            name = r.choice([f"{key}x", key.upper(), "", "name", "é", "a.b"])
+            here[name] = here.pop(key) if kind == 4 else odd(r)
+        else:
+            here.insert(r.randrange(len(here) + 1), odd(r))
+    return root[""]
+
+
+def as_json(value: Any) -> bytes:
+    """JSON, with what JSON should not have; lone surrogates escaped."""
+    with contextlib.suppress(ValueError):
+        return json.dumps(value).encode()
+    return b"1" + b"0" * 5000  # a number that json does not write
+
+
+# examples ---------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _own() -> Path:
+    """A folder of this process's own, removed at its end."""
+    folder = Path(tempfile.mkdtemp(prefix="polyfed-fuzz-"))
+    owner = os.getpid()
+    import atexit
+
+    atexit.register(lambda: shutil.rmtree(folder, ignore_errors=True) if os.getpid() == owner else None)
+    return folder
+
+
+def tree(folder: Path) -> Files:
+    """The files below a folder by their relative paths."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+
+
+def federation(folder: Path) -> Any:
+    """Two rounds of the smallest useful run: two clients of digits, FedGH, a checkpoint after each round."""
+    from polyfed.recipe import Recipe
+    from polyfed.session import Prepared, prepare
+
+    global _data
+    _data = globals().get("_data") or Prepared()
+    settings = ["data.clients=2", "data.max_train=4", "data.max_test=2", "data.holdout=0", "data.partition=iid"]
+    settings += ["training.rounds=2", "run.checkpoint_every=1", "run.executor=serial", "methods.fedgh.header_epochs=1"]
+    settings += ["evaluation.extra_stages=['received']", "data.alpha=0.5"]
+    return prepare(Recipe.load(RECIPES / "quickstart.toml", settings), out=folder, data=_data)
+
+
+@functools.cache
+def run_folder() -> Files:
+    """A finished run."""
+    place = _own() / "run"
+    federation(place).run()
+    return tree(place)
+
+
+@functools.cache
+def images() -> tuple[bytes, ...]:
+    """Encoded images: grey PNG, RGB PNG, JPEG, GIF."""
+    import numpy as np
+    from PIL import Image
+
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 6, 3), dtype=np.uint8)
+    found = []
+    for array, form in ((pixels[..., 0], "PNG"), (pixels, "PNG"), (pixels, "JPEG"), (pixels[..., 0], "GIF")):
+        out = io.BytesIO()
+        Image.fromarray(array).save(out, form)
+        found.append(out.getvalue())
+    return tuple(found)
+
+
+def parquet(columns: Mapping[str, Sequence[Any]], features: Any = None) -> bytes:
+    """A Parquet file; `features` is what `datasets` would say of the columns."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table({name: list(values) for name, values in columns.items()})
+    if features is not None:
+        table = table.replace_schema_metadata({b"huggingface": as_json({"info": {"features": features}})})
+    out = pa.BufferOutputStream()
+    pq.write_table(table, out)
+    return bytes(out.getvalue())
+
+
+@functools.cache
+def parquets() -> tuple[bytes, ...]:
+    """Images with labels, images in structs with named classes, texts."""
+    cells = [images()[0]] * 6
+    said = {"img": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": ["a", "b"]}}
+    return (
+        parquet({"img": cells, "label": [0, 1, 2, 0, 1, 2]}),
+        parquet({"img": [{"bytes": cell, "path": None} for cell in cells], "label": [0, 1] * 3}, said),
+        parquet({"text": ["so good", "so bad", "good", "bad", "a", "b"], "label": [0, 1] * 3}),
+    )
+
+
+CSV = b"height,width,kind,label\n1.5,2,a,yes\n-1e3,0.25,b,no\n0,7,c,yes\n2,3,d,no\n"
+VECTORS = b"so 0.1 -0.2 0.3\ngood 1 2 3\nbad -1 -2 -3\n. 0 0 1\n"
+TEXTS = b"text,label\nso good,1\nso bad,0\ngood .,1\nbad,0\n"
+
+
+def npy(array: Any) -> bytes:
+    """An array as NumPy saves it; an array of objects is pickled by NumPy."""
+    import numpy as np
+
+    out = io.BytesIO()
+    np.lib.format.write_array(out, np.asanyarray(array), allow_pickle=True)
+    return out.getvalue()
+
+
+def archive(members: Mapping[str, bytes], deflated: bool = False) -> bytes:
+    """A zip file with right checksums."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED if deflated else zipfile.ZIP_STORED) as file:
+        for name, data in members.items():
+            file.writestr(name, data)
+    return out.getvalue()
+
+
+@functools.cache
+def arrays() -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """A client's members: plain arrays; one pickled dictionary."""
+    import numpy as np
+
+    x, y = np.random.default_rng(0).random((5, 1, 4, 4), dtype=np.float32), np.array([0, 1, 2, 0, 1])
+    return {"x.npy": npy(x), "y.npy": npy(y)}, {"data.npy": npy(np.array({"x": x, "y": y}, dtype=object))}
+
+
+@functools.cache
+def messages() -> tuple[bytes, ...]:
+    """Messages as safetensors."""
+    import torch
+
+    from polyfed.core.message import to_bytes
+
+    one = {"header": {"weight": torch.ones(3, 4), "bias": torch.zeros(3)}, "count": torch.tensor(5)}
+    return to_bytes(one), to_bytes({}), to_bytes({"x": torch.ones(2, dtype=torch.bfloat16), "y": torch.ones(0, 3)})
+
+
+# targets ----------------------------------------------------------------------------------------------------------
+
+
+def recipe_text(r: Random) -> Files:
+    """A recipe's text, damaged."""
+    return {"recipe.toml": damaged(r, r.choice(_texts()), 6)}
+
+
+@functools.cache
+def _texts() -> tuple[bytes, ...]:
+    return tuple(path.read_bytes() for path in sorted(RECIPES.rglob("*.toml")))
+
+
+@functools.cache
+def _settings() -> tuple[dict[str, Any], ...]:
+    return tuple(tomllib.loads(text.decode()) for text in _texts())
+
+
+def recipe_values(r: Random) -> Files:
+    """A recipe's structure with odd keys and values, as JSON."""
+    return {"recipe.json": as_json(altered(r, r.choice(_settings()), 4))}
+
+
+def use_recipe(place: Path) -> None:
+    """Read it; what is accepted must say itself again."""
+    from polyfed.recipe import Recipe
+
+    _repeats(Recipe.load(place / "recipe.toml"))
+
+
+def use_values(place: Path) -> None:
+    """The same from a structure."""
+    from polyfed.recipe import Recipe
+
+    given = json.loads((place / "recipe.json").read_bytes())
+    if isinstance(given, dict):
+        _repeats(Recipe.from_dict(given))
+
+
+def _repeats(recipe: Any) -> None:
+    from polyfed.recipe import Recipe
+
+    again = Recipe.from_dict(tomllib.loads(recipe.dumps()))
+    if again.dumps() != recipe.dumps():
+        raise Failure("the resolved recipe does not say itself again")
+
+
+SMALL: dict[str, Any] = {
+    "data": {"name": "digits", "clients": 3, "partition": "iid", "max_train": 4, "max_rows": 200, "split": "6:1:3"},
+    "models": {"architectures": ["digits-cnn1"], "assign": "cycle"},
+    "method": {"name": "fedgh", "header_lr": 0.1},
+    "training": {"rounds": 2, "epochs": 1, "batch_size": 8, "lr": 0.1, "participation": 1.0, "optimizer": "sgd"},
+    "evaluation": {"mean": "clients", "every": 1},
+    "run": {"seed": 0, "executor": "serial", "checkpoint_every": 1},
+}
+
+
+def experiment(r: Random) -> Files:
+    """A small experiment with odd values."""
+    settings = copy.deepcopy(SMALL)
+    for _ in range(r.randint(1, 3)):
+        section = r.choice(list(settings))
+        if isinstance(settings[section], dict) and settings[section]:
+            key = r.choice([*settings[section], *_MORE.get(section, ())])
+            settings[section][key] = odd(r, settings[section].get(key, 1))
+    return {"recipe.json": as_json(settings)}
+
+
+_MORE = {
+    "data": ["alpha", "min_size", "classes_per_client", "holdout", "max_test", "halved", "skew", "root"],
+    "models": ["feature_dim"],
+    "training": ["momentum", "weight_decay", "augment", "schedule", "clip"],
+    "evaluation": ["extra_stages", "patience", "metrics", "min_delta"],
+    "run": ["workers", "device", "precision", "label", "track", "published", "out"],
+}
+
+
+def use_experiment(place: Path) -> None:
+    """Put data, networks and method together, as `polyfed check` does first."""
+    from polyfed.recipe import Recipe
+    from polyfed.session import prepare
+
+    given = json.loads((place / "recipe.json").read_bytes())
+    if isinstance(given, dict):
+        prepare(Recipe.from_dict(given))
+
+
+def folder(r: Random) -> Files:
+    """A finished run with one or two of its files damaged, altered, or gone."""
+    files = dict(run_folder())
+    for _ in range(r.randint(1, 2)):
+        name = r.choice(["rounds.jsonl", "result.json", "recipe.toml", "models/index.json", r.choice(sorted(files))])
+        data, kind = files.get(name, b""), r.randrange(8)
+        if kind == 0:
+            files.pop(name, None)
+        elif kind < 4:
+            files[name] = damaged(r, data)
+        elif name.endswith(".jsonl"):
+            lines = [json.loads(line) for line in run_folder()[name].splitlines()]
+            files[name] = b"".join(as_json(line) + b"\n" for line in _some_altered(r, lines))
+        elif name.endswith(".json"):
+            files[name] = as_json(altered(r, json.loads(run_folder()[name])))
+        elif name.endswith(".toml"):
+            files[name] = _toml(altered(r, tomllib.loads(run_folder()[name].decode())), data)
+        else:
+            files[name] = damaged(r, data)
+    return files
+
+
+def _some_altered(r: Random, lines: list[Any]) -> list[Any]:
+    """One line altered; or lines left out, and all of them altered."""
+    if r.random() < 0.8:
+        place = r.randrange(len(lines))
+        return [altered(r, line) if number == place else line for number, line in enumerate(lines)]
+    return [altered(r, line) for line in lines if r.random() < 0.7]
+
+
+def _toml(value: Any, otherwise: bytes) -> bytes:
+    import tomli_w
+
+    try:
+        return tomli_w.dumps(value).encode()
+    except Exception:  # TOML has no such value
+        return otherwise[: len(otherwise) // 2]
+
+
+def use_report(place: Path) -> None:
+    """Tables in every form, the page, and the curves' numbers."""
+    from polyfed.report.figures import curves
+    from polyfed.report.folders import find_runs
+    from polyfed.report.page import write_page
+    from polyfed.report.tables import comparison, to_text, write
+
+    runs = find_runs(place)
+    table = comparison(runs)
+    to_text(table)
+    write(table, place)
+    write_page(runs, table, place)
+    if DRAWS.get("curves"):
+        curves(runs, place)
+
+
+DRAWS = {"curves": False}  # a figure takes a tenth of a second
+
+
+def use_model(place: Path) -> None:
+    """A client's model."""
+    from polyfed.prediction import load_model
+
+    load_model(place, 0)
+
+
+def use_resume(place: Path) -> None:
+    """Go on with the run, or read it where it is finished."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        federation(place).run(resume=True)
+
+
+def checkpoint(r: Random) -> Files:
+    """An unfinished run with damaged checkpoints, some of them with checksums made right again."""
+    files = {name: data for name, data in run_folder().items() if name != "result.json"}
+    inside = [name for name in files if name.startswith("checkpoint/")]
+    for _ in range(r.randint(1, 3)):
+        name = r.choice(inside)
+        files[name] = damaged(r, files[name])
+    if r.random() < 0.5:
+        for index in [name for name in inside if name.endswith("index.json")]:
+            files[index] = forged(r, files, index)
+    return files
+
+
+def forged(r: Random, files: Files, index: str) -> bytes:
+    """An index, perhaps altered, with checksums that fit."""
+    from polyfed.recorded import seal
+
+    facts = json.loads(run_folder()[index])
+    del facts["seal"]
+    above = index.removesuffix("index.json")
+    facts["sha256"] = {name: hashlib.sha256(files[above + name]).hexdigest() for name in facts["sha256"]}
+    if r.random() < 0.5:
+        facts = altered(r, facts)
+    try:
+        return seal(facts)
+    except (TypeError, ValueError):  # no object, or nothing that JSON has
+        return as_json(facts)
+
+
+def parquet_bytes(r: Random) -> Files:
+    """Damaged Parquet files."""
+    return {"set/train.parquet": damaged(r, r.choice(parquets()))}
+
+
+def parquet_values(r: Random) -> Files:
+    """Whole Parquet files with odd columns."""
+    cells: list[Any] = [r.choice(images()) for _ in range(3)]
+    kind = r.randrange(4)
+    if kind == 0:
+        cells[r.randrange(3)] = r.choice([None, b"", damaged(r, cells[0]), images()[1], pickles()[0]])
+    columns: dict[str, Any] = {
+        r.choice(["img", "image", "picture", ""]): cells,
+        r.choice(["label", "y", "kind"]): [0, 1, 2],
+    }
+    if kind == 1:
+        columns[r.choice(list(columns))] = [odd(r, 1) for _ in range(3)]
+    if kind == 2:
+        columns["text"] = [r.choice(["so good", "", None, "\x00", "9" * 999]) for _ in range(3)]
+    if kind == 3:
+        columns[r.choice(["label", "fine_label", "image", "client"])] = [r.choice(["a", "b", "-1"]) for _ in range(3)]
+    said = altered(r, {"img": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": ["a", "b"]}})
+    with contextlib.suppress(Exception):  # Arrow has no such column
+        return {"set/train.parquet": parquet(columns, said if r.random() < 0.5 else None)}
+    return {"set/train.parquet": parquets()[0]}
+
+
+def use_images(place: Path) -> None:
+    """As images."""
+    from polyfed.data.sources import load
+
+    load("set", place)
+
+
+def use_texts(place: Path) -> None:
+    """As texts."""
+    from polyfed.data.sources import load
+    from polyfed.data.text import Words
+
+    load("set", place, words=Words("text"))
+
+
+def csv(r: Random) -> Files:
+    """Damaged CSV files: of numbers, of texts."""
+    return {"table.csv": damaged(r, CSV, 6), "texts.csv": damaged(r, TEXTS, 6), "vectors.txt": damaged(r, VECTORS, 6)}
+
+
+def use_table(place: Path) -> None:
+    """As a table."""
+    from polyfed.data.sources import load
+
+    load(f"csv:{place / 'table.csv'}")
+
+
+def use_csv_texts(place: Path) -> None:
+    """As texts, with words' vectors from a file."""
+    from polyfed.data.sources import load
+    from polyfed.data.text import Words
+
+    load(f"csv:{place / 'texts.csv'}", words=Words("text"))
+    load(f"csv:{place / 'texts.csv'}", words=Words("text", vectors=place / "vectors.txt"))
+
+
+def use_vectors(place: Path) -> None:
+    """The vectors alone."""
+    from polyfed.data.text import read_vectors
+
+    read_vectors(place / "vectors.txt", {"so", "good"})
+
+
+def npz(r: Random) -> Files:
+    """A client's file of arrays: damaged outside or inside, with odd arrays or pickles that would run something."""
+    import numpy as np
+
+    members = dict(r.choice(arrays()))
+    name, kind = r.choice(sorted(members)), r.randrange(6)
+    if kind == 0:
+        return {"train/0.npz": damaged(r, archive(members, deflated=r.random() < 0.5)), "config.json": _config(r)}
+    if kind == 1:
+        members[name] = damaged(r, members[name])
+    elif kind == 2:
+        head = arrays()[1]["data.npy"][: arrays()[1]["data.npy"].index(b"\n") + 1]
+        members = {
+            "data.npy": head + damaged(r, r.choice(pickles())) if r.random() < 0.5 else head + r.choice(pickles())
+        }
+    elif kind == 3:
+        shape = tuple(r.choice([0, 1, 2, 5, 2**20, 2**40]) for _ in range(r.randint(0, 4)))
+        kind_of = r.choice(["<f4", "<i8", "|u1", "|O", "<U9", "<c8", "<M8[s]"])
+        text = f"{{'descr': '{kind_of}', 'fortran_order': False, 'shape': {shape}, }}"
+        head = text.ljust(117).encode() + b"\n"
+        members[name] = b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head + bytes(r.randrange(200))
+    elif kind == 4:
+        choices = [
+            np.zeros((5, 2, 2), np.float64),
+            np.full((5, 1, 4, 4), np.nan),
+            np.zeros(5, bool),
+            np.array(["a"] * 5),
+        ]
+        members[name] = npy(
+            r.choice([*choices, np.zeros((0, 3)), np.array(3), np.arange(5, dtype=np.uint64), np.arange(-2, 3)])
+        )
+    else:
+        members[r.choice(["z.npy", "../outside.npy", "/outside.npy", "data.npy"])] = members.pop(name)
+    return {"train/0.npz": archive(members, deflated=r.random() < 0.5), "config.json": _config(r)}
+
+
+def _config(r: Random) -> bytes:
+    data = as_json({"num_clients": 1, "num_classes": 3})
+    return damaged(r, data) if r.random() < 0.3 else data
+
+
+def use_arrays(place: Path) -> None:
+    """As clients' arrays."""
+    from polyfed.data.sources import load
+
+    load(f"npz:{place}")
+
+
+def pictures(r: Random) -> Files:
+    """A folder per class with a damaged image; a .npy file."""
+    broken = damaged(r, r.choice(images())) if r.random() < 0.9 else r.choice(pickles())
+    plain = npy([[1.0, 2.0]])
+    return {
+        "a/0.png": images()[1],
+        "b/0.png": broken,
+        "new.npy": damaged(r, plain),
+        "lines.txt": damaged(r, b"a\nb c\n"),
+    }
+
+
+def use_pictures(place: Path) -> None:
+    """As images in folders."""
+    from polyfed.data.sources import load
+
+    load(f"images:{place}", image_size=6)
+
+
+def use_new(place: Path) -> None:
+    """As inputs for a trained model."""
+    import torch
+
+    from polyfed.data.inputs import Form, read
+
+    read(place / "new.npy", Form((2,), torch.float32, None, ("a", "b")))
+
+
+def use_lines(place: Path) -> None:
+    """As texts for a trained model."""
+    from polyfed.data.text_files import read_lines
+
+    read_lines(place / "lines.txt")
+
+
+def message(r: Random) -> Files:
+    """Damaged safetensors, and headers with odd values."""
+    data = r.choice(messages())
+    if r.random() < 0.5:
+        return {"message": damaged(r, data)}
+    end = 8 + int.from_bytes(data[:8], "little")
+    head = as_json(altered(r, json.loads(data[8:end])))
+    return {"message": len(head).to_bytes(8, "little") + head + data[end:]}
+
+
+def use_message(place: Path) -> None:
+    """As a message; what is accepted must be written again."""
+    from polyfed.core.message import from_bytes, to_bytes
+
+    to_bytes(from_bytes((place / "message").read_bytes()))
+
+
+@functools.cache
+def facts() -> tuple[tuple[str, dict[str, Any]], ...]:
+    """A letter's facts of each kind."""
+    counts = {"confusion": [[1, 0], [2, 3]], "auc": None, "others": {}}
+    who = {"client": 0, "dataset": "digits", "train": 5, "validation": 0, "test": 1, "class_names": ["a", "b"]}
+    who |= {"feature_names": [], "shape": [1, 8, 8], "dtype": "uint8", "mean": [0.5], "std": [0.5], "table": False}
+    who |= {"words": 0, "architecture": "net", "feature_dim": 3, "head": {"weight": [2, 3]}, "linear": True}
+    did = {"mark": "000001-00", "variant": "", "steps": 3, "samples": 5, "loss": 0.5, "bytes_up": 8, "sums": {}}
+    did |= {"refused": None, "new": True, "score": counts, "kept": {"test": counts}}
+    return ("task", {"round": 1, "parts": ["test"]}), ("introduction", who), ("report", did), ("score", counts)
+
+
+def letter(r: Random) -> Files:
+    """A letter between server and node: its body damaged, its facts altered."""
+    import torch
+
+    from polyfed.deploy.letters import pack
+
+    kind, told = r.choice(facts())
+    body = pack({"x": torch.ones(2), "g": {"y": torch.zeros(1)}, "none": {}}, told)
+    if r.random() < 0.6:
+        end = 8 + int.from_bytes(body[:8], "little")
+        head = as_json(altered(r, json.loads(body[8:end])))
+        body = len(head).to_bytes(8, "little") + head + body[end:]
+    return {"letter": damaged(r, body) if r.random() < 0.5 else body, "facts": as_json([kind, altered(r, told)])}
+
+
+def use_letter(place: Path) -> None:
+    """As a body with facts."""
+    from polyfed.deploy.letters import pack, unpack
+
+    content, told = unpack((place / "letter").read_bytes())
+    pack(content, told)
+
+
+def use_facts(place: Path) -> None:
+    """As the facts alone."""
+    from polyfed.deploy import letters
+
+    kind, told = json.loads((place / "facts").read_bytes())
+    if not isinstance(told, dict):
+        return
+    if kind == "score":
+        letters.score_read(told)
+    else:
+        letters.read({"task": letters.Task, "introduction": letters.Introduction, "report": letters.Report}[kind], told)
+
+
+TARGETS: dict[str, Target] = {
+    "recipe": Target("a recipe's text", recipe_text, [use_recipe]),
+    "recipe-values": Target("a recipe's structure", recipe_values, [use_values]),
+    "experiment": Target("a small experiment's values, put together", experiment, [use_experiment]),
+    "run-folder": Target("a finished run's files", folder, [use_report, use_model, use_resume]),
+    "checkpoint": Target("an unfinished run's checkpoints", checkpoint, [use_resume]),
+    "parquet": Target("bytes of Parquet files", parquet_bytes, [use_images, use_texts]),
+    "parquet-values": Target("columns of Parquet files", parquet_values, [use_images, use_texts]),
+    "csv": Target("tables, texts and words' vectors", csv, [use_table, use_csv_texts, use_vectors]),
+    "npz": Target("clients' arrays, pickles among them", npz, [use_arrays]),
+    "pictures": Target("images, .npy files, lines", pictures, [use_pictures, use_new, use_lines]),
+    "message": Target("messages as safetensors", message, [use_message]),
+    "letter": Target("letters between server and nodes", letter, [use_letter, use_facts]),
+}
+
+
+# judging ----------------------------------------------------------------------------------------------------------
+
+_NEVER = ("pickle.find_class", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "subprocess.Popen", "os.fork")
+_NEVER += ("socket.connect", "socket.getaddrinfo", "socket.bind", "os.kill", "os.chown")
+_CHANGES = (
+    "os.chmod",
+    "os.remove",
+    "os.rename",
+    "os.mkdir",
+    "os.rmdir",
+    "os.link",
+    "os.symlink",
+    "os.truncate",
+    "shutil.rmtree",
+)
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+class Guard:
+    """Listens to what the interpreter does while an input is used. allowed: where files may change."""
+
+    def __init__(self, allowed: Sequence[Path]) -> None:
+        self.allowed = tuple(str(path) + os.sep for path in allowed)
+        self.listening, self.heard = False, list[str]()
+        sys.addaudithook(self._hear)
+
+    def _hear(self, event: str, what: tuple[Any, ...]) -> None:
+        if not self.listening:
+            return
+        if event in _NEVER:
+            self.heard.append(f"{event}{what!r:.80}")
+        elif event == "open" and isinstance(what[0], str | bytes) and isinstance(what[2], int) and what[2] & _WRITING:
+            self._check(event, what[0])
+        elif event in _CHANGES:
+            inside = what[-1] if event in ("os.remove", "os.rmdir") and what[-1] != -1 else None  # of an open folder
+            for path in what[: 2 if event in ("os.rename", "os.link", "os.symlink") else 1]:
+                self._check(event, path if inside is None else f"/proc/self/fd/{inside}/{os.fsdecode(path)}")
+
+    def _check(self, event: str, path: Any) -> None:
+        place = os.path.realpath(os.fsdecode(path)) if isinstance(path, str | bytes | os.PathLike) else ""
+        if place and place != os.devnull and not (place + os.sep).startswith(self.allowed):
+            self.heard.append(f"{event}({place!r})")
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Within the block, raise at its end what was heard."""
+        self.heard.clear()
+        self.listening = True
+        try:
+            yield
+        finally:
+            self.listening = False
+        if self.heard:
+            raise Failure(f"it did what it must not: {self.heard[0]}")
+
+
+class Bench:
+    """Where inputs are tried: `case`, an input's own folder; `beside`, what must stay as it is."""
+
+    def __init__(self, limit: float) -> None:
+        from polyfed.errors import PolyfedError
+
+        self._clear: type[Exception] = PolyfedError
+        self.root, self.limit = _own() / f"bench-{os.getpid()}", limit
+        self.case, self.beside = self.root / "case", self.root / "beside"
+        for kept in ("mine.txt", "deep/thesis.tex", "checkpoint/round-000001/index.json"):
+            path = self.beside / kept
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("mine")
+        self._kept = tree(self.beside)
+        os.environ["POLYFED_CACHE"] = str(self.root / "cache")
+        os.environ.pop("POLYFED_DATA", None)
+        self.guard = Guard([self.case, self.root / "cache", Path(tempfile.gettempdir()) / "pymp"])
+        sys.dont_write_bytecode = True
+        self.root.mkdir(exist_ok=True)
+        os.chdir(self.root)
+
+    def put(self, files: Files) -> None:
+        """The input's folder with these files and no others."""
+        shutil.rmtree(self.case, ignore_errors=True)
+        self.case.mkdir(parents=True)
+        for name, data in files.items():
+            path = self.case / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+
+    def attempt(self, target: Target, files: Files) -> list[str]:
+        """How each use of the input ended: "done" or "refused".
+
+        Raises:
+            Failure: it broke a promise.
+        """
+        ends = []
+        for use in target.use:
+            self.put(files)
+            with self._in_time(), self.guard.watching():
+                ends.append(self._used(use))
+        if tree(self.beside) != self._kept or {p.name for p in self.root.iterdir()} - {"case", "beside", "cache"}:
+            raise Failure(
+                f"something beside the input's folder has changed: {sorted(p.name for p in self.root.iterdir())}"
+            )
+        return ends
+
+    def _used(self, use: Callable[[Path], object]) -> str:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                use(self.case)
+        except self._clear as error:
+            text = str(error)
+            if not text.strip() or "\n" in text or len(text) > 1500:
+                raise Failure(f"{use.__name__}: not one clear line: {text[:300]!r}") from error
+            return "refused"
+        except Failure:
+            raise
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)
+            last = next((f for f in reversed(where) if "polyfed" in f.filename and "fuzz" not in f.filename), where[-1])
+            place = f"{Path(last.filename).name}:{last.lineno}"
+            raise Failure(f"{use.__name__}: {type(error).__name__} at {place}: {str(error)[:200]}") from error
+        return "done"
+
+    @contextlib.contextmanager
+    def _in_time(self) -> Iterator[None]:
+        def late(*_: Any) -> None:
+            raise _Late
+
+        before = signal.signal(signal.SIGALRM, late)
+        signal.setitimer(signal.ITIMER_REAL, self.limit)
+        try:
+            yield
+        except _Late:
+            raise Failure(f"no end within {self.limit:g} s") from None
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+
+class _Late(BaseException):
+    """Time is up."""
+
+
+# engines ----------------------------------------------------------------------------------------------------------
+
+
+def of(name: str, seed: int, number: int) -> Files:
+    """The input with this number."""
+    return TARGETS[name].make(Random(f"{name} {seed} {number}"))
+
+
+def tried(name: str, seed: int, numbers: Iterator[int], limit: float, note: Callable[[int], None]) -> dict[str, Any]:
+    """Try inputs in this process: how many, how they ended, and what failed, by its text."""
+    bench, ends, failures = Bench(limit), Counter[str](), dict[str, int]()
+    total = 0
+    for number in numbers:
+        note(number)
+        total += 1
+        try:
+            ends.update(bench.attempt(TARGETS[name], of(name, seed, number)))
+        except Failure as failure:
+            failures.setdefault(re.sub(r"\d+", "#", str(failure))[:100], number)
+    return {"inputs": total, "ends": dict(ends), "failures": failures}
+
+
+def in_children(name: str, seed: int, count: int | None, seconds: float | None, limit: float) -> dict[str, Any]:
+    """The same in child processes: one that dies counts as a failure of its input, and another goes on behind it."""
+    end = time.monotonic() + seconds if seconds is not None else None
+    place, found = mmap.mmap(-1, 8), {"inputs": 0, "ends": Counter[str](), "failures": dict[str, int]()}
+    first = 0
+
+    def numbers() -> Iterator[int]:
+        number = first
+        while (count is None or number < count) and (end is None or time.monotonic() < end):
+            yield number
+            number += 1
+
+    def note(number: int) -> None:
+        place[:8] = number.to_bytes(8, "little")
+
+    while True:
+        read, write = os.pipe()
+        sys.stdout.flush()
+        child = os.fork()
+        if child == 0:
+            os.close(read)
+            with contextlib.suppress(ValueError, OSError):
+                resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+            try:
+                told = tried(name, seed, numbers(), limit, note)
+                with os.fdopen(write, "w") as stream:
+                    json.dump(told, stream)
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(3)
+        os.close(write)
+        with os.fdopen(read) as stream:
+            said = stream.read()
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if status == 0:
+            told = json.loads(said)
+            found["inputs"] += told["inputs"]
+            found["ends"].update(told["ends"])
+            found["failures"] = {**told["failures"], **found["failures"]}
+            return {**found, "ends": dict(found["ends"])}
+        number = int.from_bytes(place[:8], "little")
+        found["failures"][f"the process ended with status {status}"] = number
+        found["inputs"] += number + 1 - first
+        first = number + 1
+
+
+def by_hypothesis(name: str, count: int, limit: float) -> dict[str, Any]:
+    """Inputs that hypothesis chooses; what fails is shrunk to a small one."""
+    from hypothesis import HealthCheck, given, settings
+    from hypothesis import strategies as st
+
+    bench, total = Bench(limit), Counter[str]()
+
+    @settings(max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(st.randoms(use_true_random=False))
+    def check(r: Random) -> None:
+        total["inputs"] += 1
+        bench.attempt(TARGETS[name], TARGETS[name].make(r))
+
+    try:
+        check()
+    except Failure as failure:
+        return {"inputs": total["inputs"], "ends": {}, "failures": {str(failure): -1}}
+    return {"inputs": total["inputs"], "ends": {}, "failures": {}}
+
+
+def by_atheris(name: str, count: int, limit: float) -> None:
+    """Inputs that coverage leads to; does not come back: libFuzzer ends the process."""
+    try:
+        import atheris
+    except ImportError:
+        sys.exit("expected the package 'atheris' for --engine atheris; install it with: pip install atheris")
+
+    class Led(Random):
+        """Draws what libFuzzer hands out."""
+
+        def __init__(self, data: bytes) -> None:
+            super().__init__(0)
+            self._data = atheris.FuzzedDataProvider(data)
+
+        def random(self) -> float:
+            return float(self._data.ConsumeProbability()) * (1 - 2**-53)
+
+        def getrandbits(self, k: int) -> int:
+            return int.from_bytes(self._data.ConsumeBytes(-(-k // 8)).ljust(-(-k // 8), b"\0"), "little") >> (-k % 8)
+
+    with atheris.instrument_imports(include=["polyfed"]):
+        import polyfed.core.message
+        import polyfed.data.sources
+        import polyfed.deploy.letters
+        import polyfed.recipe  # noqa: F401
+
+    bench = Bench(limit)
+
+    def one(data: bytes) -> None:
+        bench.attempt(TARGETS[name], TARGETS[name].make(Led(data)))
+
+    atheris.Setup([sys.argv[0], f"-runs={count}", "-max_len=512", "-rss_limit_mb=0"], one)
+    atheris.Fuzz()
+
+
+def main() -> None:
+    """Try what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--targets", default=",".join(TARGETS), metavar="A,B,...", help=f"[all: {', '.join(TARGETS)}]")
+    parser.add_argument("--count", type=int, metavar="NUMBER", help="inputs of each target [1000]")
+    parser.add_argument("--seconds", type=float, help="so long for each target, in place of --count")
+    parser.add_argument("--seed", type=int, default=0, help="[0]")
+    parser.add_argument("--only", type=int, metavar="NUMBER", help="this input alone, in this process")
+    parser.add_argument("--limit", type=float, default=20.0, metavar="SECONDS", help="of one input [20]")
+    parser.add_argument("--engine", choices=["random", "hypothesis", "atheris"], default="random")
+    parser.add_argument("--curves", action="store_true", help="run-folder: also draw the curves")
+    parser.add_argument("--json", action="store_true", help="a line of JSON for each target")
+    asked = parser.parse_args()
+    names = asked.targets.split(",")
+    for name in names:
+        if name not in TARGETS:
+            parser.error(f"expected targets among {', '.join(TARGETS)}, came '{name}'")
+    DRAWS["curves"] = asked.curves
+    count = None if asked.seconds is not None else asked.count or 1000
+    failed = False
+    for name in names:
+        if asked.engine == "atheris":
+            by_atheris(name, count or 1000, asked.limit)
+        TARGETS[name].make(Random(0))  # what all inputs are made of, before processes part
+        began = time.monotonic()
+        if asked.only is not None:
+            failed |= _again(name, asked.seed, asked.only, asked.limit)
+            continue
+        found = (
+            in_children(name, asked.seed, count, asked.seconds, asked.limit)
+            if asked.engine == "random"
+            else by_hypothesis(name, count or 1000, asked.limit)
+        )
+        failed |= bool(found["failures"])
+        if asked.json:
+            print(json.dumps({"target": name, "seed": asked.seed, **found}), flush=True)
+            continue
+        ends = ", ".join(f"{number} {end}" for end, number in sorted(found["ends"].items()))
+        print(f"{name:16}{found['inputs']:8} inputs  {time.monotonic() - began:6.0f} s  {ends}", flush=True)
+        for text, number in found["failures"].items():
+            print(f"    input {number}: {text}", flush=True)
+    sys.exit(failed)
+
+
+def _again(name: str, seed: int, number: int, limit: float) -> bool:
+    """One input, with its traceback and its files; whether it failed."""
+    kept = Path(tempfile.mkdtemp(prefix=f"polyfed-{name}-{number}-"))
+    files = of(name, seed, number)
+    for path, data in files.items():
+        (kept / path).parent.mkdir(parents=True, exist_ok=True)
+        (kept / path).write_bytes(data)
+    print(f"{name} {number}: {kept}")
+    try:
+        print(", ".join(Bench(limit).attempt(TARGETS[name], files)))
+    except Failure:
+        traceback.print_exc()
+        return True
+    return False
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""What a run folder's files of text must be to be read: JSON and TOML of the expected shape; lines that carry a seal.
+
+A run folder may come from anywhere, and a disk may lose a bit. What is nested without end, no JSON, or of another shape
+is a `ValueError` of one line, which the reader turns into an error that names the file.
+
+A seal is the checksum of a JSON object, its last entry: ``{"round": 1, ..., "seal": "<sha256 of the text before>"}``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+SUM_FILE = "index.json.sha256"  # beside models/index.json: its checksum, as `sha256sum --check` reads it
+
+_SEAL = re.compile(rb', "seal": "([0-9a-f]{64})"\}\Z')
+_LENGTH = 77  # bytes of it
+
+
+def parse_json(data: bytes) -> Any:
+    """`json.loads` of UTF-8.
+
+    Raises:
+        ValueError: no JSON, nested too deep, or half a character.
+    """
+    try:
+        value = json.loads(data)
+        if b"\\ud" in data.lower():
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except UnicodeEncodeError:
+        raise ValueError("half a character") from None
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def parse_toml(data: bytes) -> dict[str, Any]:
+    """`tomllib.loads` of UTF-8.
+
+    Raises:
+        ValueError: no TOML, or nested too deep.
+    """
+    try:
+        return tomllib.loads(data.decode())
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def seal(value: Mapping[str, Any]) -> bytes:
+    """A JSON object on one line, sealed. value: not empty.
+
+    >>> unseal(seal({"round": 1}))
+    {'round': 1}
+    """
+    text = json.dumps(value).encode()
+    return text[:-1] + f', "seal": "{hashlib.sha256(text).hexdigest()}"}}'.encode()
+
+
+def unseal(data: bytes, needed: bool = True) -> dict[str, Any]:
+    """The object without its seal.
+
+    Args:
+        data: as `seal` gives it. needed: whether one without a seal, written otherwise, is refused.
+
+    Raises:
+        ValueError: a seal that is missing or does not fit, or no JSON object.
+    """
+    found = _SEAL.search(data[-_LENGTH:])
+    text = data if found is None else data[:-_LENGTH] + b"}"
+    if found is None and needed:
+        raise ValueError("its seal is missing")
+    if found is not None and hashlib.sha256(text).hexdigest().encode() != found[1]:
+        raise ValueError("it does not match its seal")
+    value = parse_json(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"expected an object, came {type(value).__name__}")
+    return value
+
+
+# shapes -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Maybe:
+    """The shape, or nothing."""
+
+    shape: Any
+
+
+@dataclass(frozen=True)
+class _Each:
+    """An object with any keys and values of this shape."""
+
+    shape: Any
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """An object that has at least these keys; `more` are of this shape where they are there."""
+
+    shape: Mapping[str, Any]
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+_NUMBER = "a number"  # no larger than tables can show
+_SCORES: dict[str, Any] = {
+    "accuracy_by_predictor": _Maybe(_Each(_Each(_Each(_NUMBER)))),
+    "accuracy_per_client": _Maybe([_Maybe(_NUMBER)]),
+    "accuracy_per_architecture": _Maybe(_Each(_Each(_NUMBER))),
+    "metrics": _Maybe(_Each(_Each(_Each(_NUMBER)))),
+    "confusion": _Maybe([[int]]),
+    "validation": _Maybe(_NUMBER),
+    "bytes_up": int,
+    "bytes_down": int,
+    "bytes_up_uncompressed": int,
+    "bytes_up_as_in_paper": int,
+    "bytes_down_as_in_paper": int,
+    "samples": int,
+    "seconds": _NUMBER,
+    "timings": _Each(_NUMBER),
+}
+RECORD: dict[str, Any] = {
+    **_SCORES,
+    "round": int,
+    "closing": bool,
+    "clients": [int],
+    "lr": _NUMBER,
+    "dropped": [int],
+    "late": [int],
+    "arrived": [_Whole({"client": int, "from": int})],
+    "discarded": [_Whole({"client": int, "from": int})],
+    "bytes_by_client": _Each(_Whole({"up": int, "down": int})),
+    "train_loss": _Maybe(_NUMBER),
+    "refused": [_Whole({"client": int, "reason": str})],
+    "sums": dict,
+    "server": dict,
+    "evaluated": bool,
+    "accuracy": _Each(_Each(_NUMBER)),
+}
+RESULT: dict[str, Any] = {
+    **_SCORES,
+    "method": str,
+    "knobs": dict,
+    "label": _Maybe(str),
+    "dataset": str,
+    "clients": int,
+    "rounds": int,
+    "seed": int,
+    "workers": int,
+    "precision": str,
+    "evaluation": {"stage": str, "mean": str, "test": str, "every": int, "stages": [str], "patience": int},
+    "availability": dict,
+    "privacy": dict,
+    "compression": dict,
+    "accuracy": _Maybe(_NUMBER),
+    "accuracy_std": _Maybe(_NUMBER),
+    "accuracy_worst_tenth": _Maybe(_NUMBER),
+    "accuracy_before_closing": _Maybe(_NUMBER),
+    "accuracy_best_by_validation": _Maybe(_NUMBER),
+    "accuracy_by_stage": _Maybe(_Each(_Each(_NUMBER))),
+    "clients_table": [
+        _Whole(
+            {"id": int, "architecture": str, "samples": int},
+            {"accuracy": _Maybe(_NUMBER), "bytes_up": int, "bytes_down": int},
+        )
+    ],
+    "stopped_after": _Maybe(int),
+    "refused": int,
+    "samples_per_second": _Maybe(_NUMBER),
+    "versions": _Each(str),
+}
+RECIPE: dict[str, Any] = {
+    **dict.fromkeys(("data", "evaluation", "availability", "privacy", "compression"), dict),
+    "models": {"architectures": [str]},
+    "method": {"name": str},
+    "training": {"rounds": int},
+    "run": {"published": [str], "profile": str, "profile_note": str, "label": str},
+}
+
+
+def check_shape(value: Any, shape: Any, place: str = "") -> None:
+    """Whether a value is of a shape; keys that the shape does not name may hold anything.
+
+    Raises:
+        ValueError: says where it is not, and what is there.
+    """
+    if isinstance(shape, _Maybe):
+        if value is not None:
+            check_shape(value, shape.shape, place)
+    elif shape == _NUMBER:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        _expect(number and not abs(value) >= 2**63, _NUMBER, value, place)  # NaN passes, as older runs have some
+    elif isinstance(shape, type):
+        odd = isinstance(value, bool) is not (shape is bool) or (isinstance(value, int) and abs(value) >= 2**63)
+        _expect(isinstance(value, shape) and not odd, _NAMES[shape], value, place)
+    elif isinstance(shape, list):
+        _expect(isinstance(value, list), "a list", value, place)
+        for index, entry in enumerate(value):
+            check_shape(entry, shape[0], f"{place}[{index}]")
+    else:
+        _check_object(value, shape, place)
+
+
+def _check_object(value: Any, shape: Any, place: str) -> None:
+    _expect(isinstance(value, dict), "an object", value, place)
+    if isinstance(shape, _Whole):
+        if missing := [key for key in shape.shape if key not in value]:
+            raise ValueError(f"'{place}' has no '{missing[0]}'")
+        shapes = {**shape.shape, **shape.more}
+    else:
+        shapes = dict.fromkeys(value, shape.shape) if isinstance(shape, _Each) else shape
+    for key in [key for key in shapes if key in value]:
+        check_shape(value[key], shapes[key], f"{place}.{key}" if place else key)
+
+
+_NAMES = {int: "a whole number", bool: "true or false", str: "a text", dict: "an object"}
+
+
+def _expect(fits: bool, what: str, value: Any, place: str) -> None:
+    if not fits:
+        raise ValueError(f"'{place}' should be {what}, is {value!r:.40}")

@@ -1,0 +1,47 @@
+"""What asks a program to end: SIGTERM and SIGHUP are what Ctrl-C is, so that blocks are left, checkpoints written."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from types import FrameType
+
+STOPPING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+class Stopped(KeyboardInterrupt):
+    """The program was asked to end. number: by which signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+@contextlib.contextmanager
+def stops_on_signals() -> Iterator[None]:
+    """Within the block, SIGTERM and SIGHUP raise `Stopped`.
+
+    What is ignored, as SIGHUP is under nohup, stays ignored. Elsewhere than in the main thread nothing changes.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise Stopped(number)
+
+    heard = [number for number in STOPPING if signal.getsignal(number) != signal.SIG_IGN]
+    before = {}
+    with contextlib.suppress(ValueError):  # not the main thread
+        before = {number: signal.signal(number, interrupt) for number in heard}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def exit_status(error: BaseException) -> int:
+    """128 and the number of the signal behind an interruption: SIGINT, as of Ctrl-C, unless another is known."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, Stopped):
+        cause = cause.__context__
+    return 128 + (signal.SIGINT if cause is None else cause.number)

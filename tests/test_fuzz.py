@@ -1,0 +1,183 @@
+"""The fuzzer of scripts/fuzz.py: it sees every kind of fault, and finds none; what it found before stays mended."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import runpy
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from polyfed.core.message import from_bytes
+from polyfed.data import images
+from polyfed.data.inputs import Form, read
+from polyfed.data.sources import from_tensors, load
+from polyfed.deploy.letters import pack, unpack
+from polyfed.errors import PolyfedError, RequestError, RunError
+from polyfed.models.zoo import build
+from polyfed.recipe import Recipe
+
+FUZZ = SimpleNamespace(**runpy.run_path(str(Path(__file__).resolve().parents[1] / "scripts" / "fuzz.py")))
+QUICK = ("recipe-values", "message", "letter", "npz")
+
+
+def fuzzed(name: str, count: int) -> None:
+    FUZZ.TARGETS[name].make(FUZZ.Random(0))  # what all inputs are made of, before processes part
+    found = FUZZ.in_children(name, 0, count, None, 60.0)
+    assert found["failures"] == {}
+    assert found["inputs"] == count
+    assert sum(found["ends"].values()) == count * len(FUZZ.TARGETS[name].use)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_some_inputs_of_each_kind(name: str) -> None:
+    fuzzed(name, 10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FUZZ.TARGETS)
+def test_many_inputs_of_each_kind(name: str) -> None:
+    fuzzed(name, 300)
+
+
+def test_an_input_is_a_function_of_its_number() -> None:
+    assert FUZZ.of("message", 3, 5) == FUZZ.of("message", 3, 5)
+    assert len({str(FUZZ.of("message", 3, number)) for number in range(20)}) > 15
+    assert FUZZ.of("message", 3, 5) != FUZZ.of("message", 4, 5)
+
+
+class _Poison:
+    """Unpickled, it would call a function."""
+
+    def __reduce__(self) -> Any:
+        return os.getpid, ()
+
+
+def _unpickles(place: Path) -> None:
+    pickle.loads(pickle.dumps(_Poison()))
+
+
+def _never_ends(place: Path) -> None:
+    time.sleep(5)
+
+
+def _says_two_lines(place: Path) -> None:
+    class Long(PolyfedError):
+        def __str__(self) -> str:
+            return "one\ntwo"
+
+    raise Long
+
+
+@pytest.mark.parametrize(
+    ("use", "says"),
+    [
+        (lambda place: {}["x"], "KeyError"),
+        (lambda place: (place.parent / "outside").write_text("x"), "open("),
+        (lambda place: (place.parent / "beside" / "mine.txt").unlink(), "os.remove("),
+        (lambda place: os.mkdir(place / ".." / "new"), "os.mkdir("),
+        (lambda place: os.system("true"), "os.system"),
+        (_unpickles, "pickle.find_class"),
+        (_never_ends, "no end within"),
+        (_says_two_lines, "not one clear line"),
+        (lambda place: os.kill(os.getpid(), signal.SIGSEGV), "the process ended with status -11"),
+    ],
+    ids=["KeyError", "open", "remove", "mkdir", "system", "unpickle", "hang", "lines", "crash"],
+)
+def test_every_kind_of_fault_is_seen(use: Callable[[Path], object], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    guilty = FUZZ.Target("", lambda r: {"file": b"x"}, [use])
+    monkeypatch.setitem(FUZZ.TARGETS, "guilty", guilty)
+    found = FUZZ.in_children("guilty", 0, 2, None, 0.1)
+    assert any(says in text for text in found["failures"]), found
+    assert found["inputs"] == 2
+
+
+# what it found ------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_is_one_line_however_long_what_it_quotes() -> None:
+    assert str(RequestError("a\nb\u2028c  d")) == "a b c d"
+    assert len(str(RunError("x" * 5000))) == 1000
+    head = b'{"' + b"9" * 5000 + b'":"x"}'
+    with pytest.raises(RequestError) as error:
+        from_bytes(len(head).to_bytes(8, "little") + head)
+    assert len(str(error.value)) <= 1000
+
+
+def test_a_tensor_of_a_shape_that_is_none() -> None:
+    head = b'{"x":{"dtype":"F32","shape":[0,18446744073709551615],"data_offsets":[0,0]}}'
+    with pytest.raises(RequestError, match="expected a message as safetensors"):
+        from_bytes(len(head).to_bytes(8, "little") + head)
+
+
+@pytest.mark.parametrize("odd", [b"[5.5]", b"[null]", b'["a/b", 3]'])
+def test_a_letter_with_names_that_are_none(odd: bytes) -> None:
+    body = pack({"x": torch.ones(1)})
+    head = body[8:].partition(b"}")[0] + b"}}"
+    end = 8 + int.from_bytes(body[:8], "little")
+    head = body[8:end].replace(b'"empty": []', b'"empty": ' + odd)
+    data = len(head).to_bytes(8, "little") + head + body[end:]
+    try:
+        message, _ = unpack(data)
+    except RunError:
+        return
+    pack(message)
+
+
+def npy(shape: str, kind: str = "<f4") -> bytes:
+    head = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117).encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head + b"\0" * 40
+
+
+@pytest.mark.parametrize("shape", ["(1099511627776, 1048576)", "((2, 5)", "(" * 300, "(2, 5'", "(-1,)"])
+def test_headers_of_arrays_that_are_none(shape: str, tmp_path: Path) -> None:
+    members = {"x.npy": npy(shape), "y.npy": npy("(5,)", "<i8")}
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "0.npz").write_bytes(FUZZ.archive(members))
+    (tmp_path / "new.npy").write_bytes(npy(shape))
+    with pytest.raises(RequestError, match="expected arrays x and y"):
+        load(f"npz:{tmp_path}")
+    with pytest.raises(RequestError, match="expected an array of numbers"):
+        read(tmp_path / "new.npy", Form((2,), torch.float32, None, ("a", "b")))
+
+
+def test_a_recipe_without_end(tmp_path: Path) -> None:
+    (tmp_path / "deep.toml").write_bytes(b"[data]\nname = " + b"[" * 100000)
+    with pytest.raises(RequestError, match=r"expected TOML in .*: nested too deep"):
+        Recipe.load(tmp_path / "deep.toml")
+
+
+def test_a_list_without_end_beside_arrays(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    np.savez(tmp_path / "train" / "0.npz", x=np.zeros((2, 3), np.float32), y=np.array([0, 1]))
+    (tmp_path / "config.json").write_bytes(b"[" * 100000)
+    with pytest.raises(RequestError, match=r"expected a JSON object in .*config\.json"):
+        load(f"npz:{tmp_path}")
+
+
+def test_a_network_for_which_there_is_no_memory() -> None:
+    with pytest.raises(RequestError, match="expected a feature_dim for which there is memory, came 1099511627776"):
+        build("digits-cnn1", (1, 8, 8), 10, 2**40)
+
+
+def test_images_for_which_there_is_no_memory() -> None:
+    for shape in ((2**60, 1, 2**10, 2**10), (2**55, 1, 8, 8)):
+        with pytest.raises(RequestError, match="expected images for which there is memory, came"):
+            images._room(shape, Path("x.parquet"))
+
+
+def test_a_label_of_which_there_are_no_so_many_classes(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    np.savez(tmp_path / "train" / "0.npz", x=np.zeros((2, 3), np.float32), y=np.array([0, 2**60]))
+    with pytest.raises(RequestError, match=r"expected labels below 1000000 in .*, came 1152921504606846976"):
+        load(f"npz:{tmp_path}")
+    with pytest.raises(RequestError, match="expected labels below 1000000 in 'mine'"):
+        from_tensors((torch.zeros(2, 3), torch.tensor([0, 2**60])), name="mine")

@@ -37,6 +37,28 @@ def _let_torchvision_import() -> None:
         _kept.append(library)
 
 
+# Properties of the kit that the engine answers for more than the method does. `make test` asks them of the methods that
+# everything else stands on, `make test-all` of all.
+ENGINES = {
+    "awkward_data",
+    "data_are_shuffled",
+    "global_generators_untouched",
+    "other_seed_other_result",
+    "same_seed_same_result",
+    "scoring_changes_nothing",
+}
+ALWAYS = {"test_local", "test_fedavg", "test_fedhenn", "test_fedgh", "test_fedin", "test_scaffold", "test_fml"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.name == "test_conformance.py" and isinstance(item, pytest.Function):
+            asked = getattr(item, "callspec", None)
+            if asked and asked.params.get("property_") in ENGINES and item.originalname not in ALWAYS:
+                item.add_marker(pytest.mark.slow)
+
+
 def pytest_configure() -> None:
     """Before anything is collected: the order of sums must not depend on the machine's cores."""
     import torch

@@ -286,7 +286,11 @@ def spoken(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     ("words", "line"),
     [
         (["rnu"], "unknown command 'rnu'; did you mean 'run'?"),
-        (["run", "tiny.toml", "--set", "training.lr=nan"], "training.lr: expected a finite number, came nan"),
+        pytest.param(
+            ["run", "tiny.toml", "--set", "training.lr=nan"],
+            "training.lr: expected a finite number, came nan",
+            marks=pytest.mark.slow,
+        ),
         (["run", "tiny.toml", "--set", "data.name=cifar10"], "cifar10"),
     ],
 )

@@ -445,6 +445,7 @@ def test_a_run_that_is_killed_leaves_no_worker(tmp_path: Path, number: signal.Si
     assert until(lambda: not any(map(there, staff)))
 
 
+@pytest.mark.slow  # `make test` has the like of SIGTERM, in test_endurance.py
 def test_ctrl_c_leaves_no_worker_and_the_run_goes_on(tmp_path: Path) -> None:
     process, staff = begun(tmp_path)
     for each in (*staff, process):  # as a terminal does

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,11 +29,11 @@ from polyfed.core.releases import Release
 from polyfed.core.server import Member, Server
 from polyfed.core.settings import Availability, Compression, Defence, Evaluation, Hostile, Privacy, Training
 from polyfed.core.timings import section, watching
-from polyfed.core.uploads import arrived, bounded, check_uploads, uploads
+from polyfed.core.uploads import arrived, bounded, check_uploads
 from polyfed.data.samples import ClientData, Samples, classes_up_to
 from polyfed.data.text import Vocabulary
 from polyfed.data.transforms import Prepare
-from polyfed.engine import accountant, checkpoint
+from polyfed.engine import checkpoint
 from polyfed.engine.attendance import Attendance, LateUpload, Post, Roll
 from polyfed.engine.checkpoint import Snapshot
 from polyfed.engine.cohort import stack_size
@@ -45,17 +44,15 @@ from polyfed.engine.fit import check_companion, check_fit
 from polyfed.engine.folder import RunFolder, writing
 from polyfed.engine.guide import Guide
 from polyfed.engine.history import History, result_of, stopped_after
-from polyfed.engine.ledger import Ledger, told
 from polyfed.engine.pool import chosen
 from polyfed.engine.private import check_rows
-from polyfed.engine.private import releases as of_training
 from polyfed.engine.simulation import Clock, Effort, Simulation, memory_needs
+from polyfed.engine.spending import OverBudget, Spending
 from polyfed.engine.store import Row, Store, row_of
 from polyfed.engine.tracking import Tracker as Tracker
 from polyfed.engine.tracking import tell, watcher
 from polyfed.engine.workers import Crew
 from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError
-from polyfed.functional.privacy import analytic_sigma
 
 
 @dataclass(frozen=True)
@@ -78,10 +75,6 @@ class Run:
         sent = f"{told['bytes_up']:,} bytes up, {told['bytes_down']:,} down"
         where = "" if self.path is None else f", in {self.path}"
         return f"Run({told['method']}, {_count(len(self.history), 'round')}: {scored}, {sent}{where})"
-
-
-class _OverBudget(Exception):
-    """A round would be beyond `privacy.budget`."""
 
 
 # settings that records and run folders name where they are on
@@ -224,13 +217,13 @@ class Federation:
         if not self.attendance.present(1):
             raise RequestError("expected a client in round 1, came none: all are left out or join later")
         self.history: list[dict[str, Any]] = []
-        self.privacy = self._with_noise(self.privacy)
+        rows = [client.n for client in self.clients]
+        self.spending, self._is_spent = Spending(self.privacy, method, self.training, rows, self._asked), False
+        self.privacy = self.spending.settings
         for client in self.clients:
             client.privacy = self.privacy
         check_rows(method, self.privacy, [*first_of(self.clients).values()], self.architectures, precision)
-        self._ledger, self._is_spent = Ledger(self.privacy, self._expected), False
-        self._hides = any(self._expected(client.id) for client in self.clients)
-        self._check_privacy()
+        self.spending.check()
         auc = "auc" in self.evaluation.metrics
         self._memory = Memory(auc)
         self.folder = None if out is None else RunFolder(out)
@@ -354,7 +347,7 @@ class Federation:
         elif done < self.training.rounds and not self._is_closed():
             self._tell("message", f"round {done}: stopped, as another round would exceed privacy.budget")
         if not self._is_closed() and (closing := self.method.closing()):
-            if self._would_exceed(self.attendance.present(done + 1)):
+            if self.spending.would_exceed(self.history, self.attendance.present(done + 1)):
                 self._tell("message", "no closing round, as it would exceed privacy.budget")
                 return
             self._round_or_undo(done + 1, closing)
@@ -379,7 +372,7 @@ class Federation:
             if number > 1:
                 self._checkpoint(number - 1)
             raise Interrupted(f"interrupted in round {number}; {number - 1} whole rounds are kept") from None
-        except _OverBudget:
+        except OverBudget:
             self._take_back(self._earlier(number - 1, state, waiting))
             self._is_spent = True
             return
@@ -422,7 +415,7 @@ class Federation:
             "dropped": sorted({*roll.dropped(asked), *tally.lost}),
             **post.record(),
         }
-        record |= {**tally.record(), **clock.record(), **self._accounted(tally.releases)}
+        record |= {**tally.record(), **clock.record(), **self.spending.record(self.history, tally.releases)}
         if self.defence.rule != "none":
             record["defence"] = watch.record()
         if self._hostile:
@@ -476,7 +469,7 @@ class Federation:
             if not sent.dropped:
                 heard = sent.bytes_up > 0 and outcome.client_id not in roll.unheard
                 entries = len(bounded(outcome.message) if outcome.counts else sent.message)  # unread: at most so many
-                given = self._releases(outcome.client_id, entries if heard else None, self.privacy, exchange)
+                given = self.spending.releases(outcome.client_id, entries if heard else None, exchange)
                 tally.releases.setdefault(outcome.client_id, []).extend(given)
             if outcome.counts:
                 client = self.clients[outcome.client_id]
@@ -501,110 +494,23 @@ class Federation:
         order = torch.randperm(len(present), generator=generator(self.seed, "selection", number))
         return sorted(present[place] for place in order[: self.training.drawn(len(present))].tolist())
 
-    # privacy --------------------------------------------------------------------------------------------------
-
-    def _with_noise(self, settings: Privacy) -> Privacy:
-        """The settings, with the noise that a target asks for, for who is to take part most often."""
-        if not settings.target:
-            return settings
-        turns: dict[int, list[Exchange]] = {place: [] for place in range(len(self.clients))}
-        for number in range(1, self.training.rounds + 1):
-            for exchange in self.method.exchanges(number):
-                for client_id in self._asked(number):
-                    turns[client_id].append(exchange)
-        for own in turns.values():
-            own.extend(self.method.closing())
-        made = {}
-        if settings.clip and uploads(self.method):
-            often = max(len(own) for own in turns.values())
-            made["noise"] = analytic_sigma(1.0, settings.target, settings.delta) * math.sqrt(often)
-        if settings.sgd_clip:
-
-            def released(noise: float) -> Iterator[list[Release]]:
-                tried = settings.model_copy(update={"sgd_noise": noise})
-                for client_id, own in turns.items():
-                    yield [r for e in own for r in self._releases(client_id, 0, tried, e)]
-
-            made["sgd_noise"] = accountant.least_noise(released, settings)
-        return settings.model_copy(update=made)
-
-    def _check_privacy(self) -> None:
-        """Whether what is released can be accounted for, and a budget kept.
-
-        Raises:
-            RequestError: it cannot.
-        """
-        accountant.require(release for client in self.clients for release in self._expected(client.id))
-        budget = self.privacy.budget
-        if budget and (uploads(self.method) or self.privacy.sgd_clip) and not self._hides:
-            raise RequestError(
-                f"privacy.budget: expected noise, without which there is no epsilon, came {budget:g} alone"
-            )
-        if budget and self._would_exceed(self._asked(1)):
-            least = max(self._ledger.epsilon(self._ledger.next_of(self._asked(1))).values())
-            raise RequestError(
-                f"privacy.budget: expected at least {least:.4g}, what the first round comes to, came {budget:g}"
-            )
-
     def _asked(self, number: int) -> list[int]:
         """Who is to take part in a round, as far as nobody drops out."""
         present = self.attendance.present(number)
         everybody = any(exchange.who == "all" for exchange in self.method.exchanges(number))
         return present if everybody else self._select(number, present)
 
-    def _releases(self, client_id: int, entries: int | None, settings: Privacy, exchange: Exchange) -> list[Release]:
-        """What a client gives away in an exchange.
-
-        entries: that are bounded, of what it uploads; None: nothing left it.
-        """
-        rows, found = self.clients[client_id].n, []
-        if exchange.trains:
-            phases = self.method.phases(self.training) if exchange.phases is None else exchange.phases
-            found += of_training(settings, self.training, phases, rows)
-        if entries is not None and uploads(self.method):
-            found += self.method.releases(self.training, rows)
-            if settings.noise and entries:
-                found.append(Release("upload", "client", settings.hidden(entries) / math.sqrt(entries)))
-        return found
-
-    def _expected(self, client_id: int) -> list[Release]:
-        """What a client's first round gives away, each of its uploads having one bounded entry."""
-        exchanges = self.method.exchanges(1)
-        return [release for one in exchanges for release in self._releases(client_id, 1, self.privacy, one)]
-
-    def _accounted(self, releases: Mapping[int, Sequence[Release]]) -> dict[str, Any]:
-        """The part of a record about what has been released, in this round and in all."""
-        if not self._hides:
-            return {}
-        self._ledger.follow(self.history)
-        if self._ledger.exceeded(releases):
-            if not self.history:
-                spent = max(self._ledger.epsilon(releases).values())
-                raise RequestError(
-                    f"privacy.budget: expected at least {spent:.4g}, what the first round comes to, came "
-                    f"{self.privacy.budget:g}"
-                )
-            raise _OverBudget
-        return {"epsilon": self._ledger.epsilon(releases), "delta": self.privacy.delta, "releases": told(releases)}
-
-    def _would_exceed(self, ids: Sequence[int]) -> bool:
-        """Whether the budget would not last if these clients released what they did last."""
-        if not self.privacy.budget or not self._hides:
-            return False
-        self._ledger.follow(self.history)
-        return self._ledger.exceeded(self._ledger.next_of(ids))
-
     def _is_last(self, number: int) -> bool:
         """Whether no regular round comes after this one, by what the settings and the records say before it."""
         if number == self.training.rounds or not self.privacy.budget:
             return number == self.training.rounds
-        return self._would_exceed([*self._asked(number), *self._asked(number + 1)])
+        return self.spending.would_exceed(self.history, [*self._asked(number), *self._asked(number + 1)])
 
     def _has_spent(self) -> bool:
         """Whether the next round would be beyond the budget; told from the records, so that a resumed run stops so."""
         if not self.privacy.budget:
             return False
-        return self._is_spent or self._would_exceed(self._asked(len(self.history) + 1))
+        return self._is_spent or self.spending.would_exceed(self.history, self._asked(len(self.history) + 1))
 
     # scoring --------------------------------------------------------------------------------------------------
 

@@ -245,7 +245,7 @@ cli.main(["deploy", "local", "--recipe", "recipe.toml", "--out", "run"])
     time.sleep(0.5)  # for the round to be seen
     caller.send_signal(number)
     out, said = caller.communicate(timeout=120)
-    assert caller.returncode == 130, said
+    assert caller.returncode == 128 + number, said
     assert said.splitlines()[-1] == "polyfed: interrupted after 1 whole rounds, which are kept; go on with --resume"
     assert "round 1/2" in said
     assert out == ""

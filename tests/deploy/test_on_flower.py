@@ -302,7 +302,7 @@ def test_an_interrupted_deployment_leaves_no_process_and_goes_on(recipe: Path, t
     finally:
         caller.send_signal(signal.SIGTERM)
         _, said = caller.communicate(timeout=PATIENCE)
-    assert caller.returncode == 130
+    assert caller.returncode == 128 + signal.SIGTERM
     assert "whole rounds, which are kept; go on with --resume" in said.splitlines()[-1]
     assert not [line for line in command_lines() if str(tmp_path) in line]
     before = records(out)

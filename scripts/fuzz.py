@@ -914,7 +914,9 @@ def in_children(name: str, seed: int, count: int | None, seconds: float | None, 
         if child == 0:
             os.close(read)
             with contextlib.suppress(ValueError, OSError):
-                resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+                pages = int(Path("/proc/self/statm").read_text().split()[0])  # of whoever has parted from its caller
+                most = MEMORY + pages * resource.getpagesize()
+                resource.setrlimit(resource.RLIMIT_AS, (most, most))
             try:
                 told = tried(name, seed, numbers(), limit, note)
                 with os.fdopen(write, "w") as stream:

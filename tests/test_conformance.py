@@ -628,7 +628,17 @@ test_fedhenn_procrustes = also(
     )
 )
 
-OF_PAIRS = ("combine", "lambda_", "granularity", "pool", "noise_where", "pairs", "in_every", "feature_dtype")
+OF_PAIRS = (
+    "combine",
+    "lambda_",
+    "granularity",
+    "pool",
+    "noise_where",
+    "pairs",
+    "in_every",
+    "feature_dtype",
+    "feature_clip",
+)
 OF_PROJECTIONS = tuple(f"projection{what}" for what in ("", "_channels", "_grid", "_features", "_lr"))
 
 test_fedin = testing.conformance(

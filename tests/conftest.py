@@ -75,3 +75,11 @@ def data_root() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real data: {folder} is not a folder; set POLYFED_DATA to the one that holds cifar10/")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _the_same_start() -> None:
+    """Networks that a test makes begin alike in every run: PyTorch seeds its global generator from the clock."""
+    import torch
+
+    torch.manual_seed(0)

@@ -8,6 +8,17 @@ import torch
 from torch import Tensor
 
 
+def shrinking(norms: Tensor, most: float) -> Tensor:
+    """The factors, of the norms' shape, that bring them down to `most`; exactly 1 where they are not above it.
+
+    PyTorch divides a number by a tensor as number * (1 / tensor), which would miss that 1 by a rounding.
+
+    >>> shrinking(torch.tensor([0.7, 1.4]), 0.7)
+    tensor([1.0000, 0.5000])
+    """
+    return torch.full_like(norms, most) / norms.clamp(min=most)
+
+
 def clipped(grads: Mapping[str, Tensor | None], most: float) -> dict[str, Tensor | None]:
     """The gradients shrunk together, so that their common norm is at most `most`; 0 is no limit.
 
@@ -18,7 +29,7 @@ def clipped(grads: Mapping[str, Tensor | None], most: float) -> dict[str, Tensor
     if not most or not present:
         return dict(grads)
     norm = torch.stack([g.square().sum() for g in present]).sum().sqrt()
-    shrink = most / norm.clamp(min=most)
+    shrink = shrinking(norm, most)
     return {name: None if g is None else g * shrink for name, g in grads.items()}
 
 
@@ -29,5 +40,5 @@ def rows_clipped(s: Tensor, most: float) -> Tensor:
     tensor([[0.6000, 0.8000],
             [0.3000, 0.4000]])
     """
-    norms: Tensor = torch.linalg.vector_norm(s.flatten(1).float(), dim=1).clamp(min=most)
-    return s * (most / norms).to(s.dtype).view(-1, *[1] * (s.dim() - 1))
+    norms: Tensor = torch.linalg.vector_norm(s.flatten(1).float(), dim=1)
+    return s * shrinking(norms, most).to(s.dtype).view(-1, *[1] * (s.dim() - 1))

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from polyfed.functional.clipping import shrinking
+
 _SMALLEST_NORM = 1e-8  # below it a row is not blown up to unit length
 
 
@@ -160,6 +162,6 @@ def header_step(
     grad_weight_CD, grad_bias_C = residual_MC.T @ z_MD, residual_MC.sum(dim=0)
     if clip:
         norm = (grad_weight_CD.square().sum() + grad_bias_C.square().sum()).sqrt()
-        shrink = clip / norm.clamp(min=clip)
+        shrink = shrinking(norm, clip)
         grad_weight_CD, grad_bias_C = shrink * grad_weight_CD, shrink * grad_bias_C
     return weight_CD - lr * grad_weight_CD, bias_C - lr * grad_bias_C

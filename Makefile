@@ -58,7 +58,7 @@ audit: install-audit ## known faults of what is pinned (pip-audit, which asks ov
 lint: install-dev ## style (ruff) and types (mypy, strict)
 	.venv/bin/python -m ruff check .
 	.venv/bin/python -m ruff format --check .
-	.venv/bin/python -m mypy --strict
+	.venv/bin/python -m mypy --strict --num-workers auto
 
 format: install-dev ## let ruff put the style right
 	.venv/bin/python -m ruff check --fix .
@@ -67,8 +67,8 @@ format: install-dev ## let ruff put the style right
 install: ## .venv with polyfed and what it needs
 	$(call environment)
 
-install-dev: ## .venv with the tools of the tests besides
-	$(call environment,dev)
+install-dev: ## .venv with the tools of the tests, and the extras `flower` and `privacy`, besides
+	$(call environment,dev flower privacy)
 
 install-audit: ## .venv with pip-audit besides
 	$(call environment,audit)

@@ -80,15 +80,23 @@ def create() -> None:
     run([base, "-m", "venv", VENV])
 
 
+def compile_all() -> None:
+    """Compile what was installed on all cores: pip would do it on one. Files for other Pythons fail, and may."""
+    folders = [path for path in VENV.glob("lib*/python*/site-packages") if not path.parent.parent.is_symlink()]
+    command = [PYTHON, "-m", "compileall", "-qq", "-j", "0", *folders]
+    subprocess.run(command, cwd=ROOT, check=False, close_fds=False)
+
+
 def install(extras: set[str]) -> None:
     """Install this checkout, editable, with its extras, into ``.venv``."""
     INSTALLING.touch()
     INSTALLED.unlink(missing_ok=True)
-    pip = [PYTHON, "-m", "pip", "install", "-c", "constraints.txt"]
+    pip = [PYTHON, "-m", "pip", "install", "--no-compile", "-c", "constraints.txt"]
     # setuptools first and no isolated build: the build tool is pinned too, and comes through the same pip.
     run([*pip, "--quiet", "setuptools"])
     target = f".[{','.join(sorted(extras))}]" if extras else "."
     run([*pip, "--no-build-isolation", "-e", target])
+    compile_all()
     INSTALLED.write_text("\n".join([fingerprint(), *sorted(extras)]) + "\n", encoding="utf-8")
     INSTALLING.unlink()
 

@@ -874,6 +874,7 @@ def test_fedin_with_more_pairs_and_local_statistics() -> None:
     assert not testing.violations(method, asked, models=networks, expected_bytes=fedin_half_bytes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [

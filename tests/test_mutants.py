@@ -58,11 +58,11 @@ OPTIONS: dict[type[Method], dict[str, Any]] = {
 }
 
 # the sound ones of this folder; those of the library are in test_conformance.py
-test_fedprox = testing.conformance(sound.FedProx(), **OPTIONS[sound.FedProx])
-test_fedproto = testing.conformance(sound.FedProto(), **OPTIONS[sound.FedProto])
-test_fml = testing.conformance(sound.FML(), **OPTIONS[sound.FML])
-test_scaffold = testing.conformance(sound.Scaffold(), **OPTIONS[sound.Scaffold])
-test_drift = testing.conformance(sound.Drift(), **OPTIONS[sound.Drift])
+test_fedprox = pytest.mark.slow(testing.conformance(sound.FedProx(), **OPTIONS[sound.FedProx]))
+test_fedproto = pytest.mark.slow(testing.conformance(sound.FedProto(), **OPTIONS[sound.FedProto]))
+test_fml = pytest.mark.slow(testing.conformance(sound.FML(), **OPTIONS[sound.FML]))
+test_scaffold = pytest.mark.slow(testing.conformance(sound.Scaffold(), **OPTIONS[sound.Scaffold]))
+test_drift = pytest.mark.slow(testing.conformance(sound.Drift(), **OPTIONS[sound.Drift]))
 
 CAUGHT_BY = {
     broken.HeaderInNoOptimiser: "learns",

@@ -224,7 +224,7 @@ def _answer(message: Message) -> Answer:
     """What came back from a node."""
     if message.has_error():
         return Trouble(f"Flower's error {message.error.code}: {message.error.reason or 'no reason given'}")
-    told = message.content.config_records.get(_RECORD, {})
+    told: Mapping[str, Any] = message.content.config_records.get(_RECORD, {})
     if _TROUBLE in told:
         return Trouble(str(told[_TROUBLE])[:_LONGEST])
     try:

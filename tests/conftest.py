@@ -37,12 +37,13 @@ def _let_torchvision_import() -> None:
         _kept.append(library)
 
 
-# Properties of the kit that the engine answers for more than the method does. `make test` asks them of the methods that
-# everything else stands on, `make test-all` of all.
-ENGINES = {
+# Properties of the kit that the engine answers for more than the method does, and the longest, a run for every knob.
+# `make test` asks them of the methods that everything else stands on, `make test-all` of all.
+OF_SOME = {
     "awkward_data",
     "data_are_shuffled",
     "global_generators_untouched",
+    "knobs_bite",
     "other_seed_other_result",
     "same_seed_same_result",
     "scoring_changes_nothing",
@@ -55,7 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.name == "test_conformance.py" and isinstance(item, pytest.Function):
             asked = getattr(item, "callspec", None)
-            if asked and asked.params.get("property_") in ENGINES and item.originalname not in ALWAYS:
+            if asked and asked.params.get("property_") in OF_SOME and item.originalname not in ALWAYS:
                 item.add_marker(pytest.mark.slow)
 
 

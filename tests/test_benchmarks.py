@@ -133,6 +133,7 @@ def test_a_wrong_word_is_one_line(
     assert expected in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_both_layouts_are_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     run(["layout.py", *shlex.split(TINY["layout.py"])], monkeypatch)
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]

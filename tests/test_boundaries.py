@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import re
 import subprocess
@@ -75,6 +76,12 @@ def modules(source: Path) -> dict[str, Path]:
     return found
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """A file's syntax tree."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def _walk(node: ast.AST, for_types: bool = False) -> Iterator[tuple[ast.AST, bool]]:
     """Every node, with whether it stands under ``if TYPE_CHECKING:``."""
     yield node, for_types
@@ -88,7 +95,7 @@ def imports(name: str, known: dict[str, Path]) -> list[Import]:
     path = known[name]
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     found = []
-    for node, for_types in _walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node, for_types in _walk(parsed(path)):
         targets: list[str] = []
         if isinstance(node, ast.Import):
             targets = [alias.name for alias in node.names]
@@ -99,7 +106,9 @@ def imports(name: str, known: dict[str, Path]) -> list[Import]:
                 base = ".".join([*above, base] if base else above)
             full = [f"{base}.{alias.name}" for alias in node.names]
             targets = [target if target in known else base for target in full]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in {"import_module", "importlib.import_module"}:
+        elif isinstance(node, ast.Call) and "import_module" in {
+            getattr(node.func, word, "") for word in ("id", "attr")
+        }:
             targets = [arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant)]
         if targets:
             found += [Import(name, target, node.lineno, for_types) for target in dict.fromkeys(targets)]
@@ -163,7 +172,7 @@ METHOD_FILES = [path for path in sorted((SOURCE / "methods").glob("*.py")) if pa
 
 def tree(name: str) -> ast.Module:
     """The parsed module."""
-    return ast.parse(KNOWN[name].read_text(encoding="utf-8"))
+    return parsed(KNOWN[name])
 
 
 def test_there_are_files_to_check() -> None:

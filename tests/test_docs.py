@@ -84,6 +84,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_example_of_client_similarity_runs(finished_run: Path) -> None:
     command = [sys.executable, str(ROOT / "examples" / "client_similarity.py"), "--images", "100", str(finished_run)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

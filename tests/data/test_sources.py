@@ -57,6 +57,7 @@ def test_digits() -> None:
     assert source.std == pytest.approx([scaled.std(correction=0).item()])
 
 
+@pytest.mark.slow
 def test_fashion_mnist_in_full(data_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYFED_DATA", str(data_root))
     source = load("fashion_mnist")

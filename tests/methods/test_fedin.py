@@ -763,6 +763,7 @@ def test_unselected_clients_hear_nothing():
         assert {int(i) for i in round.record["bytes_by_client"]} == set(round.record["clients"]) == set(round.down)
 
 
+@pytest.mark.slow
 def test_learns():
     members = [Client(a, samples(60, i, (i % 3, (i + 1) % 3)), samples(120, 40 + i)) for i, a in enumerate(MIXED)]
     for method in (FedIN(), FedIN(noise=0.4, combine="project")):

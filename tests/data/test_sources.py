@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -43,9 +44,12 @@ def refusal(*args: object, **kwargs: object) -> str:
 # real data -----------------------------------------------------------------------------------------------------------
 
 
-def test_digits() -> None:
+@pytest.mark.parametrize("found", [True, False], ids=["its file", "its loader"])
+def test_digits(found: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     from sklearn.datasets import load_digits
 
+    if not found:
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     source = load("digits")
     assert source.train.x.shape == (1797, 1, 8, 8)
     assert source.train.x.dtype == torch.uint8

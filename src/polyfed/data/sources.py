@@ -10,6 +10,7 @@ Shapes: N samples, C channels (classes where so named), H x W pixels.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import inspect
 import os
 import re
@@ -153,6 +154,21 @@ def _registered(
     return with_columns(loader(root, image_column, label_column, **more), name, columns)
 
 
+def _handwritten() -> np.ndarray:
+    """scikit-learn's digits, (1797, 65) uint8: 64 values 0..16 and the label.
+
+    Read from its file, as every process that trains would spend a second on importing the loader.
+    """
+    package = importlib.util.find_spec("sklearn")
+    if package is not None and package.origin is not None:
+        file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+        if file.is_file():
+            return np.loadtxt(file, delimiter=",", dtype=np.uint8)
+    from sklearn.datasets import load_digits
+
+    return np.column_stack(load_digits(return_X_y=True)).astype(np.uint8)
+
+
 def digits(root: str | Path | None = None, image_column: str | None = None, label_column: str | None = None) -> Source:
     """The 1797 handwritten digits that come with scikit-learn, (1, 8, 8), without a test side; needs no files.
 
@@ -161,13 +177,11 @@ def digits(root: str | Path | None = None, image_column: str | None = None, labe
     Raises:
         RequestError: a column is named; there are none.
     """
-    from sklearn.datasets import load_digits
-
     if image_column is not None or label_column is not None:
         raise RequestError("expected no image_column or label_column with dataset 'digits', which has no Parquet files")
-    bunch = load_digits()
-    x = torch.from_numpy((bunch.images * 15).astype(np.uint8)).unsqueeze(1)
-    train = Samples(x, torch.from_numpy(bunch.target.astype(np.int64)))
+    table = _handwritten()
+    x = torch.from_numpy(table[:, :-1] * np.uint8(15)).reshape(-1, 1, 8, 8)
+    train = Samples(x, torch.from_numpy(table[:, -1].astype(np.int64)))
     return Source("digits", train, None, 10, tuple(str(c) for c in range(10)), *channel_statistics(x))
 
 

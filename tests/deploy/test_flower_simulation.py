@@ -209,7 +209,8 @@ def test_what_cannot_be_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     ):
         Federation([Client(network, (torch.rand(8, 4), torch.arange(8) % 2))], Local(), executor="flower-sim")
     monkeypatch.undo()
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "ray" else object())
+    there = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "ray" else there(name) or object())
     with pytest.raises(RequestError) as caught:
         session.run(recipe, out=tmp_path / "run")
     line = "the executor 'flower-sim' needs the package 'ray'; install it with: pip install 'polyfed[flower-sim]'"

@@ -125,8 +125,10 @@ def test_a_nodes_trouble_comes_back_as_its_words(tmp_path: Path, monkeypatch: py
     (name,) = wire.send([(10, Letter("hello", {"settings": {}}))], 5.0)
     assert wire.collect([name])[name] == "node-config: unknown key 'client-idd'; did you mean 'client-id'?"
     del grid.contexts[10].node_config["client-idd"]
-    (stray,) = grid.push_messages([Message(RecordDict({"x": ConfigRecord({"y": 1})}), 10, "query.hello")])
-    assert "expected a letter of polyfed's" in str(wire.collect([stray])[stray])
+    nested = ConfigRecord({flower._FACTS: "[" * 100_000})
+    for strange in ({"x": ConfigRecord({"y": 1})}, {flower._RECORD: nested}):
+        (stray,) = grid.push_messages([Message(RecordDict(strange), 10, "query.hello")])
+        assert "expected a letter of polyfed's" in str(wire.collect([stray])[stray])
 
 
 @pytest.mark.parametrize(

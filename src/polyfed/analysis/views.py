@@ -9,7 +9,6 @@ Shapes: L inputs, D width of a place.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from polyfed.errors import RequestError
 from polyfed.functional.modes import evaluating
 from polyfed.prediction import ClientModel, load_model
+from polyfed.recorded import parse_json
 
 __all__ = ["Who", "clients_of", "common_places", "places_of", "spread", "views"]
 
@@ -45,7 +45,7 @@ def clients_of(run: str | Path) -> list[Who]:
     """
     path = Path(run) / "models" / "index.json"
     try:
-        index: Mapping[str, Mapping[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+        index: Mapping[str, Mapping[str, Any]] = parse_json(path.read_bytes())
         found = [Who(int(Path(file).stem.removeprefix("client-")), str(e["architecture"])) for file, e in index.items()]
     except FileNotFoundError:
         raise RequestError(

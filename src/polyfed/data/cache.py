@@ -17,6 +17,8 @@ from typing import Any
 
 from torch import Tensor
 
+from polyfed.recorded import parse_json
+
 _CHUNK = 1 << 20  # bytes read at a time while hashing
 
 
@@ -47,7 +49,7 @@ def file_checksums(paths: Iterable[Path]) -> list[str]:
     notes = place / "checksums.json" if place else None
     known: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
-        read = json.loads(notes.read_text()) if notes else {}
+        read = parse_json(notes.read_bytes()) if notes else {}
         known = read if isinstance(read, dict) else {}
     sums, changed = [], False
     for path in paths:

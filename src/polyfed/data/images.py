@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from polyfed.data import cache
 from polyfed.data.samples import LABEL_NAMES, Samples
 from polyfed.errors import RequestError
+from polyfed.recorded import parse_json
 from polyfed.registry import nearest
 
 _VERSION = "images-1"  # part of every cache key: raise it when decoding or label handling changes
@@ -282,7 +283,7 @@ def pick_columns(
 def _features(metadata: dict[bytes, bytes] | None) -> dict[str, dict[str, Any]]:
     """What `datasets` wrote about the columns; empty for a file from elsewhere."""
     try:
-        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
+        features = parse_json((metadata or {})[b"huggingface"])["info"]["features"]
         return {name: kind for name, kind in features.items() if isinstance(kind, dict)}
     except (KeyError, ValueError, TypeError, AttributeError):
         return {}

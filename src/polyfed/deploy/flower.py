@@ -27,6 +27,7 @@ from polyfed.deploy.roster import Answer
 from polyfed.deploy.server import serve
 from polyfed.errors import PolyfedError, RequestError, RunError
 from polyfed.recipe import Recipe
+from polyfed.recorded import parse_json
 from polyfed.registry import nearest
 from polyfed.session import Prepared
 from polyfed.track.console import Console
@@ -210,7 +211,7 @@ def _letter(message: Message) -> Letter:
     """
     try:
         records = message.content
-        facts = json.loads(str(records.config_records[_RECORD][_FACTS]))
+        facts = parse_json(str(records.config_records[_RECORD][_FACTS]).encode())
         kind = facts.pop("kind")
         body = records.array_records[_BODY][_BODY].data if _BODY in records.array_records else b""
     except (KeyError, ValueError, AttributeError, TypeError) as error:

@@ -15,6 +15,7 @@ from polyfed.data.transforms import Prepare
 from polyfed.deploy.letters import Introduction, Letter, Task, Trouble, agreed, read
 from polyfed.errors import RequestError, RunError
 from polyfed.recipe import Recipe
+from polyfed.recorded import parse_json
 
 PAUSE = 0.2  # seconds between two looks for answers
 REST = 30.0  # seconds before a node that could not say who it is, or was turned away, is asked again
@@ -64,7 +65,7 @@ class Diary:
 
     def _read(self) -> None:
         try:
-            lines = [json.loads(line) for line in self._path.read_text(encoding="utf-8").splitlines() if line]
+            lines = [parse_json(line) for line in self._path.read_bytes().splitlines() if line]
             self.experiment = str(lines[0]["experiment"])
             for line in lines:
                 if line["event"] == "hello":

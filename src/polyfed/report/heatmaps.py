@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.errors import RequestError
+from polyfed.recorded import parse_json
 from polyfed.report.columns import finite
 from polyfed.report.folders import RunRecord
 from polyfed.report.grouping import Group
@@ -138,7 +139,7 @@ def _analyses(run: RunRecord) -> Iterator[_Found]:
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_bytes())
     except (ValueError, OSError) as error:
         raise RequestError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from polyfed.errors import RequestError
+from polyfed.recorded import parse_json
 from polyfed.report.folders import RunRecord, find_runs
 from polyfed.report.formats import Section, markdown_body
 from polyfed.report.statistics import Target
@@ -43,7 +44,7 @@ def write_command(folder: Path, command: str, ran: bool) -> Path:
 def made(folder: Path) -> dict[str, str]:
     """What ``compare.json`` tells; nothing where there is none."""
     try:
-        found = json.loads((folder / COMMAND).read_text(encoding="utf-8"))
+        found = parse_json((folder / COMMAND).read_bytes())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

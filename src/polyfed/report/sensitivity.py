@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.errors import RequestError
+from polyfed.recorded import parse_json
 from polyfed.report.folders import show_value
 from polyfed.report.style import SHADES, Drawing, canvas, colour_bar
 from polyfed.report.sweeps import SweepRow, SweepTable, drawn, short_names, to_json
@@ -32,7 +33,7 @@ def read_sweep(folder: str | Path) -> SweepTable:
     """
     path = Path(folder) / "sweep.json"
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_bytes())
         lists = {field.name for field in fields(SweepRow) if str(field.type).startswith("tuple")}
         rows: list[Any] = [{key: tuple(v) if key in lists else v for key, v in row.items()} for row in found["rows"]]
         return SweepTable(

@@ -116,7 +116,9 @@ def run(
     seed: _Seed = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Run folder [runs/RECIPE-METHOD-seedN].")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that the folder holds.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the run that the folder holds.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the run that the folder holds, and its analyses.")
+    ] = False,
     workers: _Workers = None,
     executor: Annotated[
         str | None,
@@ -751,7 +753,9 @@ def local(
     seed: _Seed = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Run folder [runs/RECIPE-METHOD-seedN].")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that the folder holds.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the run that the folder holds.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the run that the folder holds, and its analyses.")
+    ] = False,
     deadline: Annotated[float, typer.Option(metavar="SECONDS", help="How long a node may take for an answer.")] = 600.0,
     timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Give the run up after so long.")] = None,
     profile: _Profile = None,

@@ -294,7 +294,7 @@ def run(
         out: run folder; default: the recipe's own, if it names one, else nothing is written. (The command line writes
             to `Recipe.folder`.)
         resume: go on where the run folder's last checkpoint ends; a finished run is only read.
-        force: replace the run that the folder holds.
+        force: replace the run that the folder holds, and what `polyfed analyse` and `attack` made of it.
         progress: show how it gets on, on standard error.
         device: "cpu", "cuda", "cuda:1".
         workers: clients that train at the same time, each in a process of its own; default: one per core, where that

@@ -523,8 +523,14 @@ def test_force_removes_nothing_that_is_not_ours(tmp_path: Path) -> None:
     out = tmp_path / "attempt"  # a library that deletes folders with "temp" in their names
     usual(Local(), out=out).run()
     (out / "notes.txt").write_text("mine")
+    (out / "analysis").mkdir()
+    (out / "analysis" / "thesis.tex").write_text("mine")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "attack.json").write_text("mine")
+    (out / "attack").symlink_to(tmp_path / "elsewhere")
     usual(Local(), out=out).run(force=True)
-    assert (out / "notes.txt").read_text() == "mine"
+    for kept in (out / "notes.txt", out / "analysis" / "thesis.tex", tmp_path / "elsewhere" / "attack.json"):
+        assert kept.read_text() == "mine"
     other = tmp_path / "other"
     other.mkdir()
     (other / "thesis.tex").write_text("mine")
@@ -532,6 +538,18 @@ def test_force_removes_nothing_that_is_not_ours(tmp_path: Path) -> None:
         with pytest.raises(RequestError, match="other files"):
             usual(Local(), out=other).run(force=force)
     assert sorted(path.name for path in other.iterdir()) == ["thesis.tex"]
+
+
+def test_force_leaves_no_analysis_of_the_run_before(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    usual(Local(), out=out).run()
+    for name in ("analysis/similarity.json", "analysis/similarity.svg", "attack/attack.json", "attack/leakage.md"):
+        (out / name).parent.mkdir(exist_ok=True)
+        (out / name).write_text("of the run before")
+    usual(Local(), out=out).run(resume=True)
+    assert (out / "attack" / "leakage.md").exists()
+    usual(Local(), out=out).run(force=True)
+    assert not any((out / name).exists() for name in ("analysis", "attack"))
 
 
 def test_two_processes_never_share_a_run_folder(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ from polyfed.errors import RequestError, RunError
 from polyfed.recorded import RECIPE, RECORD, RESULT, SUM_FILE, check_shape, parse_json, parse_toml, seal, unseal
 
 _OURS = ("result.json", "checkpoint", "rounds.jsonl", "models", "tensorboard", "recipe.toml")  # in order of removal
+_MADE_OF_IT = ("analysis", "attack")  # folders of what later commands made of the run
+_MADE_FORMS = frozenset({".json", ".csv", ".md", ".png", ".svg"})  # of their files
 
 
 @contextlib.contextmanager
@@ -125,7 +127,8 @@ class RunFolder:
     def open(self, settings: Mapping[str, Any], resume: bool, force: bool) -> Iterator[None]:
         """Make the folder ready, after `check`, and keep other processes out of it within the block.
 
-        With `force` the old run's own files go, and nothing else. What a killed process left half-written goes too.
+        With `force` the old run's own files go, with the analyses and attacks made of it, and nothing else. What a
+        killed process left half-written goes too.
 
         Raises:
             RequestError: see `check`; or another process is at work in the folder.
@@ -137,14 +140,23 @@ class RunFolder:
             self.check(settings, resume, force)  # it may have changed hands meanwhile
             with writing(self.path):
                 if force:
-                    for name in _OURS:
-                        _remove(self.path / name)
+                    self._clear()
                 for place in (self.path, self.checkpoints, self.path / "models"):
                     for left in place.glob(".*.tmp"):
                         _remove(left)
                 if not (self.path / "recipe.toml").exists():
                     write_atomically(self.path / "recipe.toml", tomli_w.dumps(settings).encode())
             yield
+
+    def _clear(self) -> None:
+        for folder in (self.path / name for name in _MADE_OF_IT):
+            for made in [] if folder.is_symlink() else folder.glob("*"):
+                if made.suffix in _MADE_FORMS and made.is_file():
+                    _remove(made)
+            with contextlib.suppress(OSError):  # somebody else's files are in it, or there is none
+                folder.rmdir()
+        for name in _OURS:
+            _remove(self.path / name)
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add one round's line."""

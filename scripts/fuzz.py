@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import faulthandler
 import functools
 import hashlib
 import io
@@ -906,6 +907,7 @@ def in_children(name: str, seed: int, count: int | None, seconds: float | None, 
 
     def note(number: int) -> None:
         place[:8] = number.to_bytes(8, "little")
+        faulthandler.dump_traceback_later(2 * limit + 60, exit=True)  # what no signal interrupts, a lock in C
 
     while True:
         read, write = os.pipe()
@@ -1010,6 +1012,9 @@ def main() -> None:
     parser.add_argument("--curves", action="store_true", help="run-folder: also draw the curves")
     parser.add_argument("--json", action="store_true", help="a line of JSON for each target")
     asked = parser.parse_args()
+    import torch
+
+    torch.set_num_threads(1)  # threads do not come along when processes part, and would be waited for
     names = asked.targets.split(",")
     for name in names:
         if name not in TARGETS:

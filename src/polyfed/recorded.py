@@ -170,6 +170,7 @@ RESULT: dict[str, Any] = {
         )
     ],
     "stopped_after": _Maybe(int),
+    "closed": bool,
     "refused": int,
     "samples_per_second": _Maybe(_NUMBER),
     "versions": _Each(str),

@@ -189,6 +189,16 @@ def test_a_damaged_list_of_models_is_seen(unfinished: Path, tmp_path: Path) -> N
             load_model(out, 0)
 
 
+@pytest.mark.parametrize(("key", "value"), [("closed", []), ("stopped_after", "2"), ("rounds", 2.5)])
+def test_a_result_of_another_shape_is_not_resumed(unfinished: Path, tmp_path: Path, key: str, value: object) -> None:
+    out = Path(shutil.copytree(unfinished, tmp_path / "run"))
+    made(out).run(resume=True)
+    result = json.loads((out / "result.json").read_text())
+    (out / "result.json").write_text(json.dumps({**result, key: value}))
+    with pytest.raises(RequestError, match=rf"expected a run's result in .*result\.json, came something else: .*{key}"):
+        made(out).run(resume=True)
+
+
 def test_a_seal_is_of_all_bytes_and_shapes_are_told() -> None:
     text = seal({"round": 1, "x": [1.5, None, "é"]})
     assert unseal(text) == {"round": 1, "x": [1.5, None, "é"]}

@@ -180,7 +180,7 @@ RECIPE: dict[str, Any] = {
     "models": {"architectures": [str]},
     "method": {"name": str},
     "training": {"rounds": int},
-    "run": {"published": [str], "profile": str, "profile_note": str, "label": str},
+    "run": {"published": [str], "changed": [str], "profile": str, "profile_note": str, "label": str},
 }
 
 

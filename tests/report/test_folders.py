@@ -96,6 +96,15 @@ def test_a_result_of_wrong_types_is_refused(make: Any, key: str, value: Any) -> 
         find_runs(folder)
 
 
+@pytest.mark.parametrize("key", ["changed", "published"])
+def test_a_recipe_of_wrong_types_is_refused(make: Any, key: str) -> None:
+    folder = make("a")
+    with (folder / "recipe.toml").open("w") as file:
+        file.write(f"[run]\n{key} = 1.5\n")
+    with pytest.raises(RequestError, match=key):
+        find_runs(folder)
+
+
 def test_a_result_without_a_needed_key_is_refused(make: Any) -> None:
     folder = make("a")
     result = json.loads((folder / "result.json").read_text())

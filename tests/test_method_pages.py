@@ -22,7 +22,7 @@ import typer.main
 
 from polyfed.cli import app
 from polyfed.core.settings import Training
-from polyfed.core.uploads import uploads
+from polyfed.core.uploads import sends
 from polyfed.recipe import Recipe
 from polyfed.registry import METHODS
 from polyfed.sweep import parse
@@ -125,11 +125,11 @@ def test_what_can_be_hidden_is_said_as_it_is(name: str) -> None:
     told = " ".join(re.findall(r"^## Privacy\n\n(.*?)\n\n", page(name), flags=re.DOTALL | re.MULTILINE)[0].split())
     method = METHODS[name]()
     variants = ("outputs", "setting", "mu")  # knobs with which more can be hidden
-    assert ("`clip` bounds" in told) == (uploads(method) and (not method.rigid or any(v in told for v in variants[:2])))
+    assert ("`clip` bounds" in told) == (sends(method) and (not method.rigid or any(v in told for v in variants[:2])))
     phases = method.phases(Training())
     by_row = method.by_row and all(phase.data == "train" and phase.rows is None for phase in phases)
     assert ("`sgd_clip` is refused" in told) == (not by_row and "`mu = 0`" not in told)
-    assert uploads(method) == ("nothing hides" in told)
+    assert sends(method) == ("nothing hides" in told)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+ANALYSIS, ATTACK = "analysis", "attack"  # folders of what later commands make of a run
 SUM_FILE = "index.json.sha256"  # beside models/index.json: its checksum, as `sha256sum --check` reads it
 
 _SEAL = re.compile(rb', "seal": "([0-9a-f]{64})"\}\Z')

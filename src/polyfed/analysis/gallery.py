@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyfed.errors import RequestError
+from polyfed.recorded import ANALYSIS
 from polyfed.registry import nearest
 from polyfed.report.clients import architectures, clients, sizes
 from polyfed.report.figures import axes_of, curve_drawings
@@ -121,7 +122,7 @@ def analyse(
     notes += [f"left out: {note}" for run in runs.found if not run.finished for note in run.notes]
     if not drawings:
         raise RequestError("; ".join(notes) or "nothing to draw")
-    place = given[0] / "analysis" if out is None else Path(out)
+    place = given[0] / ANALYSIS if out is None else Path(out)
     files = [file for drawing in drawings for file in drawing.write(place)]
     return Analysis((*files, *(_keep_own(runs, place) if out is None else ())), tuple(notes))
 
@@ -130,9 +131,9 @@ def _keep_own(runs: _Runs, place: Path) -> list[Path]:
     """Each run's matrices into its own folder, unless that is where the figures of this one run went."""
     written = []
     for run, stem, content in runs.own:
-        if (run.path / "analysis").resolve() != place.resolve():
+        if (run.path / ANALYSIS).resolve() != place.resolve():
             text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-            written.append(write_whole(make_folder(run.path / "analysis") / f"{stem}.json", text.encode("utf-8")))
+            written.append(write_whole(make_folder(run.path / ANALYSIS) / f"{stem}.json", text.encode("utf-8")))
     return written
 
 

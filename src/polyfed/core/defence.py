@@ -37,7 +37,7 @@ from polyfed.core.message import Group, Message, State, read_only, shallow
 from polyfed.core.method import Method
 from polyfed.core.server import Server
 from polyfed.core.settings import Defence
-from polyfed.core.uploads import counterparts, every_tensor
+from polyfed.core.uploads import counterparts, every_tensor, sends
 from polyfed.errors import RequestError
 from polyfed.functional import robust
 
@@ -91,8 +91,7 @@ def check_defence(method: Method, defence: Defence) -> None:
     Raises:
         RequestError: it cannot; says what the method sends.
     """
-    silent = getattr(method.upload, "__func__", None) is Method.upload
-    if defence.rule == "none" or silent or not method.rigid:
+    if defence.rule == "none" or not method.rigid or not sends(method):
         return
     entry, reason = next(iter(method.rigid.items()))
     raise RequestError(

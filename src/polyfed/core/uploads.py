@@ -50,7 +50,7 @@ _CHANGE, _SCALE, _PLACES = " change", " scale", " places"  # after an entry's na
 _UNSENT = "unsent "  # before it: in the client's state, what is still to be sent
 
 
-def uploads(method: Method) -> bool:
+def sends(method: Method) -> bool:
     """Whether anything goes up."""
     return getattr(method.upload, "__func__", None) is not Method.upload
 
@@ -67,7 +67,7 @@ def check_uploads(
     Raises:
         RequestError: it cannot; says what the method sends.
     """
-    if not uploads(method):
+    if not sends(method):
         return
     name = method.name or type(method).__name__
     rigid = [f"'{entry}': {reason}" for entry, reason in method.rigid.items()]

@@ -8,7 +8,6 @@ Shapes: N samples of a client.
 
 from __future__ import annotations
 
-import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -23,11 +22,7 @@ from polyfed.data.samples import Samples, classes_up_to
 from polyfed.errors import RequestError
 from polyfed.recorded import parse_json
 
-# of zip files and NumPy's headers, which are Python's own words; a size that is no size is a lack of memory
-_NO_ARRAYS: tuple[type[Exception], ...] = (
-    *(OSError, ValueError, EOFError, RuntimeError, MemoryError, SyntaxError, TypeError, OverflowError),
-    *(tokenize.TokenError, zipfile.BadZipFile, zlib.error),
-)
+_NO_ARRAYS: tuple[type[Exception], ...] = (*inert.NO_ARRAY, OSError, zipfile.BadZipFile, zlib.error)
 
 _Check = Callable[[tuple[Any, Any], str, str], Samples]
 

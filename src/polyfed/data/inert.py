@@ -12,6 +12,7 @@ import enum
 import pickletools
 import re
 import struct
+import tokenize
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,12 @@ from numpy.typing import NDArray
 
 from polyfed.data import images
 from polyfed.errors import RequestError
+
+# What NumPy raises over bytes that are no array: headers are Python's own words; a size that is none, a lack of memory.
+NO_ARRAY: tuple[type[Exception], ...] = (
+    *(ValueError, EOFError, RuntimeError, MemoryError, SyntaxError, TypeError, OverflowError),
+    tokenize.TokenError,
+)
 
 
 class _Name(enum.Enum):

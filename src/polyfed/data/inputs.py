@@ -11,7 +11,6 @@ Shapes: N inputs, C channels, H x W pixels.
 from __future__ import annotations
 
 import io
-import tokenize
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,25 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.data import images, tables, text_files
+from polyfed.data import images, inert, tables, text_files
 from polyfed.data.samples import Samples
 from polyfed.data.text import Vocabulary
 from polyfed.data.transforms import resized
 from polyfed.errors import RequestError
 
 T = TypeVar("T")
-
-# of NumPy's header, which is Python's own words; a size that is no size is a lack of memory
-_NO_ARRAY = (
-    ValueError,
-    TypeError,
-    EOFError,
-    SyntaxError,
-    RuntimeError,
-    MemoryError,
-    OverflowError,
-    tokenize.TokenError,
-)
 
 _PICTURES = (".png", ".jpg", ".jpeg")
 _TEXTS = "a .csv, .parquet or .txt file of texts, a folder of .parquet files, or a .npy file of ids"
@@ -192,7 +179,7 @@ def _array(path: Path) -> Tensor:
         return torch.from_numpy(np.array(array, order="C"))
     except OSError as error:
         raise RequestError(f"cannot read '{path}': {images.first_line(error)}") from error
-    except _NO_ARRAY as error:  # NumPy's words suggest unpickling it
+    except inert.NO_ARRAY as error:  # NumPy's words suggest unpickling it
         raise RequestError(
             f"expected an array of numbers as NumPy saves it, came something else in '{path}'"
         ) from error

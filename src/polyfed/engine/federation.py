@@ -466,7 +466,7 @@ class Federation:
         )
         for job, sent, outcome in zip(jobs, carried_out, outcomes, strict=True):
             tally.add(job, outcome, self.method, outcome.client_id not in roll.unheard)
-            if not sent.dropped:
+            if not sent.dropped and self.spending.hides:
                 heard = sent.bytes_up > 0 and outcome.client_id not in roll.unheard
                 entries = len(bounded(outcome.message) if outcome.counts else sent.message)  # unread: at most so many
                 given = self.spending.releases(outcome.client_id, entries if heard else None, exchange)

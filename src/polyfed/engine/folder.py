@@ -30,11 +30,22 @@ from polyfed.core.message import Message, to_bytes
 from polyfed.data.text import WORDS_FILE
 from polyfed.engine.cohort import stack_size
 from polyfed.errors import RequestError, RunError
-from polyfed.recorded import RECIPE, RECORD, RESULT, SUM_FILE, check_shape, parse_json, parse_toml, seal, unseal
+from polyfed.recorded import (
+    ANALYSIS,
+    ATTACK,
+    RECIPE,
+    RECORD,
+    RESULT,
+    SUM_FILE,
+    check_shape,
+    parse_json,
+    parse_toml,
+    seal,
+    unseal,
+)
 
 _OURS = ("result.json", "checkpoint", "rounds.jsonl", "models", "tensorboard", "recipe.toml")  # in order of removal
-_MADE_OF_IT = ("analysis", "attack")  # folders of what later commands made of the run
-_MADE_FORMS = frozenset({".json", ".csv", ".md", ".png", ".svg"})  # of their files
+_MADE_FORMS = frozenset({".json", ".csv", ".md", ".png", ".svg"})  # of files that later commands make of a run
 
 
 @contextlib.contextmanager
@@ -149,7 +160,7 @@ class RunFolder:
             yield
 
     def _clear(self) -> None:
-        for folder in (self.path / name for name in _MADE_OF_IT):
+        for folder in (self.path / name for name in (ANALYSIS, ATTACK)):
             for made in [] if folder.is_symlink() else folder.glob("*"):
                 if made.suffix in _MADE_FORMS and made.is_file():
                     _remove(made)

@@ -56,8 +56,7 @@ def by_row(client: Client, draws: torch.Generator) -> Iterator[dict[str, Any]]:
     if not settings.sgd_clip or not trainable(client.model)[0]:
         yield {}
         return
-    with warnings.catch_warnings(), _Rows(client.model, settings, draws) as rows:
-        warnings.filterwarnings("ignore", "Full backward hook is firing")  # a first layer's input has no gradient
+    with _Rows(client.model, settings, draws) as rows:
         expected = min(client.training.batch_size, client.n) if settings.poisson else None
         yield {BY_ROW: lambda loss, model, batch, context: rows.gradients(loss, batch, context, expected)}
 
@@ -85,11 +84,15 @@ class _Rows:
         )
 
     def __enter__(self) -> _Rows:
+        self._warnings = warnings.catch_warnings()
+        self._warnings.__enter__()
+        warnings.filterwarnings("ignore", "Full backward hook is firing")  # a first layer's input has no gradient
         return self
 
     def __exit__(self, *error: object) -> None:
         self._steps.zero_grad(set_to_none=True)
         self._hooks.to_standard_module()
+        self._warnings.__exit__(None, None, None)
 
     def gradients(self, loss: Loss, batch: Batch, context: Context, expected: int | None) -> Gradients:
         """The noisy sum of the bounded gradients, over `expected` rows; None: over the batch's."""
@@ -174,8 +177,7 @@ def _try_rows(method: Method, settings: Privacy, client: Client, module: nn.Modu
         if isinstance(layer, nn.modules.dropout._DropoutNd):
             layer.eval()
     try:
-        with warnings.catch_warnings(), _Rows(module, settings, torch.Generator()) as rows:
-            warnings.filterwarnings("ignore", "Full backward hook is firing")
+        with _Rows(module, settings, torch.Generator()) as rows:
             found = rows.each(method.loss, Batch(x, y, torch.ones(len(y), device=device)))
         names, parameters = trainable(module)
         for place in range(len(y)):

@@ -9,7 +9,7 @@ from typing import Any
 from polyfed.core.method import Exchange, Method
 from polyfed.core.releases import Release
 from polyfed.core.settings import Privacy, Training
-from polyfed.core.uploads import uploads
+from polyfed.core.uploads import sends
 from polyfed.engine import accountant
 from polyfed.engine.ledger import Ledger, told
 from polyfed.engine.private import releases as of_training
@@ -31,7 +31,7 @@ class Spending:
         asked: who is to take part in a round, as far as nobody drops out.
 
     Attributes:
-        settings: with the noise that a target asks for.
+        settings: with the noise that a target asks for. hides: whether anything that clients give away is hidden.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Spending:
         self._method, self._training, self._rows, self._asked = method, training, rows, asked
         self.settings = self._with_noise(settings)
         self._ledger = Ledger(self.settings, self._expected)
-        self._hides = any(self._expected(client) for client in range(len(rows)))
+        self.hides = any(self._expected(client) for client in range(len(rows)))
 
     def check(self) -> None:
         """Whether what is released can be accounted for, and a budget kept.
@@ -55,7 +55,7 @@ class Spending:
         """
         accountant.require(release for client in range(len(self._rows)) for release in self._expected(client))
         budget = self.settings.budget
-        if budget and (uploads(self._method) or self.settings.sgd_clip) and not self._hides:
+        if budget and (sends(self._method) or self.settings.sgd_clip) and not self.hides:
             raise RequestError(
                 f"privacy.budget: expected noise, without which there is no epsilon, came {budget:g} alone"
             )
@@ -79,7 +79,7 @@ class Spending:
         Raises:
             OverBudget: that is more than the budget. RequestError: already in the first round.
         """
-        if not self._hides:
+        if not self.hides:
             return {}
         self._ledger.follow(records)
         if self._ledger.exceeded(released):
@@ -88,7 +88,7 @@ class Spending:
 
     def would_exceed(self, records: Records, clients: Sequence[int]) -> bool:
         """Whether the budget would not last if these clients released what they did last."""
-        if not self.settings.budget or not self._hides:
+        if not self.settings.budget or not self.hides:
             return False
         self._ledger.follow(records)
         return self._ledger.exceeded(self._ledger.next_of(clients))
@@ -105,7 +105,7 @@ class Spending:
         if exchange.trains:
             phases = self._method.phases(self._training) if exchange.phases is None else exchange.phases
             found += of_training(settings, self._training, phases, self._rows[client])
-        if entries is not None and uploads(self._method):
+        if entries is not None and sends(self._method):
             found += self._method.releases(self._training, self._rows[client])
             if settings.noise and entries:
                 found.append(Release("upload", "client", settings.hidden(entries) / math.sqrt(entries)))
@@ -121,13 +121,12 @@ class Spending:
             return settings
         turns: list[list[Exchange]] = [[] for _ in self._rows]
         for number in range(1, self._training.rounds + 1):
-            for exchange in self._method.exchanges(number):
-                for client in self._asked(number):
-                    turns[client].append(exchange)
+            for client in self._asked(number):
+                turns[client].extend(self._method.exchanges(number))
         for own in turns:
             own.extend(self._method.closing())
         made = {}
-        if settings.clip and uploads(self._method):
+        if settings.clip and sends(self._method):
             made["noise"] = analytic_sigma(1.0, settings.target, settings.delta) * math.sqrt(max(map(len, turns)))
         if settings.sgd_clip:
 

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.errors import RequestError
-from polyfed.recorded import parse_json
+from polyfed.recorded import ANALYSIS, parse_json
 from polyfed.report.columns import finite
 from polyfed.report.folders import RunRecord
 from polyfed.report.grouping import Group
 
 __all__ = ["heat_maps"]
 
-_FILES = "analysis/*.json"
+_FILES = f"{ANALYSIS}/*.json"
 
 
 @dataclass(frozen=True)

@@ -105,8 +105,8 @@ def main() -> None:
     ):
         taken = in_turns(forms, asked.repeats)
         facts = {"measure": f"{above} / {below}", "rows": length, "width": d, "rank": r}
-        figures = {"ms": round(1e3 * taken[above], 3), "ms_of_other": round(1e3 * taken[below], 3)}
-        rows.append({**facts, **figures, "ratio": round(taken[above] / taken[below], 2), "goal": goal})
+        figures = {"ms": 1e3 * taken[above], "ms_of_other": 1e3 * taken[below]}
+        rows.append({**facts, **figures, "ratio": taken[above] / taken[below], "goal": goal})
         print(json.dumps(rows[-1]), flush=True)
     print(f"\n{'':26}{'L':>6}{'ms':>10}{'ms':>10}{'ratio':>8}  goal")
     for row in rows:

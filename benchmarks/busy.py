@@ -77,9 +77,9 @@ def main() -> None:
                 alone += round_seconds(recipe, data)
                 with neighbours(asked.loops):
                     beside += round_seconds(recipe, data)
-            figures = {"alone": round(median(alone), 4), "beside": round(median(beside), 4)}
+            figures = {"alone": median(alone), "beside": median(beside)}
             facts = {"method": asked.method, "workers": workers, "loops": asked.loops, "cores": os.cpu_count()}
-            rows.append({**facts, **figures, "slowdown": round(median(beside) / median(alone), 2), "goal": "<= 2.5"})
+            rows.append({**facts, **figures, "slowdown": median(beside) / median(alone), "goal": "<= 2.5"})
             print(json.dumps(rows[-1]), flush=True)
     except PolyfedError as error:
         parser.exit(error.exit_status, f"{error}\n")

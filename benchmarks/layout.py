@@ -78,8 +78,7 @@ def measured(
     middle = {layout: median(times) for layout, times in taken.items()}
     ratio = middle["channels_last"] / middle["channels_first"]
     registered = "channels_last" if is_last else "channels_first"
-    figures = {layout: round(value, 1) for layout, value in middle.items()}
-    return {"model": name, "batch_size": batch, **figures, "ratio": round(ratio, 3), "registered": registered}
+    return {"model": name, "batch_size": batch, **middle, "ratio": ratio, "registered": registered}
 
 
 def _epoch(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, batch: int) -> Callable[[], None]:

@@ -195,13 +195,13 @@ def measure(method: str, recipe: Recipe, data: Prepared, batch_size: int, repeat
         "batch_size": batch_size,
         "workers": workers,
         "rounds": rounds,
-        "bare_cpu_s": round(bare[0], 3),
-        "bare_wall_s": round(bare[1], 3),
-        "cpu_s": round(ours[0], 3),
-        "wall_s": round(ours[1], 3),
-        "cpu_ratio": round(cpu, 3),
-        "wall_ratio": round(wall, 3),
-        "ratio_to_bare_loop": round(cpu if workers == 1 else wall, 3),
+        "bare_cpu_s": bare[0],
+        "bare_wall_s": bare[1],
+        "cpu_s": ours[0],
+        "wall_s": ours[1],
+        "cpu_ratio": cpu,
+        "wall_ratio": wall,
+        "ratio_to_bare_loop": cpu if workers == 1 else wall,
     }
 
 

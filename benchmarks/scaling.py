@@ -121,7 +121,7 @@ def main() -> None:
     smallest = median(seconds[counts[0]])
     rows = [(count, median(taken), median(taken) / smallest) for count, taken in seconds.items()]
     for count, taken, growth in rows:
-        print(json.dumps({"clients": count, "seconds_per_round": round(taken, 5), "growth": round(growth, 3)}))
+        print(json.dumps({"clients": count, "seconds_per_round": taken, "growth": growth}))
     if asked.start_clients:
         print(f"\n{asked.start_clients} clients started after {start} s (goal: {GOAL_START:g})")
     print(f"\n{'clients':>8}  seconds per round  growth (goal: {GOAL_GROWTH})")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,6 +41,7 @@ from polyfed.methods import (
     FedHeNN,
     FedIN,
     FedProx,
+    FedSelect,
     FjORD,
     Local,
 )
@@ -329,6 +332,27 @@ def test_a_loss_that_does_not_weigh_rows_is_given_no_filled_batches(stacks: list
     assert stacks[:3] == [4, 2, 2]  # full batches; then 8 of 30 and of 16, and 4 of 12 twice
 
 
+@pytest.mark.parametrize(
+    ("sizes", "batch_size"),
+    [([7, 8, 9], 3), ([1, 14, 11], 8), ([1, 1, 7], 2), ([2, 1, 1], 2)],
+    ids=str,
+)
+def test_a_single_row_does_not_pass_for_a_loss_that_weighs_rows(sizes: list[int], batch_size: int) -> None:
+    training = Training(rounds=1, epochs=3, batch_size=batch_size, lr=0.5)
+    same(of_toys(Unweighted(), sizes=sizes, training=training))
+    same(of_toys(Local(), sizes=sizes, training=training))
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.6])
+@pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
+def test_masks_that_grow_apart_are_stacked(aggregation: Any, participation: float, stacks: list[int]) -> None:
+    """With a share of the clients, some have masks while others have none yet."""
+    training = Training(rounds=5, batch_size=8, lr=0.1, participation=participation)
+    found = same(of_toys(FedSelect(every=1, aggregation=aggregation), training=training))
+    assert any("mask" in client.state for client in found.clients)
+    assert max(stacks) > 1
+
+
 # what cannot be stacked ----------------------------------------------------------------------------------------------
 
 
@@ -446,6 +470,23 @@ def test_what_a_loss_reads_at_times_only_sends_the_round_back() -> None:
 
 def test_fedin_trains_alone() -> None:
     same(of_kit(FedIN(), one=True), ["fedin: clients train one after the other; net0: its `gradients` wants more"])
+
+
+@pytest.mark.parametrize("method", [FedIN(), Asks()], ids=["inputs", "kinds"])
+def test_what_trains_alone_leaves_no_stack_behind(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kept exception would hold the frames that it passed in every round, and with them that round's stack."""
+    made = []
+    begin = stacking.Stack.__init__
+
+    def remembered(self: Any, *args: Any, **kwargs: Any) -> None:
+        made.append(weakref.ref(self))
+        begin(self, *args, **kwargs)
+
+    monkeypatch.setattr(stacking.Stack, "__init__", remembered)
+    federation = of_toys(method)(executor="cohort")
+    gc.collect()
+    assert len(made) == len(federation.history)
+    assert not any(stack() for stack in made)
 
 
 # contexts ----------------------------------------------------------------------------------------------------------

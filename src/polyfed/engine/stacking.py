@@ -51,10 +51,17 @@ class Kind:
 
 @dataclass
 class Known:
-    """What was tried before: kinds of steps, and phases whose `inputs` must look at no weights; or why not."""
+    """What was tried before: kinds of steps, and phases whose `inputs` must not look at the weights.
 
-    kinds: dict[Hashable, Kind | Unstackable] = field(default_factory=dict)
-    inputs: dict[Hashable, Unstackable | None] = field(default_factory=dict)
+    Refusals are kept as text: an exception that was raised would hold the frames it passed, and these the stack.
+
+    Attributes:
+        kinds: what is known of a kind of steps, or why it cannot be stacked.
+        inputs: why the inputs of a phase cannot be drawn for a stack; "" where they can.
+    """
+
+    kinds: dict[Hashable, Kind | str] = field(default_factory=dict)
+    inputs: dict[Hashable, str] = field(default_factory=dict)
 
 
 class Stack:
@@ -127,12 +134,9 @@ class Stack:
         label = (self._label, place)
         if label not in self._known.inputs:
             self._known.inputs[label] = _trouble(self._try_inputs)
-        if trouble := self._known.inputs[label]:
-            raise trouble
-        masks = {}
-        if phase.mask is not None:
-            each = [group(walk.client.context, phase.mask) for walk in self._walks]
-            masks = {n: torch.stack([m[n] for m in each]).to(self._device).bool() for n in names if n in each[0]}
+        if self._known.inputs[label]:
+            raise Unstackable(self._known.inputs[label])
+        masks = self._masks(phase.mask, names)
         together = [_Part(self._walks, {n: t.clone() for n, t in self.rows.items()}, names, phase, masks)]
         while together:
             part = together.pop()
@@ -144,6 +148,20 @@ class Stack:
                 part = part.take([turn.row for turn in turns])
                 turns = [turn.at(row) for row, turn in enumerate(turns)]
             together += self._step(part, turns, held, label)
+
+    def _masks(self, group_name: str | None, names: Sequence[str]) -> Tensors:
+        """Everybody's masks of the parameters `names`, (K, ...); a client without a mask moves all of its tensor."""
+        if group_name is None:
+            return {}
+        each = [group(walk.client.context, group_name) for walk in self._walks]
+        masked = [name for name in names if any(name in masks for masks in each)]
+        whole = torch.tensor(True)
+        found = {}
+        for name in masked:
+            shape = self.rows[name].shape[1:]
+            rows = [masks.get(name, whole).to(self._device).bool().expand(shape) for masks in each]
+            found[name] = torch.stack(rows)
+        return found
 
     def _step(self, part: _Part, turns: Sequence[_Turn], held: _Held, label: Hashable) -> list[_Part]:
         """One step of everybody. Parts that differ in which parameters have a gradient go on apart from each other."""
@@ -170,22 +188,27 @@ class Stack:
         self, part: _Part, turn: _Turn, turns: Sequence[_Turn], held: _Held, label: Hashable
     ) -> tuple[Kind, Hashable]:
         """What a client's step must have in common with another's, to be taken with it."""
-        walk, given = part.walks[turn.row], outline(turn.inputs) if turn.inputs else ()
-        alike = (label, walk.outline, given)
+        walk = part.walks[turn.row]
+        number, given = self._alike(part, turn)
+        alike = (label, number, given)
         if alike not in self._kinds:
-            others = [t for t in turns if (part.walks[t.row].outline, outline(t.inputs)) == alike[1:] and t is not turn]
             full = (label, outline(walk.client.context), given)
             if full not in self._known.kinds:
-                self._known.kinds[full] = self._tried(part, [turn, *others, turn][:2], held)
-            kind = self._known.kinds[full]
-            if isinstance(kind, Unstackable):
-                raise kind
-            self._kinds[alike] = kind
+                others = [t for t in turns if t is not turn and self._alike(part, t) == alike[1:]]
+                other = max(others, key=lambda t: held.counts[part.walks[t.row].place], default=turn)
+                self._known.kinds[full] = self._tried(part, [turn, other], held)
+            known = self._known.kinds[full]
+            if isinstance(known, str):
+                raise Unstackable(known)
+            self._kinds[alike] = known
         kind = self._kinds[alike]
         if kind not in walk.exact:
             walk.exact[kind] = self._number(outline(_only_of(walk.client.context, kind.read), exact=True))
         inputs = outline(_only_of(turn.inputs, kind.read), exact=True) if turn.inputs else ()
         return kind, (alike, walk.exact[kind], inputs, 0 if kind.fills else turn.count)
+
+    def _alike(self, part: _Part, turn: _Turn) -> tuple[int, Hashable]:
+        return part.walks[turn.row].outline, outline(turn.inputs) if turn.inputs else ()
 
     def _number(self, found: Hashable) -> int:
         return self._numbers.setdefault(found, len(self._numbers))
@@ -255,11 +278,16 @@ class Stack:
 
     # trials -----------------------------------------------------------------------------------------------------
 
-    def _tried(self, part: _Part, turns: Sequence[_Turn], held: _Held) -> Kind | Unstackable:
-        """Take a step of this kind with two clients, one after the other and as one, on copies, and compare."""
+    def _tried(self, part: _Part, turns: Sequence[_Turn], held: _Held) -> Kind | str:
+        """Take a step of this kind with two clients, one after the other and as one, on copies, and compare.
+
+        Returns:
+            What is known of such steps, or why they cannot be stacked.
+        """
         count = min(turn.count for turn in turns)
-        if not self._normed:  # few enough for rows of weight 0 to be added
-            count = max(1, min(count, part.walks[0].client.training.batch_size // 2))
+        if not self._normed:  # few enough for other rows to be added with weight 0
+            most = max(held.counts[part.walks[turn.row].place] for turn in turns)
+            count = max(1, min(count, part.walks[0].client.training.batch_size // 2, most // 2))
         turns = [_Turn(turn.row, turn.chosen[:count], turn.inputs, count) for turn in turns]
         walks = [part.walks[turn.row] for turn in turns]
         pair = _Part(walks, part.some([turn.row for turn in turns]), part.names, part.phase, {})
@@ -279,9 +307,11 @@ class Stack:
                 warnings.filterwarnings("error", message=".*performance drop")  # client by client in truth
                 found = self._gradients(pair, turns, held, kind, trial=True)
             if not self._agree(found, expected):
-                return Unstackable("the gradients of two clients as one are not those of one after the other")
+                return "the gradients of two clients as one are not those of one after the other"
         except Unstackable as reason:
-            return reason
+            return str(reason)
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:  # also one of the method's own, which shows when the client trains alone
             return self._no_way(error)
         return replace(kind, fills=not self._normed and self._fills(pair, turns, held, kind, expected))
@@ -289,18 +319,25 @@ class Stack:
     def _fills(
         self, pair: _Part, turns: Sequence[_Turn], held: _Held, kind: Kind, expected: Sequence[Gradients]
     ) -> bool:
-        """Whether rows of weight 0 change nothing: as many as there are others, for both of a pair."""
-        chosen, last = turns[1].chosen, turns[1].chosen[-1:]
-        filled = [turns[0], replace(turns[1], chosen=torch.cat([chosen, last.expand(len(chosen))]))]
-        try:
-            return self._agree(self._gradients(pair, filled, held, kind, trial=True), expected)
-        except Exception:  # a loss that wants batches of one size
-            return False
+        """Whether other rows of weight 0 change nothing, as many as there are rows, for one of a pair."""
+        for place, turn in enumerate(turns):
+            extra = held.unlike(pair.walks[place], turn.chosen)
+            if not len(extra):
+                continue
+            filled = [*turns]
+            filled[place] = replace(turn, chosen=torch.cat([turn.chosen, extra[: turn.count]]))
+            try:
+                return self._agree(self._gradients(pair, filled, held, kind, trial=True), expected)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception:  # a loss that wants batches of one size
+                return False
+        return False  # nothing to try it with: copies of the rows that count would change no mean
 
-    def _no_way(self, error: Exception) -> Unstackable:
+    def _no_way(self, error: Exception) -> str:
         text = (str(error).splitlines() or [""])[0]
         what = "its own way to take gradients" if self._own_gradients else "its loss"
-        return Unstackable(f"{what} cannot be vectorised ({type(error).__name__}: {text})")
+        return f"{what} cannot be vectorised ({type(error).__name__}: {text})"
 
     def _agree(self, found: tuple[Tensors, Tensor, Tensors], expected: Sequence[Gradients]) -> bool:
         """Whether stacked gradients, losses and sums are those of the clients one by one; overflows tell nothing."""
@@ -344,15 +381,16 @@ class Stack:
         try:
             return self._method.inputs(walk.client, walk.steps, draws)
         except Exception as error:
-            raise self._no_way(error) from error
+            raise Unstackable(self._no_way(error)) from error
 
 
-def _trouble(trial: Callable[[], None]) -> Unstackable | None:
+def _trouble(trial: Callable[[], None]) -> str:
+    """Why the trial fails, "" where it passes."""
     try:
         trial()
     except Unstackable as reason:
-        return reason
-    return None
+        return str(reason)
+    return ""
 
 
 def _only_of(context: Context, names: frozenset[str]) -> Context:
@@ -516,6 +554,14 @@ class _Held:
         if distinct:
             self._x = torch.cat([samples.x.to(device) for samples in distinct.values()])
             self._y = torch.cat([samples.y.to(device) for samples in distinct.values()])
+
+    def unlike(self, walk: _Walk, chosen: Tensor) -> Tensor:
+        """The rows of a client's data, besides `chosen`, whose inputs differ from those of the last row chosen."""
+        begin, count = self._begins[walk.place], self.counts[walk.place]
+        own = self._x[begin : begin + count].reshape(count, -1)
+        differs = (own != own[int(chosen[-1])]).any(dim=1).cpu()
+        differs[chosen] = False
+        return differs.nonzero().flatten()
 
     def batch(self, walks: Sequence[_Walk], turns: Sequence[_Turn], augmented: bool = True) -> Batch:
         """A batch of x (K, B, ...) as the network takes it, y, w and rows (K, B), filled up with rows of weight 0."""

@@ -21,6 +21,7 @@ from polyfed.engine.private import releases
 from polyfed.engine.training import by_chance
 from polyfed.errors import Interrupted, RequestError
 from polyfed.methods import FedAvg, FedIN, FedProto, FedProx, FedSelect, Local
+from polyfed.models import build
 from polyfed.testing import Kit
 from polyfed.testing.world import difference, everything, records
 
@@ -120,6 +121,22 @@ class TestTraining:
             for name, tensor in ours.items():
                 assert torch.allclose(tensor.double(), theirs[name].double(), atol=1e-5), name
             assert "epsilon" not in found.history[-1]
+
+    def test_convolutions_that_lie_channels_last(self) -> None:
+        """Opacus takes wrong gradients of these, so that most networks of the zoo were refused."""
+        x = torch.rand(12, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+        data = x, torch.arange(12) % 3
+
+        def trained(privacy: Privacy | None = None) -> nn.Module:
+            clients = [Client("net", data, data)]
+            builders = {"net": lambda: build("digits-cnn4", (1, 8, 8), 3)}
+            return Federation(clients, Local(), TWO, privacy=privacy, builders=builders).run().models[0]
+
+        plain = trained().state_dict()
+        bounded = trained(Privacy(sgd_clip=1e9, sgd_sampling="shuffled")).state_dict()
+        for name, tensor in plain.items():
+            assert torch.allclose(bounded[name], tensor, atol=1e-6), name
+            assert bounded[name].stride() == tensor.stride(), name
 
     def test_a_step_is_the_mean_of_bounded_gradients(self) -> None:
         net = nn.Sequential(nn.Flatten(), nn.Linear(4, 40), nn.ReLU(), nn.Linear(40, 3))

@@ -28,7 +28,7 @@ from polyfed.core.networks import trainable
 from polyfed.core.releases import Release
 from polyfed.core.settings import Privacy, Training
 from polyfed.errors import RequestError
-from polyfed.functional.modes import has_batchnorm
+from polyfed.functional.modes import channels_first, has_batchnorm
 
 Loss = Callable[[Any, Batch, Context], Any]
 _TRIED = 3  # rows of a trial
@@ -73,7 +73,7 @@ class _Rows:
         self._names, self._parameters = trainable(model)
         seed = int(torch.randint(2**62, (), generator=draws))
         noise = torch.Generator(self._parameters[0].device).manual_seed(seed)
-        self._model, self._hooks = model, sampler(model)
+        self._model, self._hooks, self._layout = model, sampler(model), channels_first(model)
         self._hooks.disable_hooks()  # what else a step does with the network is no business of theirs
         self._steps = optimiser(
             torch.optim.SGD(self._parameters, lr=1.0),  # which never takes a step of its own
@@ -86,12 +86,14 @@ class _Rows:
     def __enter__(self) -> _Rows:
         self._warnings = warnings.catch_warnings()
         self._warnings.__enter__()
+        self._layout.__enter__()
         warnings.filterwarnings("ignore", "Full backward hook is firing")  # a first layer's input has no gradient
         return self
 
     def __exit__(self, *error: object) -> None:
         self._steps.zero_grad(set_to_none=True)
         self._hooks.to_standard_module()
+        self._layout.__exit__(None, None, None)
         self._warnings.__exit__(None, None, None)
 
     def gradients(self, loss: Loss, batch: Batch, context: Context, expected: int | None) -> Gradients:

@@ -1,10 +1,11 @@
-"""Modes of modules for a while: scoring, and forward passes that leave BatchNorm's running statistics alone."""
+"""Modes of modules for a while: scoring, another memory layout, BatchNorm's running statistics left alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -42,6 +43,34 @@ def untracked_statistics(module: nn.Module) -> Iterator[nn.Module]:
     finally:
         for m, training, track in layers:
             m.training, m.track_running_stats = training, track
+
+
+@contextmanager
+def channels_first(module: nn.Module) -> Iterator[nn.Module]:
+    """Convolutions inside lie channels first in memory; afterwards those that lay channels last do so again.
+
+    The numbers are the same. Opacus takes wrong gradients by row of a convolution whose inputs lie channels last.
+
+    >>> net = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)
+    >>> with channels_first(net):
+    ...     net.weight.is_contiguous()
+    True
+    >>> net.weight.is_contiguous()
+    False
+    """
+    # of one input channel both layouts count as contiguous; only the strides tell which it is
+    turned = [p for p in module.parameters() if p.dim() == 4 and p.stride() == _strides(p, torch.channels_last)]
+    try:
+        for p in turned:
+            p.data = p.data.clone(memory_format=torch.contiguous_format)
+        yield module
+    finally:
+        for p in turned:
+            p.data = p.data.clone(memory_format=torch.channels_last)
+
+
+def _strides(tensor: torch.Tensor, layout: torch.memory_format) -> tuple[int, ...]:
+    return torch.empty_like(tensor, device="meta", memory_format=layout).stride()
 
 
 def has_batchnorm(module: nn.Module) -> bool:

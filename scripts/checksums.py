@@ -125,7 +125,7 @@ FEATURES: dict[str, Case] = {
     "final average": Case("fedhenn", (*ONE_NETWORK, "methods.fedhenn.setting=homogeneous",
                                       "methods.fedhenn.final_average=true")),
     "early stop": Case("local", ("training.rounds=8", "evaluation.patience=1", "evaluation.min_delta=0.2")),
-    "schedule": Case("fedavg", ("training.schedule=cosine",)),
+    "schedule": Case("fedavg", ("training.lr_schedule=cosine",)),
     "bf16": Case("fedavg", ("run.precision=bf16",)),
     "one test set": Case("fedavg", ("data.test=global",)),
     **{f"resumed {name}": Case(name, run=resumed) for name in ("fedgh", "fedin", "fedkd")},

@@ -71,7 +71,8 @@ class FedET(shared_model.Averaging):
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
         super().start(server)
-        server.state["server"] = server.initial(server.companion)
+        server.state["server"] = w = server.initial(server.companion)
+        self._share_head(server, w)
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         if not uploads:
@@ -92,9 +93,13 @@ class FedET(shared_model.Averaging):
             w, server.log["transfer_loss"] = ensemble.fit(model, server.public, targets, self._transfer, draws)
             server.log["disputed"] = float(targets.disputed.float().mean())
         server.state["server"] = w
+        self._share_head(server, w)
+
+    def _share_head(self, server: Server, w: Group) -> None:
+        """Every architecture's shared model gets the head of the server's network `w`."""
+        held = {n: w[own] for own, n in head_names(server.model(server.companion, {})).items()}
         for architecture in server.architectures:
             inner = head_names(server.model(architecture, {}))
-            held = {n: w[own] for own, n in names.items()}
             shared_model.replace(server, self.aggregation, architecture, {own: held[n] for own, n in inner.items()})
 
     @property

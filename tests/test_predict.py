@@ -480,7 +480,8 @@ def test_folders_that_hold_no_such_model(done: Run, tmp_path: Path) -> None:
         ("classes", 7, "'head.bias' is \\(10,\\), not \\(7,\\)|'head.weight' is"),
         ("method", "fedhg", "unknown method 'fedhg'; did you mean 'fedgh'"),
         ("knobs", {"header_lrr": 1}, "as this version writes it"),
-        ("prepare", None, "as this version writes it"),
+        ("prepare", None, "went through a function of your own"),
+        ("prepare", 3, "as this version writes it"),
     ):
         entries = {name: {**entry, key: value} for name, entry in listed.items()}
         index.write_text(json.dumps(entries))

@@ -23,6 +23,7 @@ from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from polyfed.core.client import as_floats
 from polyfed.core.companion import architectures_of
 from polyfed.core.device import named_device
 from polyfed.core.message import Message, from_bytes
@@ -189,8 +190,7 @@ def load_model(run: str | Path, client: int, device: str = "cpu") -> ClientModel
             entry.get("label_column"),
             _vocabulary(entry, folder),
         )
-        normalised = entry["prepare"]
-        prepare = Prepare(tuple(normalised["mean"]), tuple(normalised["std"]), bool(normalised.get("table", False)))
+        prepare = _prepare(entry["prepare"], client)
         method = _method(entry["method"], entry["knobs"])
         files = {file: _checked(folder / file, wanted) for file, wanted in entry["sha256"].items()}
         state = next((from_bytes(data) for file, data in files.items() if file != name), {})
@@ -206,6 +206,16 @@ def load_model(run: str | Path, client: int, device: str = "cpu") -> ClientModel
         k: v.to(place) if isinstance(v, Tensor) else {n: t.to(place) for n, t in v.items()} for k, v in state.items()
     }
     return ClientModel(client, entry["architecture"], network.to(place).eval(), method, state, form, prepare, place)
+
+
+def _prepare(said: Any, client: int) -> Callable[[Tensor], Tensor]:
+    """From stored inputs to the network's, as an entry of the index says."""
+    if said is None:
+        raise RequestError(
+            f"client {client}'s inputs went through a function of your own (prepare), which a run folder does not "
+            "hold; make the network as models/README.md shows, and prepare its inputs as for the run"
+        )
+    return as_floats if said == "plain" else Prepare(tuple(said["mean"]), tuple(said["std"]), bool(said.get("table")))
 
 
 def _vocabulary(entry: Mapping[str, Any], folder: Path) -> Vocabulary | None:

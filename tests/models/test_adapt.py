@@ -431,7 +431,7 @@ def test_networks_of_torchvision(name: str, extractor: str) -> None:
 
 
 def test_not_a_module_and_already_split() -> None:
-    with pytest.raises(RequestError, match=r"expects an nn\.Module; a function came"):
+    with pytest.raises(RequestError, match=r"expects an nn\.Module, got the function inputs"):
         split(inputs)  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="is a SplitModel already"):
         split(build("digits-cnn1", (1, 8, 8), 10))

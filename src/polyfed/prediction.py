@@ -74,13 +74,15 @@ class Predictions:
     """What a model says.
 
     names: of the inputs, a row's number or a file's name. scores: (N, C). labels: (N,) int64, where they are known.
-    class_names: one per class.
+    class_names: one per class. unknown: names of the texts of which the run knew no word, so that nothing but their
+    length speaks in their scores.
     """
 
     names: tuple[str, ...]
     scores: Tensor
     labels: Tensor | None
     class_names: tuple[str, ...]
+    unknown: tuple[str, ...] = ()
 
     @property
     def classes(self) -> Tensor:
@@ -125,6 +127,7 @@ def predict(
     image_column: str | None = None,
     label_column: str | None = None,
     text_column: str | None = None,
+    resize: bool = False,
 ) -> Predictions:
     """What a client's personal model says of new inputs.
 
@@ -133,16 +136,26 @@ def predict(
         data: files as `polyfed.data.inputs.read` takes them, or inputs (N, ...) as the run stored them.
         device: where the network computes.
         image_column, label_column, text_column: of Parquet files, where they cannot be told; of CSV files the last two.
+        resize: bring images of another size to that of the run's, bilinear; without it they are refused.
 
     Raises:
         RequestError: see `load_model` and `polyfed.data.inputs.read`.
     """
     model = load_model(run, client, device)
+    form = _resizing(model.form) if resize else model.form
     if isinstance(data, Tensor):
-        inputs = numbered(data, model.form, "the tensor given")
+        inputs = numbered(data, form, "the tensor given")
     else:
-        inputs = read(Path(data), model.form, image_column, label_column, text_column)
+        inputs = read(Path(data), form, image_column, label_column, text_column)
     return _predicted(model, inputs)
+
+
+def _resizing(form: Form) -> Form:
+    """The form, for images of any size."""
+    if not form.images:
+        raise RequestError(f"resize is of images, got it where the run's inputs are {form}")
+    height, width = form.shape[1:]
+    return dataclasses.replace(form, image_size=(height, width))
 
 
 def _predicted(model: ClientModel, inputs: Inputs) -> Predictions:
@@ -153,7 +166,7 @@ def _predicted(model: ClientModel, inputs: Inputs) -> Predictions:
             raise
         low, high = inputs.x.aminmax()
         raise RequestError(f"expected ids of the run's vocabulary, came {int(low)} to {int(high)}") from None
-    return Predictions(inputs.names, scores, inputs.y, model.form.class_names)
+    return Predictions(inputs.names, scores, inputs.y, model.form.class_names, inputs.unknown)
 
 
 # loading ----------------------------------------------------------------------------------------------------------

@@ -230,6 +230,7 @@ def prepare(
         classes=dealt.classes,
         class_names=source.class_names,
         feature_names=source.feature_names,
+        label_column=source.label_column,
         vocabulary=source.vocabulary,
         builders={
             name: functools.partial(build, name, in_shape, dealt.classes, width, source.words)

@@ -109,6 +109,7 @@ class Federation:
         public: hold-out data that everybody may see. test: one test set shared by all clients, in place of their own.
         classes: of the task; default: the largest label anywhere plus one. class_names: what they are called.
         feature_names: of a table's columns, for whoever uses a model later. vocabulary: likewise, of texts.
+        label_column: likewise, where the labels stood in files.
         builders: architecture name -> function that makes the network, for clients given by a name of your own, and for
             a companion that the method names. Names that a recipe takes ("digits-cnn1", "timm:resnet10t") need none.
         device: where networks compute ("cpu", "cuda", "cuda:1").
@@ -151,6 +152,7 @@ class Federation:
         classes: int | None = None,
         class_names: Sequence[str] | None = None,
         feature_names: Sequence[str] = (),
+        label_column: str | None = None,
         vocabulary: Vocabulary | None = None,
         builders: Mapping[str, Builder] | None = None,
         device: str | torch.device = "cpu",
@@ -194,7 +196,7 @@ class Federation:
         self.class_names = [*(map(str, range(self.classes)) if class_names is None else class_names)]
         if len(self.class_names) != self.classes:
             raise RequestError(f"expected {self.classes} class names, came {len(self.class_names)}")
-        self.feature_names, self.vocabulary = tuple(feature_names), vocabulary
+        self.feature_names, self.vocabulary, self.label_column = tuple(feature_names), vocabulary, label_column
         for number, client in enumerate(self.clients):
             data = client.data if test is None else ClientData(client.data.train, client.data.validation, test)
             client.id, client.classes, client.seed, client.data = number, self.classes, seed, data
@@ -704,13 +706,13 @@ class Federation:
         ]
 
     def _write_models(self, folder: RunFolder) -> None:
-        guide = Guide(self.architectures)
+        alone = scores_are_outputs(self.method)  # else what clients keep may have a say
+        guide = Guide(self.architectures, alone)
         with folder.models() as write:
             words = None if self.vocabulary is None else folder.write_words(self.vocabulary.words)
             for client in self._present():
                 keeper = self._keeper(client.id)
                 weights = exported(self.method.personal(keeper.model))
-                alone = scores_are_outputs(self.method)  # else what it keeps may have a say
                 about = self._about(client, words)
                 write(client.id, weights, {} if alone else keeper.state, about)
                 guide.add(client.id, weights, about)
@@ -730,7 +732,7 @@ class Federation:
             "classes": self.classes,
             "class_names": self.class_names,
             "feature_names": list(self.feature_names),
-            "label_column": self.settings.get("data", {}).get("label_column"),
+            "label_column": self.label_column,
             "vocabulary": None if texts is None else texts.most,
             "texts": None if texts is None else {"column": texts.column, "sha256": words},
             "vectors": self.settings.get("data", {}).get("vectors"),

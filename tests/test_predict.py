@@ -367,6 +367,15 @@ def test_images_of_another_size_are_resized_on_request(predict: Terminal, done: 
     assert torch.equal(prediction.predict(folder(done), 1, X, resize=True).scores, own_scores(done, 1, X))
 
 
+def test_other_kinds_of_arguments(done: Run) -> None:
+    expected = own_scores(done, 1, X)
+    assert torch.equal(pf.predict(folder(done), np.int64(1), X.numpy()).scores, expected)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="client: expected the number of a client, got '1'"):
+        pf.predict(folder(done), "1", X)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="data: expected the path of files, or inputs as a tensor, got a list"):
+        pf.predict(folder(done), 1, X.tolist())  # type: ignore[arg-type]
+
+
 def test_only_images_are_resized(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("\n".join(["a,b,label", *(f"{n},{n * n % 7},{n % 2}" for n in range(20))]))
     settings = {"data": {"name": f"csv:{tmp_path / 'a.csv'}", "clients": 2}, "models": {"architectures": ["mlp-64-32"]}}

@@ -56,6 +56,11 @@ def test_a_deal_in_python_is_that_of_a_recipe() -> None:
         pf.federate(pf.load("digits"), seed="x")  # type: ignore[arg-type]
 
 
+def test_only_a_source_is_dealt() -> None:
+    with pytest.raises(RequestError, match=r"polyfed.from_tensors\(\(x, y\)\) gives, got a tuple"):
+        pf.federate((torch.zeros(4, 3), torch.arange(4) % 2), 2)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("given", "line"),
     [

@@ -12,13 +12,16 @@ import functools
 import hashlib
 import io
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors.torch
 import torch
+from numpy.typing import NDArray
 from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from torch import Tensor, nn
@@ -33,7 +36,7 @@ from polyfed.core.randomness import scoped_global
 from polyfed.data.inputs import Form, Inputs, numbered, read
 from polyfed.data.text import WORDS_FILE, Vocabulary, Words
 from polyfed.data.transforms import Prepare
-from polyfed.errors import RequestError
+from polyfed.errors import RequestError, described
 from polyfed.models.zoo import build
 from polyfed.recorded import SUM_FILE, parse_json
 from polyfed.registry import METHODS
@@ -121,7 +124,7 @@ class Predictions:
 def predict(
     run: str | Path,
     client: int,
-    data: str | Path | Tensor,
+    data: str | Path | Tensor | NDArray[Any],
     *,
     device: str = "cpu",
     image_column: str | None = None,
@@ -143,8 +146,10 @@ def predict(
     """
     model = load_model(run, client, device)
     form = _resizing(model.form) if resize else model.form
-    if isinstance(data, Tensor):
-        inputs = numbered(data, form, "the tensor given")
+    if isinstance(data, Tensor | np.ndarray):
+        inputs = numbered(torch.as_tensor(data), form, "the tensor given")
+    elif not isinstance(data, str | os.PathLike):
+        raise RequestError(f"data: expected the path of files, or inputs as a tensor, got {described(data)}")
     else:
         inputs = read(Path(data), form, image_column, label_column, text_column)
     return _predicted(model, inputs)
@@ -261,6 +266,8 @@ def _method(name: str, knobs: Mapping[str, Any]) -> Method:
 
 def _entry(run: Path, client: int) -> tuple[str, Mapping[str, Any]]:
     """The name of a client's weights, and what the index says of them."""
+    if isinstance(client, bool) or not isinstance(client, int | np.integer):
+        raise RequestError(f"client: expected the number of a client, got {described(client)}")
     if not (run / "result.json").exists():
         came = f"{run}, which holds no result.json" if run.is_dir() else f"{run}, which is no folder"
         raise RequestError(f"expected the folder of a finished run, came {came}")

@@ -143,6 +143,9 @@ def federate(
     Raises:
         RequestError: settings that cannot be, or rows that cannot be dealt so.
     """
+    if not isinstance(source, Source):
+        write = "polyfed.from_tensors((x, y))"
+        raise RequestError(f"source: expected what polyfed.load or {write} gives, got {described(source)}")
     given = whole("seed", seed, 0)
     return deal(
         source, clients=clients, partition=partition, rng=lambda what: numpy_generator(given, f"data {what}"), **how

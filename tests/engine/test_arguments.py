@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import polyfed as pf
 from polyfed import prediction
 from polyfed.core.client import as_floats
 from polyfed.data.sources import digits
+from polyfed.data.text import Words
 from polyfed.errors import RequestError
 from polyfed.registry import METHODS
 
@@ -157,6 +159,13 @@ def test_tables_of_pandas() -> None:
     assert torch.equal(train.y, Y)
 
 
+def test_a_run_takes_switches_only() -> None:
+    made = federation()
+    with pytest.raises(RequestError, match="run: expected resume to be True or False, got 'runs/mine'"):
+        made.run("runs/mine")  # type: ignore[arg-type]
+    assert made.run(progress=False)
+
+
 # networks by name
 
 
@@ -181,6 +190,28 @@ def test_registered_networks_are_made_by_name_and_found_again(prepared: bool, tm
     assert torch.equal(prediction.predict(tmp_path / "run", 1, x).scores, expected)
     guide = (tmp_path / "run" / "models" / "README.md").read_text(encoding="utf-8")
     assert "model = build('digits-cnn2', (1, 8, 8), 10)" in guide
+
+
+def plain(in_shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.ReLU(), nn.Linear(9, classes))
+
+
+def test_functions_of_ones_own_are_called_by_name(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "own_nets", sys.modules[__name__])
+    clients = of_digits(None, "own_nets:plain", "own_nets:plain@1", "digits-cnn1")
+    run = pf.Federation(clients, pf.methods.Local(), pf.Training(rounds=1), classes=10, out=tmp_path / "run").run()
+    x = digits().train.x[:9]
+    with torch.inference_mode():
+        assert torch.equal(prediction.predict(tmp_path / "run", 1, x).scores, run.models[1](as_floats(x)))
+
+
+def test_texts_bring_their_number_of_words(tmp_path: Any) -> None:
+    rows = [f"So good! No {n},1\ncan't say,0" for n in range(10)]
+    (tmp_path / "a.csv").write_text("\n".join(["said,label", *rows]))
+    source = pf.load("csv:a.csv", tmp_path, words=Words("said", vocabulary=30, length=4))
+    clients = [pf.Client("fedhenn-lstm1", source.train)]
+    made = pf.Federation(clients, pf.methods.Local(), pf.Training(rounds=1), vocabulary=source.vocabulary)
+    assert made.run().models[0].state_dict()["extractor.embedding.weight"].shape[0] == 32
 
 
 def test_inputs_prepared_by_a_function_of_ones_own_are_told(tmp_path: Any) -> None:

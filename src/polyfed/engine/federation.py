@@ -63,7 +63,7 @@ from polyfed.engine.store import Row, Store, row_of
 from polyfed.engine.tracking import Tracker as Tracker
 from polyfed.engine.tracking import tell, watcher
 from polyfed.engine.workers import Crew
-from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError
+from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError, described
 from polyfed.registry import TRACKERS
 
 
@@ -312,6 +312,9 @@ class Federation:
             RunError: a client or the server failed; says which, when and where.
             Interrupted: Ctrl-C; a checkpoint of the last whole round has been written.
         """
+        for name, value in (("resume", resume), ("force", force), ("progress", progress)):
+            if not isinstance(value, bool):
+                raise RequestError(f"run: expected {name} to be True or False, got {described(value)}")
         given = self.trackers
         if progress:
             self.trackers = [TRACKERS["console"](), *given]

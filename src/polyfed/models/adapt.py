@@ -459,7 +459,7 @@ def _canonical(module: nn.Module, name: str, role: str) -> str:
     """The name under which torch.fx knows the submodule: the first, where it is registered under several."""
     names = {found: m for found, m in module.named_modules(remove_duplicate=False) if found}
     if not isinstance(name, str):
-        write = next((f"; write '{found}'" for found, m in names.items() if m is name), "")
+        write = next((f"; write '{found}'" for found, m in names.items() if m is name or found == str(name)), "")
         raise RequestError(f"{role}: expected the dotted name of a submodule, got {described(name)}{write}")
     if name not in names:
         hint = nearest(name, names) if name else "; pass its dotted name"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 import polyfed as pf
 from polyfed.engine.federation import Run
 from polyfed.errors import RequestError
-from polyfed.models import cuts, with_projection
+from polyfed.models import build, cuts, with_projection
+from polyfed.models.adapt import Adapted
 
 
 class Loops(nn.Module):
@@ -318,3 +320,17 @@ def test_cohorts_stack_what_can_be_stacked(branches: bool) -> None:
 def test_what_a_method_cuts_itself_says_why_not() -> None:
     with pytest.raises(RequestError, match="Loops cannot be cut to narrower networks: its forward cannot be recorded"):
         federate(pf.methods.HeteroFL(), "serial")
+
+
+def loops(in_shape: tuple[int, ...], classes: int) -> nn.Module:
+    return Loops()
+
+
+def test_by_name_in_a_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "own_nets", sys.modules[__name__])
+    model, x = build("own_nets:loops", (4,), 3).eval(), inputs(5)
+    assert isinstance(model, Adapted)
+    assert model.head_name == "top.fc"
+    assert torch.equal(model(x), model.original(x))
+    with pytest.raises(RequestError, match=r"cannot be cut after 'stem': .* write x.shape\[0\] for len\(x\)"):
+        build("own_nets:loops@stem", (4,), 3)

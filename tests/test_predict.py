@@ -351,6 +351,78 @@ def test_grey_becomes_rgb_and_images_are_resized_as_in_training() -> None:
         numbered(colour, Form((1, 8, 8), torch.uint8, None, ("a",)), "x")
 
 
+def test_images_of_another_size_are_resized_on_request(predict: Terminal, done: Run, tmp_path: Path) -> None:
+    wide = torch.nn.functional.interpolate(X.float(), (24, 16), mode="nearest").to(torch.uint8)
+    np.save(tmp_path / "wide.npy", wide.numpy())
+    (tmp_path / "wide.png").write_bytes(png(wide[0, 0].numpy()))
+    for name in ("wide.npy", "wide.png"):
+        _, error = predict(tmp_path / name, status=2)
+        assert "expected inputs 1 x 8 x 8 of type uint8" in error
+        assert f"came 1 x 24 x 16 in {tmp_path / name}; ask for --resize (resize=True)" in error
+        out, _ = predict(tmp_path / name, "--resize")
+        assert len(rows(out)) == (12 if name == "wide.npy" else 1)
+    found = prediction.predict(folder(done), 1, tmp_path / "wide.npy", resize=True)
+    small = torch.nn.functional.interpolate(wide.float(), (8, 8), mode="bilinear", antialias=True).round()
+    assert torch.equal(found.scores, own_scores(done, 1, small.to(torch.uint8)))
+    assert torch.equal(prediction.predict(folder(done), 1, X, resize=True).scores, own_scores(done, 1, X))
+
+
+def test_other_kinds_of_arguments(done: Run) -> None:
+    expected = own_scores(done, 1, X)
+    assert torch.equal(pf.predict(folder(done), np.int64(1), X.numpy()).scores, expected)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="client: expected the number of a client, got '1'"):
+        pf.predict(folder(done), "1", X)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="data: expected the path of files, or inputs as a tensor, got a list"):
+        pf.predict(folder(done), 1, X.tolist())  # type: ignore[arg-type]
+
+
+def test_only_images_are_resized(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("\n".join(["a,b,label", *(f"{n},{n * n % 7},{n % 2}" for n in range(20))]))
+    settings = {"data": {"name": f"csv:{tmp_path / 'a.csv'}", "clients": 2}, "models": {"architectures": ["mlp-64-32"]}}
+    made = pf.Recipe.from_dict({**settings, "method": {"name": "local"}, "training": {"rounds": 1}})
+    pf.run(made, out=tmp_path / "run")
+    with pytest.raises(RequestError, match="resize is of images, got it where the run's inputs are 2 of type float32"):
+        prediction.predict(tmp_path / "run", 0, tmp_path / "a.csv", resize=True)
+
+
+def of_photos(place: Path, **data: Any) -> Path:
+    """A finished run on a folder of Parquet files with two columns that might hold labels."""
+    (place / "photos").mkdir()
+    kinds = [f"kind {int(y) % 3}" for y in Y.repeat(4)]
+    cells = pa.array([{"bytes": png(x[0].numpy()), "path": None} for x in X.repeat(4, 1, 1, 1)])
+    columns = {"image": cells, "kind": pa.array(kinds), "target": pa.array([0] * len(kinds))}
+    pq.write_table(pa.table(columns), place / "photos" / "train.parquet")
+    settings = {"data": {"name": "parquet", "root": str(place / "photos"), "clients": 2, **data}}
+    settings |= {"models": {"architectures": ["digits-cnn1"]}, "method": {"name": "local"}, "training": {"rounds": 1}}
+    pf.run(pf.Recipe.from_dict(settings), out=place / "run")
+    return place / "run"
+
+
+def test_the_runs_own_label_column_scores_new_data(tmp_path: Path) -> None:
+    run = of_photos(tmp_path, label_column="kind")
+    found = prediction.predict(run, 0, tmp_path / "photos")
+    assert found.labels is not None
+    assert torch.equal(found.labels, Y.repeat(4) % 3)
+    cells = pa.array([png(x[0].numpy()) for x in X])
+    pq.write_table(pa.table({"image": cells, "other": pa.array([0] * 12)}), tmp_path / "bare.parquet")
+    assert prediction.predict(run, 0, tmp_path / "bare.parquet").labels is None
+
+
+def test_a_label_column_that_the_run_has_found_is_its_own_too(tmp_path: Path) -> None:
+    lines = ["a,b,outcome", *(f"{n},{n * n % 7},{'yes' if n % 2 else 'no'}" for n in range(20))]
+    for header, named in (("outcome", "outcome"), ("target", None)):
+        place = tmp_path / header
+        place.mkdir()
+        (place / "a.csv").write_text("\n".join([lines[0].replace("outcome", header), *lines[1:]]))
+        (place / "b.csv").write_text("\n".join([f"a,b,{header},label", *(f"{line},no" for line in lines[1:])]))
+        data = {"name": f"csv:{place / 'a.csv'}", "clients": 2, **({} if named is None else {"label_column": named})}
+        settings = {"data": data, "models": {"architectures": ["mlp-64-32"]}, "method": {"name": "local"}}
+        pf.run(pf.Recipe.from_dict({**settings, "training": {"rounds": 1}}), out=place / "run")
+        found = prediction.predict(place / "run", 0, place / "b.csv")
+        assert found.labels is not None
+        assert found.labels.tolist() == [n % 2 for n in range(20)]
+
+
 def test_stored_floats(tmp_path: Path) -> None:
     form = Form((4,), torch.float32, None, ("a", "b"))
     np.save(tmp_path / "x.npy", np.arange(8, dtype=np.float64).reshape(2, 4))
@@ -480,7 +552,8 @@ def test_folders_that_hold_no_such_model(done: Run, tmp_path: Path) -> None:
         ("classes", 7, "'head.bias' is \\(10,\\), not \\(7,\\)|'head.weight' is"),
         ("method", "fedhg", "unknown method 'fedhg'; did you mean 'fedgh'"),
         ("knobs", {"header_lrr": 1}, "as this version writes it"),
-        ("prepare", None, "as this version writes it"),
+        ("prepare", None, "went through a function of your own"),
+        ("prepare", 3, "as this version writes it"),
     ):
         entries = {name: {**entry, key: value} for name, entry in listed.items()}
         index.write_text(json.dumps(entries))

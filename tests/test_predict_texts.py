@@ -131,7 +131,7 @@ def test_the_folder_says_how_large_the_vocabulary_is_whatever_the_default_become
 
 def test_what_cannot_be_read_is_one_line(model: prediction.ClientModel, tmp_path: Path) -> None:
     cases: dict[str, tuple[str | bytes, dict[str, str], str]] = {
-        "a.txt": ("good\n\nbad\n", {}, "an empty one, line 2"),
+        "a.txt": ("\n \n", {}, "came none"),
         "b.txt": ("", {}, "came none"),
         "c.txt": (b"\xff\xfe", {}, "a text file in UTF-8"),
         "d.txt": ("good", {"label_column": "x"}, "are of Parquet or CSV files, came 'x'"),
@@ -171,3 +171,47 @@ def test_words_that_were_changed_or_never_kept(done: Run, tmp_path: Path) -> Non
         read(tmp_path / "a.txt", form)
     with pytest.raises(RequestError, match="text_column is of texts, came 'said'"):
         read(tmp_path / "a.txt", form, text_column="said")
+
+
+def test_blank_lines_do_not_count(model: prediction.ClientModel, tmp_path: Path) -> None:
+    (tmp_path / "plain.txt").write_text("good\nso bad\n")
+    (tmp_path / "gaps.txt").write_text("\ngood\n  \n\nso bad\n\n\n")
+    (tmp_path / "plain.csv").write_text("said,liked\ngood,yes\nso bad,no\n")
+    (tmp_path / "gaps.csv").write_text("said,liked\n\ngood,yes\n   \n\t\nso bad,no\n\n")
+    for kind in ("txt", "csv"):
+        plain, gaps = (read(tmp_path / f"{name}.{kind}", model.form) for name in ("plain", "gaps"))
+        assert torch.equal(plain.x, gaps.x)
+        assert gaps.names == ("0", "1")
+
+
+def test_texts_without_a_known_word_are_told(done: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    strange = ["zebra zebra", "good", "   ...zebra", "so", "?", "zebra zebra zebra zebra zebra zebra good"]
+    (tmp_path / "a.txt").write_text("\n".join(strange))
+    pq.write_table(pa.table({"said": strange}), tmp_path / "a.parquet")
+    (tmp_path / "a.csv").write_text("\n".join(["said,liked", *(f"{words},yes" for words in strange)]))
+    for kind in ("txt", "parquet", "csv"):
+        assert prediction.predict(folder(done), 0, tmp_path / f"a.{kind}").unknown == ("0", "4", "5"), kind
+        words = ["predict", str(folder(done)), str(tmp_path / f"a.{kind}"), "--client", "0"]
+        assert cli.status(words) == 0
+        said = capsys.readouterr()
+        assert "3 of 6 texts have no word that the run knows: rows 0, 4, 5\n" in said.err
+        assert "no word" not in said.out
+    assert cli.status([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["unknown"] == ["0", "4", "5"]
+    (tmp_path / "b.txt").write_text("\n".join(["zebra"] * 12))
+    assert cli.status(["predict", str(folder(done)), str(tmp_path / "b.txt"), "--client", "0"]) == 0
+    assert "12 of 12 texts have no word that the run knows: rows 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ...\n" in (
+        capsys.readouterr().err
+    )
+    assert prediction.predict(folder(done), 0, torch.ones(2, 6, dtype=torch.int64)).unknown == ()
+
+
+def test_the_runs_own_label_column_scores_parquet_files_too(model: prediction.ClientModel, tmp_path: Path) -> None:
+    table = {"said": NEW, "liked": ["no", "yes", "no"], "label": [1, 1, 1]}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    found = read(tmp_path / "a.parquet", model.form)
+    assert found.y is not None
+    assert found.y.tolist() == [0, 1, 0]
+    other = read(tmp_path / "a.parquet", model.form, label_column="label")
+    assert other.y is not None
+    assert other.y.tolist() == [1, 1, 1]

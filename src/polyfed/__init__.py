@@ -1,39 +1,35 @@
-"""polyfed: federated learning among clients whose neural networks differ."""
+"""polyfed: federated learning among clients whose neural networks differ.
+
+What programs use is listed below; `polyfed.methods` holds the methods, one class each.
+"""
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from polyfed.errors import nearest
 from polyfed.version import __version__ as __version__
 
-_PLACES = {
-    "run": "polyfed.session", "compare": "polyfed.session", "check": "polyfed.session", "Recipe": "polyfed.recipe",
-    "Federation": "polyfed.engine.federation", "Run": "polyfed.engine.federation",
-    "Training": "polyfed.core.settings", "Evaluation": "polyfed.core.settings", "split": "polyfed.models.adapt",
-    "Client": "polyfed.core.client", "Method": "polyfed.core.method", "SplitModel": "polyfed.models.split",
+_PLACES = {  # __init__.pyi says the same to type checkers and editors
+    "run": "session", "compare": "session", "check": "session", "federate": "session", "predict": "prediction",
+    "Recipe": "recipe", "Federation": "engine.federation", "Run": "engine.federation", "Devices": "engine.devices",
+    "Training": "core.settings", "Evaluation": "core.settings", "Availability": "core.settings",
+    "Privacy": "core.settings", "Compression": "core.settings", "Defence": "core.settings", "Hostile": "core.settings",
+    "Client": "core.client", "Public": "core.client", "Method": "core.method", "SplitModel": "models.split",
+    "split": "models.adapt", "load": "data.sources", "from_tensors": "data.source", "PolyfedError": "errors",
 }  # fmt: skip
 __all__ = [*_PLACES, "methods"]
-
-if TYPE_CHECKING:
-    from polyfed import methods as methods
-    from polyfed.core.client import Client as Client
-    from polyfed.core.method import Method as Method
-    from polyfed.core.settings import Evaluation as Evaluation
-    from polyfed.core.settings import Training as Training
-    from polyfed.engine.federation import Federation as Federation
-    from polyfed.engine.federation import Run as Run
-    from polyfed.models.adapt import split as split
-    from polyfed.models.split import SplitModel as SplitModel
-    from polyfed.recipe import Recipe as Recipe
-    from polyfed.session import check as check
-    from polyfed.session import compare as compare
-    from polyfed.session import run as run
 
 
 def __getattr__(name: str) -> Any:  # PyTorch is imported on first use, so that `polyfed --help` answers at once
     if name == "methods":
         return importlib.import_module("polyfed.methods")
     if name not in _PLACES:
-        raise AttributeError(f"polyfed has no attribute '{name}'")
-    return getattr(importlib.import_module(_PLACES[name]), name)
+        near = nearest(name, __all__)
+        raise AttributeError(f"polyfed has no attribute '{name}'{near if 'did you mean' in near else ''}")
+    return getattr(importlib.import_module(f"polyfed.{_PLACES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

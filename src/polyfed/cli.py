@@ -443,11 +443,13 @@ def predict(
     image_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of Parquet files.")] = None,
     label_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of Parquet or CSV files.")] = None,
     text_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of Parquet or CSV files of texts.")] = None,
+    resize: Annotated[bool, typer.Option("--resize", help="Bring images to the size of the run's.")] = False,
 ) -> None:
     """Use a client's model on new data.
 
     Writes a row per input: its row number or file, the class's number and name, the probability. Where the data have
-    labels, the accuracy is told. Texts (a column, or the lines of a .txt file) are read with the run's own words.
+    labels, in the run's own column or one of a usual name, the accuracy is told. Texts (a column, or the lines of a
+    .txt file) are read with the run's own words; texts without any of them are told.
 
     \b
     polyfed predict runs/mine --client 7 photos --out photos.csv
@@ -464,6 +466,7 @@ def predict(
         image_column=image_column,
         label_column=label_column,
         text_column=text_column,
+        resize=resize,
     )
     to_file = str(out) != "-"
     if to_file:
@@ -472,12 +475,17 @@ def predict(
         import json as form
 
         facts = {"run": str(run), "client": client, "inputs": len(found.names), "accuracy": found.accuracy}
+        facts["unknown"] = list(found.unknown)
         print(form.dumps({**facts, "predictions": found.rows(probabilities)}, indent=2))
     elif not to_file:
         print(found.to_csv(probabilities), end="")
     if found.accuracy is not None and not json:  # not among the rows, where there are rows
         told = f"accuracy {100 * found.accuracy:.2f} % of {len(found.names)} inputs with labels"
         print(told, file=sys.stdout if to_file else sys.stderr)
+    if found.unknown:
+        rows = ", ".join(found.unknown[:10]) + (", ..." if len(found.unknown) > 10 else "")
+        count = f"{len(found.unknown)} of {len(found.names)} texts"
+        print(f"{count} have no word that the run knows: rows {rows}", file=sys.stderr)
     if to_file and not json:
         _print_files([out])
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
+import types
+from collections.abc import Iterable
+
 _LONGEST = 1000  # characters of a line; what is quoted in it may come from anywhere
 
 
@@ -37,3 +41,30 @@ class Interrupted(PolyfedError):
     """
 
     exit_status = 130
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """``", did you mean 'x'?"`` for the nearest known name, or the list of known names when none is near."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(names)}"
+
+
+def described(value: object) -> str:
+    """What somebody gave in place of something else.
+
+    >>> [described(value) for value in ("fedgh", 3, None, dict, len, (1, 2), OSError())]
+    ["'fedgh'", '3', 'none', 'the class dict', 'the function len', 'a tuple', 'an OSError']
+    """
+    if value is None:
+        return "none"
+    if isinstance(value, str | int | float):
+        return repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:57]}..."
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if isinstance(value, types.ModuleType):
+        return f"the module {value.__name__}"
+    if isinstance(value, types.FunctionType | types.BuiltinFunctionType | types.MethodType):
+        return f"the function {value.__name__}"
+    name = type(value).__name__
+    return f"an {name}" if name[0] in "AEIOUaeiou" else f"a {name}"

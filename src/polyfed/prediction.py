@@ -12,17 +12,21 @@ import functools
 import hashlib
 import io
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors.torch
 import torch
+from numpy.typing import NDArray
 from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from polyfed.core.client import as_floats
 from polyfed.core.companion import architectures_of
 from polyfed.core.device import named_device
 from polyfed.core.message import Message, from_bytes
@@ -32,7 +36,7 @@ from polyfed.core.randomness import scoped_global
 from polyfed.data.inputs import Form, Inputs, numbered, read
 from polyfed.data.text import WORDS_FILE, Vocabulary, Words
 from polyfed.data.transforms import Prepare
-from polyfed.errors import RequestError
+from polyfed.errors import RequestError, described
 from polyfed.models.zoo import build
 from polyfed.recorded import SUM_FILE, parse_json
 from polyfed.registry import METHODS
@@ -73,13 +77,15 @@ class Predictions:
     """What a model says.
 
     names: of the inputs, a row's number or a file's name. scores: (N, C). labels: (N,) int64, where they are known.
-    class_names: one per class.
+    class_names: one per class. unknown: names of the texts of which the run knew no word, so that nothing but their
+    length speaks in their scores.
     """
 
     names: tuple[str, ...]
     scores: Tensor
     labels: Tensor | None
     class_names: tuple[str, ...]
+    unknown: tuple[str, ...] = ()
 
     @property
     def classes(self) -> Tensor:
@@ -118,12 +124,13 @@ class Predictions:
 def predict(
     run: str | Path,
     client: int,
-    data: str | Path | Tensor,
+    data: str | Path | Tensor | NDArray[Any],
     *,
     device: str = "cpu",
     image_column: str | None = None,
     label_column: str | None = None,
     text_column: str | None = None,
+    resize: bool = False,
 ) -> Predictions:
     """What a client's personal model says of new inputs.
 
@@ -132,16 +139,28 @@ def predict(
         data: files as `polyfed.data.inputs.read` takes them, or inputs (N, ...) as the run stored them.
         device: where the network computes.
         image_column, label_column, text_column: of Parquet files, where they cannot be told; of CSV files the last two.
+        resize: bring images of another size to that of the run's, bilinear; without it they are refused.
 
     Raises:
         RequestError: see `load_model` and `polyfed.data.inputs.read`.
     """
     model = load_model(run, client, device)
-    if isinstance(data, Tensor):
-        inputs = numbered(data, model.form, "the tensor given")
+    form = _resizing(model.form) if resize else model.form
+    if isinstance(data, Tensor | np.ndarray):
+        inputs = numbered(torch.as_tensor(data), form, "the tensor given")
+    elif not isinstance(data, str | os.PathLike):
+        raise RequestError(f"data: expected the path of files, or inputs as a tensor, got {described(data)}")
     else:
-        inputs = read(Path(data), model.form, image_column, label_column, text_column)
+        inputs = read(Path(data), form, image_column, label_column, text_column)
     return _predicted(model, inputs)
+
+
+def _resizing(form: Form) -> Form:
+    """The form, for images of any size."""
+    if not form.images:
+        raise RequestError(f"resize is of images, got it where the run's inputs are {form}")
+    height, width = form.shape[1:]
+    return dataclasses.replace(form, image_size=(height, width))
 
 
 def _predicted(model: ClientModel, inputs: Inputs) -> Predictions:
@@ -152,7 +171,7 @@ def _predicted(model: ClientModel, inputs: Inputs) -> Predictions:
             raise
         low, high = inputs.x.aminmax()
         raise RequestError(f"expected ids of the run's vocabulary, came {int(low)} to {int(high)}") from None
-    return Predictions(inputs.names, scores, inputs.y, model.form.class_names)
+    return Predictions(inputs.names, scores, inputs.y, model.form.class_names, inputs.unknown)
 
 
 # loading ----------------------------------------------------------------------------------------------------------
@@ -189,8 +208,7 @@ def load_model(run: str | Path, client: int, device: str = "cpu") -> ClientModel
             entry.get("label_column"),
             _vocabulary(entry, folder),
         )
-        normalised = entry["prepare"]
-        prepare = Prepare(tuple(normalised["mean"]), tuple(normalised["std"]), bool(normalised.get("table", False)))
+        prepare = _prepare(entry["prepare"], client)
         method = _method(entry["method"], entry["knobs"])
         files = {file: _checked(folder / file, wanted) for file, wanted in entry["sha256"].items()}
         state = next((from_bytes(data) for file, data in files.items() if file != name), {})
@@ -206,6 +224,16 @@ def load_model(run: str | Path, client: int, device: str = "cpu") -> ClientModel
         k: v.to(place) if isinstance(v, Tensor) else {n: t.to(place) for n, t in v.items()} for k, v in state.items()
     }
     return ClientModel(client, entry["architecture"], network.to(place).eval(), method, state, form, prepare, place)
+
+
+def _prepare(said: Any, client: int) -> Callable[[Tensor], Tensor]:
+    """From stored inputs to the network's, as an entry of the index says."""
+    if said is None:
+        raise RequestError(
+            f"client {client}'s inputs went through a function of your own (prepare), which a run folder does not "
+            "hold; make the network as models/README.md shows, and prepare its inputs as for the run"
+        )
+    return as_floats if said == "plain" else Prepare(tuple(said["mean"]), tuple(said["std"]), bool(said.get("table")))
 
 
 def _vocabulary(entry: Mapping[str, Any], folder: Path) -> Vocabulary | None:
@@ -238,6 +266,8 @@ def _method(name: str, knobs: Mapping[str, Any]) -> Method:
 
 def _entry(run: Path, client: int) -> tuple[str, Mapping[str, Any]]:
     """The name of a client's weights, and what the index says of them."""
+    if isinstance(client, bool) or not isinstance(client, int | np.integer):
+        raise RequestError(f"client: expected the number of a client, got {described(client)}")
     if not (run / "result.json").exists():
         came = f"{run}, which holds no result.json" if run.is_dir() else f"{run}, which is no folder"
         raise RequestError(f"expected the folder of a finished run, came {came}")

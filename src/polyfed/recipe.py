@@ -35,16 +35,16 @@ from __future__ import annotations
 
 import dataclasses
 import keyword
-import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from polyfed.core.architectures import Precision
+from polyfed.core.complaints import WrongSettings, one_line, shown
 from polyfed.core.settings import (
     Availability,
     Compression,
@@ -254,6 +254,8 @@ class MethodChoice(BaseModel):
 class RunSettings(Settings):
     """``[run]``: how, where and with which seed."""
 
+    _place: ClassVar[tuple[str, ...]] = ("run",)
+
     seed: Annotated[int, Field(ge=0)] = Field(0, description="every random draw of the run is derived from it")
     device: str = Field("cpu", description="where networks compute: 'cpu', 'cuda', 'cuda:1'")
     executor: Literal["auto", "serial", "pool", "cohort", "flower-sim"] = Field(
@@ -298,6 +300,8 @@ class RunSettings(Settings):
 
 class Recipe(Settings):
     """An experiment. Make one with `load` or `from_dict`, whose errors are one clear line."""
+
+    _place: ClassVar[tuple[str, ...]] = ()
 
     data: Data
     models: Models
@@ -372,7 +376,7 @@ class Recipe(Settings):
         try:
             recipe = cls.model_validate(given)
         except ValidationError as error:
-            raise RequestError(_one_line(error)) from None
+            raise RequestError(one_line(error, cls, sections=cls.sections())) from None
         recipe._stem, recipe._own = stem, recipe.method
         try:
             augmentation(recipe.training.augment)
@@ -411,10 +415,16 @@ class Recipe(Settings):
         try:
             run = RunSettings.model_validate({**self.run.model_dump(), **changes})
         except ValidationError as error:
-            raise RequestError(_one_line(error, ("run",))) from None
+            raise RequestError(one_line(error, RunSettings, ("run",), sections=self.sections())) from None
         return self.model_copy(update={"run": run})
 
     # using --------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def sections(cls) -> dict[str, type[Settings]]:
+        """The sections whose keys are fixed, by name."""
+        kinds = {name: field.annotation for name, field in cls.model_fields.items()}
+        return {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Settings)}
 
     @property
     def stem(self) -> str:
@@ -452,9 +462,10 @@ class Recipe(Settings):
         knobs = {f"{k}_" if keyword.iskeyword(k) and f"{k}_" in known else k: v for k, v in choice.knobs.items()}
         try:
             return kind(**knobs)
-        except ValidationError as error:
-            shown = ["name", *(name.rstrip("_") for name in known)]
-            raise RequestError(_one_line(error, (*place.split("."),), shown)) from None
+        except WrongSettings as problem:
+            spelled = ["name", *(name.rstrip("_") for name in known)]
+            said = one_line(problem.complaints, kind, (*place.split("."),), spelled, self.sections())
+            raise RequestError(said) from None
 
     def to_dict(self) -> dict[str, Any]:
         """The resolved settings as TOML has them: every knob, no None, no ``[methods]``, no key without effect."""
@@ -510,7 +521,7 @@ def _with_profile(settings: Mapping[str, Any], profile: str | None) -> dict[str,
     profiles = settings.get("profiles", {})
     base = {key: value for key, value in settings.items() if key != "profiles"}
     if not isinstance(profiles, Mapping):
-        raise RequestError(f"profiles: expected a table, came {_shown(profiles)}")
+        raise RequestError(f"profiles: expected a table, came {shown(profiles)}")
     for name, table in profiles.items():
         _check_profile(base, name, table)
     laid: dict[str, Any] = base
@@ -529,9 +540,9 @@ def _check_profile(base: Mapping[str, Any], name: str, table: Any) -> None:
     if not _LABEL.fullmatch(name):
         raise RequestError(f"profiles: expected names of letters, digits, '-' and '_', came '{name}'")
     if not isinstance(table, Mapping):
-        raise RequestError(f"profiles.{name}: expected a table, came {_shown(table)}")
+        raise RequestError(f"profiles.{name}: expected a table, came {shown(table)}")
     if not isinstance(note := table.get("note", ""), str):
-        raise RequestError(f"profiles.{name}.note: expected text, came {_shown(note)}")
+        raise RequestError(f"profiles.{name}.note: expected text, came {shown(note)}")
     whole = {"method": {"name": "local"}, **base}  # one that is always asked with --method has no [method]
     try:
         Recipe.from_dict(whole)
@@ -629,95 +640,3 @@ def _merged(settings: Mapping[str, Any], more: Mapping[str, Mapping[str, Any]]) 
         own = merged.get(section, {})
         merged[section] = {**own, **values} if isinstance(own, Mapping) else own
     return merged
-
-
-# errors -------------------------------------------------------------------------------------------------------
-
-_KINDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "string": "text",
-    "bool": "true or false",
-    "list": "a list",
-    "tuple": "a list",
-    "dict": "a table",
-    "model": "a table",
-    "finite": "a finite number",
-}
-_BOUNDS = {
-    "greater_than_equal": ("at least", "ge"),
-    "greater_than": ("more than", "gt"),
-    "less_than_equal": ("at most", "le"),
-    "less_than": ("less than", "lt"),
-}
-
-
-def _one_line(error: ValidationError, place: tuple[str, ...] = (), known: Iterable[str] | None = None) -> str:
-    """The first of pydantic's complaints: where, what was expected, what came, the nearest valid name.
-
-    Args:
-        error: the complaints.
-        place: keys in front of pydantic's own.
-        known: the valid keys at `place`, where they are not those of a class above.
-    """
-    complaints = error.errors(include_url=False)
-    unknown = [c for c in complaints if c["type"] in ("extra_forbidden", "unexpected_keyword_argument")]
-    first = (unknown or complaints)[0]  # an unknown key is often why another is missing
-    depth = 1 if known is not None else len(first["loc"])  # below a knob's name pydantic adds the kinds that it tried
-    keys = (*place, *(str(key).rstrip("_") for key in first["loc"][:depth]))
-    where = ".".join(keys)
-    others = len({c["loc"][:depth] for c in complaints} - {first["loc"][:depth]})
-    more = f" (and {others} more)" if others else ""
-    if unknown:
-        valid = list(_known_keys(keys[:-1]) if known is None else known)
-        home = [s for s in Recipe.model_fields if len(keys) == 2 and s != keys[0] and keys[1] in _known_keys((s,))]
-        hint = f"; it belongs to [{home[0]}]" if home else nearest(keys[-1], valid) if valid else ""
-        return f"unknown key '{where}'{hint}{more}"
-    if first["type"] == "missing":
-        return f"expected {'the section' if len(keys) == 1 else 'the key'} '{where}', which is missing{more}"
-    if first["type"] == "value_error":
-        return f"{where}: {str(first['msg']).removeprefix('Value error, ')}{more}"
-    alike = [c for c in complaints if c["loc"][:depth] == first["loc"][:depth]]
-    choices = [word for c in alike for word in re.findall(r"'([^']*)'", str(c.get("ctx", {}).get("expected", "")))]
-    hint = nearest(str(first["input"]), choices) if choices else ""
-    hint = hint if "did you mean" in hint else ""
-    return f"{where}: expected {' or '.join(map(_expected, alike))}, came {_shown(first['input'])}{hint}{more}"
-
-
-def _expected(complaint: Any) -> str:
-    """What one of pydantic's complaints would have liked."""
-    kind, context = str(complaint["type"]), complaint.get("ctx", {})
-    if kind == "literal_error":
-        return str(context["expected"])
-    if kind in _BOUNDS:
-        word, key = _BOUNDS[kind]
-        return f"{word} {context[key]:g}"
-    if kind == "too_short":
-        return f"at least {context['min_length']} entry"
-    return _KINDS.get(kind.partition("_")[0], str(complaint["msg"]))
-
-
-def _known_keys(keys: Sequence[str | int]) -> list[str]:
-    """The valid keys of a section of the recipe; none where they are not fixed."""
-    model: Any = Recipe
-    for above, key in zip((None, *keys), keys, strict=False):
-        if above == "profiles":  # the key is a device's name
-            continue
-        field = model.model_fields.get(key)
-        candidates = () if field is None else (field.annotation, *get_args(field.annotation))
-        model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
-        if model is None or model is MethodChoice:
-            return []
-    return list(model.model_fields)
-
-
-def _shown(value: Any) -> str:
-    """A value as TOML writes it, shortened."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return "a table"
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

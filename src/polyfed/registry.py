@@ -6,19 +6,12 @@ resolved on first use, or an object registered by the user.
 
 from __future__ import annotations
 
-import difflib
 import importlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from polyfed.errors import RequestError
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """``", did you mean 'x'?"`` for the nearest known name, or the list of known names when none is near."""
-    names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(names)}"
+from polyfed.errors import nearest as nearest
 
 
 def imported(what: str, name: str) -> Any:
@@ -162,3 +155,7 @@ PARTITIONS = Registry(
     "partition", {name: f"{_PARTITION}:{name}" for name in ("iid", "dirichlet", "quantity", "classes", "natural")}
 )
 EXECUTORS = Registry("executor", {"flower-sim": "polyfed.deploy.simulation:FlowerSim"})  # beside the engine's own
+TRACKERS = Registry(
+    "tracker",
+    {"console": "polyfed.track.console:Console", "tensorboard": "polyfed.track.tensorboard:TensorBoard"},
+)

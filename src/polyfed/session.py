@@ -18,19 +18,22 @@ import torch
 from polyfed.core.client import Client, Public
 from polyfed.core.method import Method
 from polyfed.core.randomness import numpy_generator
-from polyfed.data.federate import Federated, federate
+from polyfed.data.federate import Federated
+from polyfed.data.federate import federate as deal
+from polyfed.data.partition import Partition, whole
 from polyfed.data.public import public_inputs
 from polyfed.data.samples import Samples
 from polyfed.data.sources import Source, load
 from polyfed.data.transforms import Prepare, resized
+from polyfed.engine.arguments import list_of
 from polyfed.engine.federation import Federation, Run, Tracker
 from polyfed.engine.folder import RunFolder
-from polyfed.errors import Interrupted, PolyfedError, RequestError
+from polyfed.errors import Interrupted, PolyfedError, RequestError, described
 from polyfed.models.outside import normalisation
 from polyfed.models.zoo import build
 from polyfed.preflight import Check, measure
 from polyfed.recipe import Recipe
-from polyfed.registry import MODELS
+from polyfed.registry import MODELS, TRACKERS
 from polyfed.report.figures import axes_of, curves
 from polyfed.report.folders import find_runs
 from polyfed.report.page import write_page
@@ -38,9 +41,8 @@ from polyfed.report.results import write_command
 from polyfed.report.statistics import Target
 from polyfed.report.tables import Table, comparison, to_text, write
 from polyfed.track.console import Console
-from polyfed.track.tensorboard import TensorBoard
 
-__all__ = ["Check", "Comparison", "Prepared", "check", "compare", "prepare", "run"]
+__all__ = ["Check", "Comparison", "Prepared", "check", "compare", "federate", "prepare", "run"]
 
 
 # data and models --------------------------------------------------------------------------------------------------
@@ -87,9 +89,9 @@ class Prepared:
         if self._dealt is None or self._dealt[0] != key:
             dealt = federate(
                 self.source(recipe),
-                clients=data.client_count,
-                partition=data.partition,
-                rng=lambda purpose: numpy_generator(seed, f"data {purpose}"),
+                data.client_count,
+                data.partition,
+                seed=seed,
                 alpha=data.alpha,
                 min_size=data.min_size,
                 classes_per_client=data.classes_per_client,
@@ -124,6 +126,30 @@ class Prepared:
             drawn = public_inputs(other, dealt.source, data.public_rows, numpy_generator(seed, "data public"))
             self._public = (key, drawn)
         return Public(self._public[1], stored_as_is, origin="other")
+
+
+def federate(
+    source: Source, clients: int | None = 10, partition: str | Partition | Any = "iid", *, seed: int = 0, **how: Any
+) -> Federated:
+    """Deal a data set to clients, as a recipe with these keys in ``[data]`` and this seed deals it.
+
+    Args:
+        source: what `load` or `from_tensors` gave.
+        clients: how many; None with partition "natural": one per value.
+        partition: a name, or a function of your own (labels, clients, generator) -> each client's rows.
+        seed: every draw is derived from it.
+        how: the further keys, ``classes_per_client=2, split="8:1:1"``; see `polyfed.data.federate.federate`.
+
+    Raises:
+        RequestError: settings that cannot be, or rows that cannot be dealt so.
+    """
+    if not isinstance(source, Source):
+        write = "polyfed.from_tensors((x, y))"
+        raise RequestError(f"source: expected what polyfed.load or {write} gives, got {described(source)}")
+    given = whole("seed", seed, 0)
+    return deal(
+        source, clients=clients, partition=partition, rng=lambda what: numpy_generator(given, f"data {what}"), **how
+    )
 
 
 def normalised(source: Source, names: Sequence[str]) -> Prepare:
@@ -171,7 +197,7 @@ def prepare(
         RequestError: data that are not there or cannot be dealt so, models or a method that do not fit.
     """
     method = recipe.build_method()
-    live = [TensorBoard() for _ in recipe.run.track]
+    live = [TRACKERS[name]() for name in recipe.run.track]
     data = data or Prepared()
     dealt = data.dealt(recipe)
     source = dealt.source
@@ -207,6 +233,7 @@ def prepare(
         classes=dealt.classes,
         class_names=source.class_names,
         feature_names=source.feature_names,
+        label_column=source.label_column,
         vocabulary=source.vocabulary,
         builders={
             name: functools.partial(build, name, in_shape, dealt.classes, width, source.words)
@@ -254,6 +281,17 @@ def _check_place(folder: Path) -> None:
 
 def _read(recipe: str | Path | Recipe, overrides: Sequence[str], method: str | None, **settings: Any) -> Recipe:
     """A recipe from a file, or the one given with the same changes."""
+    if not isinstance(recipe, Recipe | str | os.PathLike):
+        write = "; write polyfed.Recipe.from_dict(...)" if isinstance(recipe, Mapping) else ""
+        raise RequestError(f"recipe: expected a recipe's file or a Recipe, got {described(recipe)}{write}")
+    if method is not None and not isinstance(method, str):
+        raise RequestError(
+            f"method: expected a method's name, such as 'fedgh', got {described(method)}; its knobs are overrides, "
+            "such as 'method.header_lr=0.1'"
+        )
+    for text in list_of("overrides", overrides):
+        if not isinstance(text, str):
+            raise RequestError(f"overrides: expected texts such as 'data.clients=20', got {described(text)}")
     if not isinstance(recipe, Recipe):
         return Recipe.load(recipe, overrides, method=method, **settings)
     for what, given in (("overrides", overrides), ("a profile", settings.pop("profile", None))):
@@ -318,9 +356,8 @@ def run(
         raise RequestError("expected a run folder to resume from, came none; name it with out=...")
     elif resolved.run.track:
         raise RequestError("run.track: expected a run folder for live curves, came none; name it with out=...")
-    watchers = [*([Console()] if progress else []), *trackers]
-    federation = prepare(resolved, out=folder, trackers=watchers, timings=timings)
-    return federation.run(resume=resume, force=force)
+    federation = prepare(resolved, out=folder, trackers=trackers, timings=timings)
+    return federation.run(resume=resume, force=force, progress=progress)
 
 
 # many runs --------------------------------------------------------------------------------------------------------
@@ -388,10 +425,11 @@ def compare(
         RequestError: the request is wrong; nothing has been written.
         Interrupted: Ctrl-C; call it again to go on.
     """
+    given = list(dict.fromkeys(list_of("methods", methods or ())))
+    seeds = list_of("seeds", seeds)
+    base = _read(recipe, overrides, given[0] if given else None, device=device, workers=workers, profile=profile)
     if any(text.strip().startswith("method.") for text in overrides):
         raise RequestError("expected --set methods.NAME.KEY=VALUE, which says whose knob it is, came --set method.*")
-    given = list(dict.fromkeys(methods or ()))
-    base = _read(recipe, overrides, given[0] if given else None, device=device, workers=workers, profile=profile)
     if not seeds:
         raise RequestError("expected at least one seed, came none")
     wanted = None if target is None else Target.parse(target)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from polyfed.core.settings import Availability
 from polyfed.engine.devices import BUILT_IN, Devices, Profile, attendance_in_effect, dealt
@@ -102,8 +101,9 @@ def test_wrong_settings_are_one_clear_line(section: dict[str, Any], message: str
     with pytest.raises(RequestError, match=message) as problem:
         Recipe.from_dict({**RECIPE, "devices": section})
     assert "\n" not in str(problem.value)
-    with pytest.raises(ValidationError):
+    with pytest.raises(RequestError) as made:
         Devices(**section)
+    assert str(made.value) == str(problem.value), "Python says what a recipe says"
 
 
 def test_the_page_has_the_built_in_profiles() -> None:

@@ -1,4 +1,4 @@
-"""models/README.md of a run folder: its lines load every kind of network, each as its own class."""
+"""models/README.md of a run folder: its lines load every kind of network as its own class, and make its inputs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import polyfed as pf
+from polyfed import prediction
 from polyfed.core.architectures import Architectures
 from polyfed.core.networks import exported
 from polyfed.engine.federation import Run
@@ -44,10 +47,18 @@ def split(in_shape: tuple[int, ...], classes: int) -> SplitModel:
     return pf.split(Net(classes), "fc", "conv")
 
 
-def blocks(run: Run) -> list[str]:
+def parts(run: Run) -> tuple[list[str], list[str]]:
+    """The blocks that make networks, and those that make inputs."""
     assert run.path is not None
     text = (run.path / "models" / "README.md").read_text(encoding="utf-8")
-    return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    networks, _, inputs = text.partition("\n## Inputs")
+    assert inputs
+    found = (re.findall(r"```python\n(.*?)```", part, flags=re.DOTALL) for part in (networks, inputs))
+    return next(found), next(found)
+
+
+def blocks(run: Run) -> list[str]:
+    return parts(run)[0]
 
 
 @pytest.mark.parametrize("width", [None, 7])
@@ -123,12 +134,117 @@ def test_networks_for_texts_get_their_number_of_words(
     network = build(name, (5,), 2, words=32)
     builders = {name: lambda: network}
     guide = Guide(Architectures(builders, lambda model, variant: model, 0, torch.device("cpu")))
-    about = {"architecture": name, "zoo": True, "classes": 2, "feature_dim": None, "input": {"shape": [5]}}
+    about = {"architecture": name, "zoo": True, "classes": 2, "feature_dim": None, "class_names": ["a", "b"]}
+    about |= {"input": {"shape": [5], "type": "int64"}, "texts": {"column": "said"}, "prepare": None}
     guide.add(3, exported(network), {**about, "vocabulary": 30, "vectors": vectors})
-    (lines,) = re.findall(r"```python\n(.*?)```", guide.text(), flags=re.DOTALL)
+    lines, inputs = re.findall(r"```python\n(.*?)```", guide.text(), flags=re.DOTALL)
+    assert ("model(x)" in inputs) == (vectors is None)
     assert ("words=32" in lines) == (vectors is None)
     assert ("words up in the vectors of 'words.txt'" in guide.text()) == (vectors is not None)
     if vectors is None:
         found: dict[str, Any] = {}
         exec(re.sub("model.load_state.*", "", lines), found)
         found["model"].load_state_dict(exported(network))
+
+
+# inputs: the lines make what `polyfed predict` makes
+
+
+def asked(run: Run, monkeypatch: pytest.MonkeyPatch, client: int = 0) -> dict[str, Any]:
+    """What the lines leave behind: those that make the client's network, and those that make its inputs."""
+    networks, inputs = parts(run)
+    assert run.path is not None
+    monkeypatch.chdir(run.path / "models")
+    names: dict[str, Any] = {}
+    exec(networks[client] + inputs[-1], names)
+    return names
+
+
+def agrees(names: dict[str, Any], run: Run, data: Path, **options: Any) -> None:
+    assert run.path is not None
+    said = prediction.predict(run.path, 0, data, **options)
+    assert torch.allclose(names["outputs"], said.scores, rtol=1e-5, atol=1e-6)
+    assert torch.equal(names["classes"], said.classes)
+
+
+@pytest.mark.parametrize("size", [(8, 8), (20, 13)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images(channels: int, size: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randint(0, 256, (24, channels, 8, 8), dtype=torch.uint8, generator=g), torch.arange(24) % 3
+    source = pf.from_tensors((x, y))
+    clients = [pf.Client(f"digits-cnn{k + 1}", (x, y), prepare=source.prepare) for k in range(2)]
+    made = pf.Federation(clients, pf.methods.Local(), pf.Training(rounds=1, lr=0.5), out=tmp_path / "run")
+    run = made.run()
+    pixels = torch.randint(0, 256, (*size, channels), dtype=torch.uint8, generator=g).numpy()
+    Image.fromarray(pixels if channels == 3 else pixels[..., 0]).save(tmp_path / "run" / "models" / "image.png")
+    names = asked(run, monkeypatch)
+    agrees(names, run, tmp_path / "run" / "models" / "image.png", resize=True)
+    assert names["outputs"].std() > 1e-3
+
+
+@pytest.mark.parametrize("prepare", ["plain", "own"])
+def test_images_that_are_prepared_otherwise(prepare: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = torch.randint(0, 256, (24, 1, 8, 8), dtype=torch.uint8), torch.arange(24) % 3
+    own = {"prepare": lambda x: x.float() / 7} if prepare == "own" else {}
+    clients = [pf.Client("digits-cnn1", (x, y), **own)]
+    run = pf.Federation(clients, pf.methods.Local(), pf.Training(rounds=1), out=tmp_path / "run").run()
+    Image.fromarray(x[0, 0].numpy()).save(tmp_path / "run" / "models" / "image.png")
+    names = asked(run, monkeypatch)
+    if prepare == "plain":
+        agrees(names, run, tmp_path / "run" / "models" / "image.png")
+        return
+    assert "the function that the run was given as `prepare`" in parts(run)[1][0]
+    assert torch.allclose(run.models[0](own["prepare"](x[:1])), run.models[0](names["x"] / 7))
+
+
+def test_rows_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["b,a,kind", *(f"{1000 + n},{n * n % 7},{'yes' if n % 2 else 'no'}" for n in range(30))]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    settings = {"data": {"name": f"csv:{tmp_path / 'a.csv'}", "clients": 2, "label_column": "kind"}}
+    settings |= {"models": {"architectures": ["mlp-64-32"]}, "method": {"name": "local"}, "training": {"rounds": 1}}
+    run = pf.run(pf.Recipe.from_dict(settings), out=tmp_path / "run")
+    (tmp_path / "run" / "models" / "rows.csv").write_text("a,kind,b\n3,no,1003\n5,yes,1017\n")
+    agrees(asked(run, monkeypatch), run, tmp_path / "run" / "models" / "rows.csv")
+    assert "# 0: no, 1: yes" in parts(run)[1][0]
+
+
+def test_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [f"So good! No {n},1\ncan't say,0" for n in range(10)]
+    (tmp_path / "a.csv").write_text("\n".join(["said,liked", *rows]))
+    data = {"name": f"csv:{tmp_path / 'a.csv'}", "clients": 2, "label_column": "liked", "text_column": "said"}
+    settings = {"data": {**data, "length": 5}, "models": {"architectures": ["fedhenn-lstm1"]}}
+    made = pf.Recipe.from_dict({**settings, "method": {"name": "local"}, "training": {"rounds": 1}})
+    run = pf.run(made, out=tmp_path / "run")
+    texts = ["So GOOD! can't I? no, so good", "zebra"]
+    (tmp_path / "new.txt").write_text("\n".join(texts))
+    networks, (lines_of_inputs,) = parts(run)
+    monkeypatch.chdir(tmp_path / "run" / "models")
+    names: dict[str, Any] = {}
+    shown = '["a text of your own", "another one"]'
+    assert shown in lines_of_inputs
+    exec(networks[0] + lines_of_inputs.replace(shown, repr(texts)), names)
+    assert (names["x"] >= 2).any()
+    agrees(names, run, tmp_path / "new.txt")
+
+
+def test_arrays_and_clients_that_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = torch.rand(24, 1, 8, 8), torch.arange(24) % 2
+    clients = [pf.Client("digits-cnn1", (x, y)), pf.Client("digits-cnn2", (x.mul(255).to(torch.uint8), y))]
+    run = pf.Federation(clients, pf.methods.Local(), pf.Training(rounds=1), out=tmp_path / "run").run()
+    monkeypatch.chdir(tmp_path / "run" / "models")
+    text = Path("README.md").read_text(encoding="utf-8")
+    assert "## Inputs of clients 0\n" in text
+    assert "## Inputs of clients 1\n" in text
+    numpy.save("inputs.npy", x[:3].numpy())
+    networks, inputs = parts(run)
+    names: dict[str, Any] = {}
+    exec(networks[0] + inputs[0], names)
+    assert torch.equal(names["outputs"], run.models[0](x[:3]))
+
+
+def test_a_method_that_scores_otherwise_says_so(tmp_path: Path) -> None:
+    run = pf.run(pf.Recipe.from_dict({**RECIPE, "method": {"name": "fedproto"}}), out=tmp_path / "run")
+    (inputs,) = parts(run)[1]
+    assert "# the method scores by more than the network's output" in inputs
+    assert "argmax" not in inputs

@@ -490,7 +490,7 @@ def test_auto_takes_workers_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RequestError, match="'pool', 'cohort' or 'flower-sim', came 'gang'"):
         choose(executor="gang")
-    with pytest.raises(RequestError, match="expected at least 1 worker, came 0"):
+    with pytest.raises(RequestError, match="expected workers to be a whole number >= 1, came 0"):
         choose(workers=0)
     with pytest.raises(RequestError, match="expected 1 worker, as the executor 'serial' has one, came 2"):
         choose(executor="serial", workers=2)

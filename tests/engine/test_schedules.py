@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from polyfed.core.client import Client
@@ -99,12 +98,12 @@ def test_a_phase_of_its_own_rate_and_what_comes_after_the_last_round() -> None:
         ({"lr_schedule": "step", "lr_decay": 0.5}, "lr_schedule 'step' needs lr_step, came none"),
         ({"lr_schedule": "exponential", "lr_decay": 0.5, "lr_step": 2}, "with 'exponential' expected none"),
         ({"lr_schedule": "cosine", "lr_min": 0.5}, "lr_min: expected at most lr = 0.01, came 0.5"),
-        ({"lr_schedule": "exponential", "lr_decay": 0.0}, "greater than 0"),
-        ({"lr_schedule": "exponential", "lr_decay": 1.5}, "less than or equal to 1"),
+        ({"lr_schedule": "exponential", "lr_decay": 0.0}, "training.lr_decay: expected more than 0, came 0.0"),
+        ({"lr_schedule": "exponential", "lr_decay": 1.5}, "training.lr_decay: expected at most 1, came 1.5"),
     ],
 )
 def test_keys_that_do_not_fit(settings: dict[str, Any], line: str) -> None:
-    with pytest.raises(ValidationError, match=line):
+    with pytest.raises(RequestError, match=line):
         Training(**settings)
 
 

@@ -242,3 +242,20 @@ def test_a_figure_that_fails_names_itself() -> None:
 
     with pytest.raises(RunError, match="metric 'mine': ValueError: no such class"):
         federation(metrics={"mine": fails}).run()
+
+
+# progress
+
+
+def test_a_federation_shows_its_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[Mapping[str, Any]] = []
+    made = federation(trackers=[seen.append])
+    made.run(progress=True)
+    said = capsys.readouterr()
+    assert said.out == ""
+    first, *_, last = said.err.splitlines()
+    assert first.startswith("local on own data: 3 clients, 2 rounds, seed 0")
+    assert last.startswith("local: done  accuracy ")
+    assert len(seen) == 2, "the others are told, too"
+    made.run()
+    assert capsys.readouterr().err == "", "once, not for ever"

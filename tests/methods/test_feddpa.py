@@ -255,10 +255,10 @@ def test_the_losses_of_both_stretches() -> None:
     ("knobs", "message"),
     [
         ({"noise": 0.5}, "expected clip = true"),
-        ({"clip": "False"}, "valid boolean"),
-        ({"bound": 0.0}, "greater than 0"),
-        ({"threshold": 1.5}, "less than or equal to 1"),
-        ({"shared_epochs": 0}, "greater than or equal to 1"),
+        ({"clip": "False"}, "expected true or false"),
+        ({"bound": 0.0}, "expected more than 0"),
+        ({"threshold": 1.5}, "expected at most 1"),
+        ({"shared_epochs": 0}, "expected at least 1"),
     ],
 )
 def test_what_does_not_fit_is_refused(knobs: dict[str, Any], message: str) -> None:

@@ -233,5 +233,5 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(RequestError, match="same-shape"):
         federation(FedFomo(), members(["shallow", "wide"]))
     for knobs in ({"models": 0}, {"epsilon": 1.2}, {"epsilon_decay": -0.1}):
-        with pytest.raises(ValueError, match="equal to"):
+        with pytest.raises(ValueError, match=r"expected at (least|most)"):
             FedFomo(**knobs)

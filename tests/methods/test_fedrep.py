@@ -273,7 +273,7 @@ def test_a_network_of_ones_own_has_its_head_where_it_was_said_to_be() -> None:
     ("make", "message"),
     [
         (lambda: FedRep(head_epochs=0, extractor_epochs=0), "expected head_epochs or extractor_epochs above 0"),
-        (lambda: FedRep(head_epochs=-1), "greater than or equal to 0"),
+        (lambda: FedRep(head_epochs=-1), "expected at least 0"),
         (lambda: federation(FedRep(), clients(["plain"]), {"plain": lambda: nn.Linear(INPUTS, 3)}), "split models"),
         (lambda: federation(FedRep(), clients(["shallow", "wide"])), "same-shape"),
     ],

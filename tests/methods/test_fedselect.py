@@ -235,10 +235,10 @@ def test_the_anchor_is_the_model_at_the_last_growth() -> None:
 @pytest.mark.parametrize(
     ("knobs", "message"),
     [
-        ({"growth": 1.5}, "less than or equal to 1"),
-        ({"limit": -0.1}, "greater than or equal to 0"),
-        ({"every": 0}, "greater than or equal to 1"),
-        ({"shared_epochs": 0}, "greater than or equal to 1"),
+        ({"growth": 1.5}, "expected at most 1"),
+        ({"limit": -0.1}, "expected at least 0"),
+        ({"every": 0}, "expected at least 1"),
+        ({"shared_epochs": 0}, "expected at least 1"),
     ],
 )
 def test_what_does_not_fit_is_refused(knobs: dict[str, Any], message: str) -> None:

@@ -430,8 +430,27 @@ def test_networks_of_torchvision(name: str, extractor: str) -> None:
     assert len(cuts(model, x)[0]) == 3
 
 
+def test_a_part_by_something_else_than_its_name() -> None:
+    net = Skip()
+    for given, line in (
+        (net.fc, "head: expected the dotted name of a submodule, got a Linear; write 'fc'"),
+        (nn.Linear(2, 2), "head: expected the dotted name of a submodule, got a Linear$"),
+        (nn.Linear, "head: .* got the class Linear$"),
+    ):
+        with pytest.raises(RequestError, match=line):
+            split(net, given)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match=r"extractor: .* got 3; write '3'"):
+        split(plain(), "10", 3)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match=r"no submodule 'layer1' to be its extractor; .*; or pass extractor=None"):
+        split(plain(), "10")
+    with pytest.raises(RequestError, match=r"got the class Skip; write Skip\(...\), which makes one"):
+        split(Skip)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="example: expected a batch as a tensor, got 3"):
+        split(net, example=3)  # type: ignore[arg-type]
+
+
 def test_not_a_module_and_already_split() -> None:
-    with pytest.raises(RequestError, match=r"expects an nn\.Module; a function came"):
+    with pytest.raises(RequestError, match=r"expects an nn\.Module, got the function inputs"):
         split(inputs)  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="is a SplitModel already"):
         split(build("digits-cnn1", (1, 8, 8), 10))

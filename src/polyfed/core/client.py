@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -13,7 +15,7 @@ from polyfed.core.message import State
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Compression, Privacy, Training
 from polyfed.data.samples import ClientData, Samples, from_dataset
-from polyfed.errors import RequestError
+from polyfed.errors import RequestError, described
 
 Prepare = Callable[[Tensor], Tensor]  # stored inputs -> what a model takes
 
@@ -25,7 +27,7 @@ def as_floats(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Public:
-    """Data that everybody may see. ``samples.x`` is (N, ...) as stored.
+    """Data that everybody may see. ``samples.x`` is (N, ...) as stored; a pair (x, y) becomes `Samples`.
 
     origin: "holdout", rows of the task's own data that no client has, or "other", inputs of another data set, whose
     labels mean nothing here.
@@ -34,6 +36,9 @@ class Public:
     samples: Samples
     prepare: Prepare = as_floats
     origin: Literal["holdout", "other"] = "holdout"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "samples", samples_of(self.samples, "public"))
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -45,8 +50,10 @@ class Client:
     Users make it from a model and data; the federation gives it a number and the rest.
 
     Args:
-        model: the client's own network (its present weights are where it starts), or the name of an architecture
-            that the federation builds (its initial weights are then a function of the seed and the client's number).
+        model: the client's own network (its present weights are where it starts), or the name of one that the
+            federation builds for the client's inputs and the task's classes: as in a recipe ("digits-cnn1",
+            "timm:resnet10t", "package.module:function"), or one of its `builders` (initial weights are then a function
+            of the seed and the client's number).
         train: training samples; a pair (x, y) of tensors or arrays, x (N, ...), y (N,); or a
             ``torch.utils.data.Dataset`` or one of the package `datasets`, which is read once
             (`polyfed.data.samples.from_dataset`).
@@ -73,9 +80,14 @@ class Client:
         *,
         prepare: Prepare = as_floats,
     ) -> None:
+        _check_model(model)
         self.given = model if isinstance(model, nn.Module) else None
         self.architecture = model if isinstance(model, str) else ""
-        self.data = ClientData(_samples(train), _samples(validation), _samples(test))
+        self.data = ClientData(
+            samples_of(train, "train"), samples_of(validation, "validation"), samples_of(test, "test")
+        )
+        if not callable(prepare):
+            raise RequestError(f"prepare: expected a function of a batch of inputs, got {described(prepare)}")
         self.prepare = prepare
         self.n = len(self.data.train)
         if self.n == 0:
@@ -115,14 +127,61 @@ class Client:
         return generator(self.seed, purpose, self.exchange, self.round, self.id)
 
 
-def _samples(data: Any) -> Samples:
+def samples_of(data: Any, what: str) -> Samples:
+    """Samples, given as such, as (x, y), as a data set or as None.
+
+    Raises:
+        RequestError: none of these, or labels that are none; `what` it was to be, for the message.
+    """
     if isinstance(data, Samples):
         return data
     if data is None:
         return Samples(torch.empty(0), torch.empty(0, dtype=torch.int64))
-    if not isinstance(data, tuple | list) or len(data) != 2:
+    try:
+        if isinstance(data, tuple | list) and len(data) == 2:
+            return _paired(*data)
+        if isinstance(data, Tensor | np.ndarray):
+            raise RequestError(f"expected a pair (x, y) of inputs and labels, got {described(data)} alone")
+        if isinstance(data, tuple) and all(isinstance(part, Tensor | np.ndarray) for part in data):
+            raise RequestError(f"expected a pair (x, y) of inputs and labels, got {len(data)} tensors")
         return from_dataset(data)
-    x, y = (torch.as_tensor(part) for part in data)
+    except RequestError as problem:
+        raise RequestError(f"{what}: {problem}") from None
+
+
+def _paired(inputs: Any, labels: Any) -> Samples:
+    """Samples of inputs and labels."""
+    x, y = _tensor(inputs, "inputs"), _tensor(labels, "labels")
+    if x.dim() == 0:
+        raise RequestError(f"expected inputs of shape (N, ...), got the single number {x.item()}")
     if y.is_floating_point():
-        raise RequestError(f"expected whole numbers as labels, came {y.dtype}")
+        raise RequestError(f"expected whole numbers as labels, came {y.dtype}; write y.long() if they are classes")
+    if y.dim() == 2:
+        write = "y.squeeze(1)" if y.shape[1] == 1 else "y.argmax(1), if rows have a one for the class"
+        raise RequestError(f"expected labels of shape (N,), got {tuple(y.shape)}; write {write}")
     return Samples(x.float() if x.dtype == torch.float64 else x, y.long())
+
+
+def _tensor(given: Any, what: str) -> Tensor:
+    """Numbers as a tensor, which shares the memory of an array."""
+    try:
+        return torch.as_tensor(given)
+    except Exception:  # a list of tensors, a table of pandas, or anything else, which may raise anything
+        pass
+    try:
+        return torch.from_numpy(np.array(given))
+    except (TypeError, ValueError, RuntimeError):
+        hint = "; number the classes from 0" if what == "labels" else ""
+        raise RequestError(
+            f"expected {what} as a tensor or an array of numbers, got {described(given)}, which cannot become one{hint}"
+        ) from None
+
+
+def _check_model(model: Any) -> None:
+    """Whether it is a network, or the name of one."""
+    if isinstance(model, nn.Module | str):
+        return
+    expected = "model: expected a network (torch.nn.Module) or the name of one"
+    if isinstance(model, type | FunctionType):
+        raise RequestError(f"{expected}, got {described(model)}; write {model.__name__}(...), which makes one")
+    raise RequestError(f"{expected}, got {described(model)}")

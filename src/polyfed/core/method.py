@@ -8,16 +8,17 @@ are replaced and never written into.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, dataclass_transform
 
 import torch
-from pydantic import ConfigDict
+from pydantic import ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from torch import Tensor, nn
 
 from polyfed.core.architectures import Companion
 from polyfed.core.client import Client
+from polyfed.core.complaints import in_one_line, one_line
 from polyfed.core.message import Message, flatten, nbytes
 from polyfed.core.networks import trainable
 from polyfed.core.releases import Release
@@ -32,9 +33,21 @@ BY_ROW = "gradient by row"  # in a context: takes the gradient of the loss in it
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def knobs(cls: type[Any]) -> type[Any]:
-    """Makes a method class a frozen dataclass whose fields are checked: type, range, unknown names, NaN."""
+    """Makes a method class a frozen dataclass whose fields are checked: type, range, unknown names, NaN.
+
+    What is wrong with them is said in one line, a `RequestError`.
+    """
     config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    return pydantic_dataclass(frozen=True, kw_only=True, config=config)(cls)
+    made: Any = pydantic_dataclass(frozen=True, kw_only=True, config=config)(cls)
+    made.__init__ = in_one_line(made.__init__, _told)
+    checked: type[Any] = made
+    return checked
+
+
+def _told(kind: type[Any], complaints: ValidationError) -> str:
+    """The line that a recipe gives, of knobs set in Python."""
+    names = [field.name for field in fields(kind)]
+    return one_line(complaints, kind, (kind.name or kind.__name__,), names)
 
 
 class Batch(NamedTuple):

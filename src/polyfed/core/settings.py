@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from polyfed.core.complaints import in_one_line, one_line
 
 Stage = Literal["received", "after_local", "personal"]
 Metric = Literal["balanced_accuracy", "f1", "auc", "confusion"]
@@ -19,6 +21,10 @@ class Settings(BaseModel):
     """Strict and frozen: an unknown key or a wrong type is an error, never a guess."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    _place: ClassVar[tuple[str, ...] | None] = None  # what a recipe calls it; None: as the class, in small letters
+
+    if not TYPE_CHECKING:  # where types are checked, each class has its own
+        __init__ = in_one_line(BaseModel.__init__, lambda kind, complaints: _told(kind, complaints))
 
     def in_effect(self) -> dict[str, Any]:
         """What a run folder keeps: no None, and nothing that is switched off or that has no effect."""
@@ -258,3 +264,14 @@ class Evaluation(Settings):
     def stages(self, scored: Stage) -> list[Stage]:
         """All stages to score, the main one first; `scored` is the method's own."""
         return list(dict.fromkeys([self.stage or scored, *self.extra_stages]))
+
+
+_SECTIONS = {
+    kind.__name__.lower(): kind for kind in (Training, Evaluation, Availability, Privacy, Compression, Defence, Hostile)
+}
+
+
+def _told(kind: type[Settings], complaints: ValidationError) -> str:
+    """The line that a recipe gives, of settings made in Python."""
+    place = (kind.__name__.lower(),) if kind._place is None else kind._place
+    return one_line(complaints, kind, place, sections=_SECTIONS)

@@ -67,7 +67,9 @@ def read(
     labels, class_names = images.number_labels(raw, found)
     sides = {side: Samples(torch.from_numpy(pixels[side]), torch.from_numpy(labels[side])) for side in chosen}
     more = {side: _further(parts, columns, side == "train", where) for side, parts in chosen.items()}
-    return images.LabelledImages(sides["train"], sides.get("test"), class_names, more["train"], more.get("test", {}))
+    return images.LabelledImages(
+        sides["train"], sides.get("test"), class_names, more["train"], more.get("test", {}), found.label
+    )
 
 
 def read_texts(

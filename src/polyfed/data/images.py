@@ -37,13 +37,17 @@ _ROWS = 1000  # rows decoded at a time
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """What was read: both sides, what the classes are called, and further columns (name -> (N,) values) by side."""
+    """What was read: both sides, what the classes are called, and further columns (name -> (N,) values) by side.
+
+    label_column: where the labels stood in the files; None: in none.
+    """
 
     train: Samples
     test: Samples | None
     class_names: tuple[str, ...]
     train_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     test_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    label_column: str | None = None
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ def read_folder(
     key = cache.digest([_VERSION, found.image, found.label, *parts])
     read = from_cache(key) or _decoded(files, found, key)
     more = {side: _more_columns(paths, columns, needed=side == "train") for side, paths in files.items()}
-    return replace(read, train_columns=more["train"], test_columns=more.get("test", {}))
+    return replace(read, train_columns=more["train"], test_columns=more.get("test", {}), label_column=found.label)
 
 
 def from_cache(key: str) -> LabelledImages | None:

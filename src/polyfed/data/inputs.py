@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from polyfed.data import images, inert, tables, text_files
 from polyfed.data.samples import Samples
-from polyfed.data.text import Vocabulary
+from polyfed.data.text import FIRST_WORD, Vocabulary
 from polyfed.data.transforms import resized
 from polyfed.errors import RequestError
 
@@ -40,16 +40,16 @@ class Form:
     Args:
         shape: of one input; (C, H, W) for images.
         dtype: uint8 for images.
-        image_size: pixels a side to which images are resized; None: they come in their size.
+        image_size: pixels a side, or (height, width), to which images are resized; None: they come in their size.
         class_names: one per class, in order; for reading labels.
         feature_names: the columns of a CSV file, in order, where the run was trained on one.
-        label_column: that the run's recipe names.
+        label_column: where the labels stood in the run's files.
         vocabulary: how the run read texts, where it was trained on some.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    image_size: int | None
+    image_size: int | tuple[int, int] | None
     class_names: tuple[str, ...]
     feature_names: tuple[str, ...] = ()
     label_column: str | None = None
@@ -66,11 +66,15 @@ class Form:
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """names: each input's row or file; x: (N, ...) as the run stored them; y: (N,) int64 or None."""
+    """names: each input's row or file; x: (N, ...) as the run stored them; y: (N,) int64 or None.
+
+    unknown: names of the texts of which the run knew no word.
+    """
 
     names: tuple[str, ...]
     x: Tensor
     y: Tensor | None = None
+    unknown: tuple[str, ...] = ()
 
 
 def read(
@@ -84,10 +88,12 @@ def read(
 
     Args:
         path: Parquet files (one, or all of a folder), PNG or JPEG files (likewise), a ``.csv`` or a ``.npy`` file; for
-            a run on texts Parquet files, a ``.csv``, a ``.txt`` (a text in every line) or a ``.npy`` file (ids).
+            a run on texts Parquet files, a ``.csv``, a ``.txt`` (a text in every line) or a ``.npy`` file (ids). Blank
+            lines do not count.
         form: what the inputs must become.
-        image_column, label_column: of Parquet files, where they cannot be told; of CSV files the latter. Without one
-            clear label column there are no labels. Labels are the classes' names, or their numbers.
+        image_column, label_column: of Parquet files, where they cannot be told; of CSV files the latter. Labels stand
+            in the run's own column, or else in the only one that is called as such columns are; without either there
+            are none. Labels are the classes' names, or their numbers.
         text_column: of Parquet and CSV files, where it is not called as in the run and cannot be told.
 
     Raises:
@@ -151,7 +157,8 @@ def _fitted(x: Tensor, form: Form, place: str) -> Tensor:
     if form.images:
         x = resized(Samples(x, torch.zeros(len(x), dtype=torch.int64)), form.image_size).x
     if x.shape[1:] != form.shape:
-        raise RequestError(f"expected inputs {form}, as the run stored them, came {_by(x.shape[1:])} in {place}")
+        hint = "; ask for --resize (resize=True) to bring images to this size" if form.images else ""
+        raise RequestError(f"expected inputs {form}, as the run stored them, came {_by(x.shape[1:])} in {place}{hint}")
     return x
 
 
@@ -256,10 +263,11 @@ def _from_texts(
                 f"text_column and label_column are of Parquet or CSV files, came '{given}' with '{path}'"
             )
         x = vocabulary.ids(text_files.read_lines(path))
-        return Inputs(tuple(map(str, range(len(x)))), x)
+        return _told_unknown(Inputs(tuple(map(str, range(len(x)))), x))
     if suffix == ".csv" and path.is_file():
         texts, spelt = text_files.read_new_csv(path, text_column, vocabulary.column, label_column, form.label_column)
-        return Inputs(tuple(map(str, range(len(texts)))), vocabulary.ids(texts), _numbered_labels(spelt, form, path))
+        names = tuple(map(str, range(len(texts))))
+        return _told_unknown(Inputs(names, vocabulary.ids(texts), _numbered_labels(spelt, form, path)))
     paths = images._parquet_files(path) if path.is_dir() else [path] if suffix == ".parquet" else []
     if not paths:
         raise RequestError(f"expected {_TEXTS}, came '{path}'{' without any' if path.is_dir() else ''}")
@@ -269,7 +277,13 @@ def _from_texts(
         return text_files.pick_text(schema, text_column or usual, place)
 
     names, cells, labels = _from_tables(paths, form, column, label_column, _text)
-    return Inputs(names, vocabulary.ids(cells), labels)
+    return _told_unknown(Inputs(names, vocabulary.ids(cells), labels))
+
+
+def _told_unknown(texts: Inputs) -> Inputs:
+    """The texts, with the names of those that have no id of a word."""
+    none = (texts.x < FIRST_WORD).all(dim=1).tolist()
+    return replace(texts, unknown=tuple(name for name, is_one in zip(texts.names, none, strict=True) if is_one))
 
 
 def _text(cell: Any, place: str) -> str:
@@ -312,7 +326,7 @@ def _from_tables(
     rows: list[T] = []
     labels: list[int] = []
     for path in paths:
-        for number, (cell, label) in enumerate(_table(path, column, label_column)):
+        for number, (cell, label) in enumerate(_table(path, column, label_column, form.label_column)):
             place = f"row {number} of {path}"
             names.append(str(number) if len(paths) == 1 else f"{path.name}:{number}")
             rows.append(made(cell, place))
@@ -324,7 +338,9 @@ def _from_tables(
     return tuple(names), rows, torch.tensor(labels) if labels else None
 
 
-def _table(path: Path, column: Callable[[Any, Path], str], label_column: str | None) -> Iterator[tuple[Any, Any]]:
+def _table(
+    path: Path, column: Callable[[Any, Path], str], label_column: str | None, usual_label: str | None
+) -> Iterator[tuple[Any, Any]]:
     """The cells of one column of a file with their labels: a class's name, a number, or None."""
     import pyarrow as pa
 
@@ -334,7 +350,10 @@ def _table(path: Path, column: Callable[[Any, Path], str], label_column: str | N
     content = column(schema, path)
     candidates = images._label_columns(schema, features)
     label = images._pick("label", label_column, [], schema.names, path) if label_column else None
-    label = candidates[0] if label is None and len(candidates) == 1 else label
+    if label is None and usual_label in schema.names and usual_label != content:
+        label = usual_label
+    elif label is None and len(candidates) == 1:
+        label = candidates[0]
     spelling: Any = features.get(label or "", {}).get("names")
     if label is not None and not images._holds_labels(schema.field(label).type):
         raise RequestError(f"expected numbers or names in column '{label}' of {path}, came {schema.field(label).type}")

@@ -140,7 +140,18 @@ def from_images(
     """A source from decoded images; `statistics` are mean and std where they are published."""
     mean, std = statistics or channel_statistics(read.train.x)
     classes, names = len(read.class_names), read.class_names
-    return Source(name, read.train, read.test, classes, names, mean, std, read.train_columns, read.test_columns)
+    return Source(
+        name,
+        read.train,
+        read.test,
+        classes,
+        names,
+        mean,
+        std,
+        read.train_columns,
+        read.test_columns,
+        label_column=read.label_column,
+    )
 
 
 def from_folder(
@@ -173,6 +184,7 @@ def from_texts(name: str, read: LabelledTexts, how: Words) -> Source:
         read.test_columns,
         how.ids if read.vectors is None else read.vectors,
         vocabulary=read.vocabulary,
+        label_column=read.label_column,
     )
 
 
@@ -194,6 +206,7 @@ def _from_table(name: str, read: tables.LabelledTable, where: Path) -> Source:
         sides.train_columns,
         sides.test_columns,
         feature_names=read.feature_names,
+        label_column=sides.label_column,
     )
 
 

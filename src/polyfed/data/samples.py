@@ -75,8 +75,10 @@ def from_dataset(dataset: Any) -> Samples:
     except TypeError:  # a stream
         count = None
     if count is None:
+        hint = "; give its .dataset" if hasattr(dataset, "dataset") else ""
         raise RequestError(
-            f"expected (x, y), Samples, or a data set with a length and numbered items, came {type(dataset).__name__}"
+            "expected (x, y), Samples, or a data set with a length and numbered items, came "
+            f"{type(dataset).__name__}{hint}"
         )
     if not count:
         raise RequestError(f"expected at least one item in a data set, came an empty {type(dataset).__name__}")

@@ -38,6 +38,7 @@ class Source:
         words: of texts: how many ids there are, or the fixed vectors of all ids, (V, E) float32; None: no texts.
         feature_names: of a table, x (N, F): what its columns are called; empty for other inputs.
         vocabulary: of texts: how they became ids; None: other inputs, or not known.
+        label_column: of files: where the labels stood; None: in no column.
 
     Raises:
         RequestError: an empty side, a label out of range, sides of different shapes or types, or numbers of names,
@@ -56,6 +57,7 @@ class Source:
     words: int | Tensor | None = None
     feature_names: tuple[str, ...] = ()
     vocabulary: Vocabulary | None = None
+    label_column: str | None = None
 
     def __post_init__(self) -> None:
         if self.classes < 1 or len(self.class_names) != self.classes:

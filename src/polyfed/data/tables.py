@@ -48,8 +48,9 @@ def read(
 ) -> LabelledTable:
     """Read a CSV file, or a folder with train*.csv and test*.csv.
 
-    The first line names the columns; they are separated by commas, semicolons or tabs. Labels are whole numbers or
-    words; those that do not fill 0..C-1 are numbered in sorted order, and their spelling names the classes.
+    The first line names the columns; they are separated by commas, semicolons or tabs. Blank lines do not count. Labels
+    are whole numbers or words; those that do not fill 0..C-1 are numbered in sorted order, and their spelling names the
+    classes.
 
     Args:
         place: a file, which is the training side, or a folder; its files' names say which side they are of.
@@ -73,7 +74,7 @@ def read(
     numbers, names = images.number_labels(typed(raw, label, place), images.Columns("", label, None))
     sides = {side: Samples(torch.from_numpy(x[side]), torch.from_numpy(numbers[side])) for side in sheets}
     more = {side: further(parts, columns, needed=side == "train") for side, parts in sheets.items()}
-    read = images.LabelledImages(sides["train"], sides.get("test"), names, more["train"], more.get("test", {}))
+    read = images.LabelledImages(sides["train"], sides.get("test"), names, more["train"], more.get("test", {}), label)
     return LabelledTable(read, features)
 
 
@@ -107,7 +108,7 @@ def read_new(
     Args:
         path: a CSV file; it may hold other columns, in any order.
         features: the columns to take, in this order.
-        label_column: that must be there; None for `usual_label` or a column of a usual name, if there is one.
+        label_column: that must be there; None for `usual_label`, or for a column of a usual name where that is one.
         usual_label: the label column of the files that the model was trained on.
 
     Returns:
@@ -124,7 +125,11 @@ def new_labels(
     sheet: Sheet, inputs: Sequence[str], label_column: str | None, usual_label: str | None
 ) -> list[str] | None:
     """The labels of new rows as they are spelt; see `read_new`. `inputs` are the columns that are none."""
-    likely = LABEL_NAMES if usual_label is None else (usual_label,)
+    likely: Sequence[str] = ()
+    if usual_label is not None and usual_label in sheet.cells:
+        likely = (usual_label,)
+    elif usual_label is None or usual_label in LABEL_NAMES:
+        likely = LABEL_NAMES
     there = [name for name in likely if name in sheet.cells and name not in inputs]
     label = label_column or (there[0] if len(there) == 1 else None)
     return None if label is None else list(map(_plain, labels_of(sheet, label)))
@@ -163,12 +168,15 @@ def read_sheet(path: Path) -> Sheet:
             _check_names(names, path)
             rows = []
             for row in reader:
-                if row and len(row) != len(names):
+                is_blank = not row or (len(names) > 1 and len(row) == 1 and not row[0].strip())
+                if is_blank:
+                    continue
+                if len(row) != len(names):
                     raise RequestError(
                         f"expected {len(names)} values in every line of {path}, came {len(row)} in line "
                         f"{reader.line_num}"
                     )
-                rows += [row] if row else []
+                rows.append(row)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise RequestError(f"expected a CSV file in UTF-8, came {path}: {images.first_line(error)}") from error
     if not rows:

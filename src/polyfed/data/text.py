@@ -30,7 +30,8 @@ PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
 
 WORDS_FILE = "words.txt"  # of a run's models: the words that have ids, in their order, one a line
 
-_WORD = re.compile(r"[\w']+|[.,!?;]")
+PATTERN = r"[\w']+|[.,!?;]"  # a word, in lower case
+_WORD = re.compile(PATTERN)
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,7 @@ class LabelledTexts:
     vectors: Tensor | None
     train_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     test_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    label_column: str | None = None
 
 
 def words_of(text: str) -> list[str]:
@@ -198,7 +200,14 @@ def labelled(sides: Mapping[str, RawTexts], columns: images.Columns, how: Words)
     }
     more = {name: side.columns for name, side in sides.items()}
     return LabelledTexts(
-        numbers["train"], numbers.get("test"), class_names, made, vectors, more["train"], more.get("test", {})
+        numbers["train"],
+        numbers.get("test"),
+        class_names,
+        made,
+        vectors,
+        more["train"],
+        more.get("test", {}),
+        columns.label,
     )
 
 

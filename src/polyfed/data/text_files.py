@@ -116,20 +116,19 @@ def read_new_csv(
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a text file, one text each.
+    """The lines of a text file, one text each; blank lines do not count.
 
     Raises:
-        RequestError: no text file in UTF-8, no line, or an empty one.
+        RequestError: no text file in UTF-8, or none but blank lines.
     """
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").split("\n")]
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"expected a text file in UTF-8, came {path}: {images.first_line(error)}") from error
-    lines = lines if lines[-1] else lines[:-1]
-    if not lines or "" in lines:
-        came = f"an empty one, line {lines.index('') + 1}" if lines else "none"
-        raise RequestError(f"expected a text in every line of {path}, came {came}")
-    return lines
+    texts = [line for line in lines if line]
+    if not texts:
+        raise RequestError(f"expected a text in every line of {path}, came none")
+    return texts
 
 
 def _text_column(sheet: tables.Sheet, named: str | None) -> str:

@@ -137,6 +137,7 @@ class Deployed(Federation):
             classes=len(names),
             class_names=names,
             feature_names=first.feature_names,
+            label_column=recipe.data.label_column,
             builders=builders,
             device=recipe.run.device,
             precision=recipe.run.precision,

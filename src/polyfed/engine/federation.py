@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from polyfed.core.architectures import Builder, Precision
-from polyfed.core.client import Client, Public
+from polyfed.core.client import Client, Public, as_floats, samples_of
 from polyfed.core.companion import architectures_of
 from polyfed.core.defence import Watch, check_defence, defended, objection
 from polyfed.core.device import named_device
@@ -30,10 +30,21 @@ from polyfed.core.server import Member, Server
 from polyfed.core.settings import Availability, Compression, Defence, Evaluation, Hostile, Privacy, Training
 from polyfed.core.timings import section, watching
 from polyfed.core.uploads import arrived, bounded, check_uploads
+from polyfed.data.partition import whole
 from polyfed.data.samples import ClientData, Samples, classes_up_to
 from polyfed.data.text import Vocabulary
 from polyfed.data.transforms import Prepare
 from polyfed.engine import checkpoint
+from polyfed.engine.arguments import (
+    builders_by_name,
+    clients_of,
+    folder_of,
+    list_of,
+    mapping_of,
+    method_of,
+    public_of,
+    settings_of,
+)
 from polyfed.engine.attendance import Attendance, LateUpload, Post, Roll
 from polyfed.engine.checkpoint import Snapshot
 from polyfed.engine.cohort import stack_size
@@ -52,7 +63,8 @@ from polyfed.engine.store import Row, Store, row_of
 from polyfed.engine.tracking import Tracker as Tracker
 from polyfed.engine.tracking import tell, watcher
 from polyfed.engine.workers import Crew
-from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError
+from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError, described
+from polyfed.registry import TRACKERS
 
 
 @dataclass(frozen=True)
@@ -97,8 +109,9 @@ class Federation:
         public: hold-out data that everybody may see. test: one test set shared by all clients, in place of their own.
         classes: of the task; default: the largest label anywhere plus one. class_names: what they are called.
         feature_names: of a table's columns, for whoever uses a model later. vocabulary: likewise, of texts.
-        builders: architecture name -> function that makes the network, for clients given by architecture name, and for
-            a companion that the method names.
+        label_column: likewise, where the labels stood in files.
+        builders: architecture name -> function that makes the network, for clients given by a name of your own, and for
+            a companion that the method names. Names that a recipe takes ("digits-cnn1", "timm:resnet10t") need none.
         device: where networks compute ("cpu", "cuda", "cuda:1").
         precision: "bf16" trains with matrix products and convolutions in bfloat16 (weights, sums, messages and scores
             stay float32): faster where the processor has it, slower elsewhere, and the result is another one.
@@ -135,13 +148,14 @@ class Federation:
         hostile: Hostile | None = None,
         seed: int = 0,
         public: Public | None = None,
-        test: Samples | None = None,
+        test: Samples | tuple[Any, Any] | None = None,
         classes: int | None = None,
         class_names: Sequence[str] | None = None,
         feature_names: Sequence[str] = (),
+        label_column: str | None = None,
         vocabulary: Vocabulary | None = None,
         builders: Mapping[str, Builder] | None = None,
-        device: str = "cpu",
+        device: str | torch.device = "cpu",
         precision: Precision = "float32",
         executor: str = "auto",
         workers: int | None = None,
@@ -154,18 +168,22 @@ class Federation:
         metrics: Mapping[str, Measure] | None = None,
         timings: bool = False,
     ) -> None:
-        if not clients:
-            raise RequestError("expected at least one client, came none")
-        self.clients = [copy.copy(client) for client in clients]
-        self.method = method
-        self.trackers = [watcher(given) for given in trackers]
-        self.metrics = check_measures(metrics or {})
-        self.training = training or Training()
-        self.evaluation = evaluation or Evaluation()
-        self.availability = availability or Availability()
-        self.privacy, self.compression = privacy or Privacy(), compression or Compression()
-        self.devices = devices or Devices()
-        self.defence, self.hostile = defence or Defence(), hostile or Hostile()
+        self.clients = clients_of(clients)
+        self.method = method = method_of(method)
+        self.trackers = [watcher(given) for given in list_of("trackers", trackers)]
+        self.metrics = check_measures(mapping_of("metrics", metrics))
+        self.training = settings_of("training", training, Training)
+        self.evaluation = settings_of("evaluation", evaluation, Evaluation)
+        self.availability = settings_of("availability", availability, Availability)
+        self.privacy = settings_of("privacy", privacy, Privacy)
+        self.compression = settings_of("compression", compression, Compression)
+        self.devices = settings_of("devices", devices, Devices)
+        self.defence = settings_of("defence", defence, Defence)
+        self.hostile = settings_of("hostile", hostile, Hostile)
+        seed, checkpoint_every = whole("seed", seed, 0), whole("checkpoint_every", checkpoint_every, 1)
+        workers = None if workers is None else whole("workers", workers, 1)
+        public, out, device = public_of(public), folder_of(out), str(device)
+        test = None if test is None else samples_of(test, "test")
         self._hostile = drawn(self.hostile, len(self.clients), seed)
         _check_settings(self.clients, self.training, self.evaluation, self.availability)
         self.simulation = Simulation(self.devices, len(self.clients), seed)
@@ -173,11 +191,12 @@ class Federation:
         self.shared_test = test
         self.stages = self.evaluation.stages(method.scored)
         largest = max(_largest_label(client.data, test) for client in self.clients)
-        self.classes = classes or classes_up_to(largest, "the clients' data")
+        known = classes_up_to(largest, "the clients' data")
+        self.classes = known if classes is None else whole("classes", classes, 1)
         self.class_names = [*(map(str, range(self.classes)) if class_names is None else class_names)]
         if len(self.class_names) != self.classes:
             raise RequestError(f"expected {self.classes} class names, came {len(self.class_names)}")
-        self.feature_names, self.vocabulary = tuple(feature_names), vocabulary
+        self.feature_names, self.vocabulary, self.label_column = tuple(feature_names), vocabulary, label_column
         for number, client in enumerate(self.clients):
             data = client.data if test is None else ClientData(client.data.train, client.data.validation, test)
             client.id, client.classes, client.seed, client.data = number, self.classes, seed, data
@@ -185,8 +204,10 @@ class Federation:
             client.privacy, client.compression = self.privacy, self.compression
             if number in self._hostile:
                 enlist(client, self._hostile[number], self.hostile)
-        named = _name_architectures(self.clients, dict(builders or {}))
-        check_companion(method, [*named, *(builders or {})])
+        builders = mapping_of("builders", builders)
+        self._by_name = builders_by_name(self.clients, builders, self.classes, self.vocabulary)
+        named = _name_architectures(self.clients, {**builders, **self._by_name})
+        check_companion(method, [*named, *builders])
         self.architectures = architectures_of(
             method, named, seed, named_device(device), others=builders, precision=precision
         )
@@ -278,14 +299,31 @@ class Federation:
 
     # running ------------------------------------------------------------------------------------------------
 
-    def run(self, resume: bool = False, force: bool = False) -> Run:
-        """Run all rounds; with `resume`, those after the last checkpoint of the run folder.
+    def run(self, resume: bool = False, force: bool = False, progress: bool = False) -> Run:
+        """Run all rounds.
+
+        Args:
+            resume: those after the last checkpoint of the run folder; a finished run is only read.
+            force: replace the run that the folder holds.
+            progress: show how it gets on, on standard error.
 
         Raises:
             RequestError: the run folder is taken, or holds another recipe's run; nothing has been written then.
             RunError: a client or the server failed; says which, when and where.
             Interrupted: Ctrl-C; a checkpoint of the last whole round has been written.
         """
+        for name, value in (("resume", resume), ("force", force), ("progress", progress)):
+            if not isinstance(value, bool):
+                raise RequestError(f"run: expected {name} to be True or False, got {described(value)}")
+        given = self.trackers
+        if progress:
+            self.trackers = [TRACKERS["console"](), *given]
+        try:
+            return self._run(resume, force)
+        finally:
+            self.trackers = given
+
+    def _run(self, resume: bool, force: bool) -> Run:
         if self.folder is None:
             return self._all_rounds()
         self.folder.check(self.settings, resume, force)
@@ -681,13 +719,13 @@ class Federation:
         ]
 
     def _write_models(self, folder: RunFolder) -> None:
-        guide = Guide(self.architectures)
+        alone = scores_are_outputs(self.method)  # else what clients keep may have a say
+        guide = Guide(self.architectures, alone)
         with folder.models() as write:
             words = None if self.vocabulary is None else folder.write_words(self.vocabulary.words)
             for client in self._present():
                 keeper = self._keeper(client.id)
                 weights = exported(self.method.personal(keeper.model))
-                alone = scores_are_outputs(self.method)  # else what it keeps may have a say
                 about = self._about(client, words)
                 write(client.id, weights, {} if alone else keeper.state, about)
                 guide.add(client.id, weights, about)
@@ -701,21 +739,22 @@ class Federation:
         models, x, prepare = self.settings.get("models"), client.data.train.x, client.prepare
         texts = self.vocabulary
         normalised = dataclasses.asdict(prepare) if isinstance(prepare, Prepare) else None
+        plain = "plain" if prepare is as_floats else None
         return {
             "architecture": client.architecture,
             "classes": self.classes,
             "class_names": self.class_names,
             "feature_names": list(self.feature_names),
-            "label_column": self.settings.get("data", {}).get("label_column"),
+            "label_column": self.label_column,
             "vocabulary": None if texts is None else texts.most,
             "texts": None if texts is None else {"column": texts.column, "sha256": words},
             "vectors": self.settings.get("data", {}).get("vectors"),
             "samples": client.n,
-            "zoo": models is not None,
+            "zoo": models is not None or client.architecture in self._by_name,
             "feature_dim": None if models is None else models.get("feature_dim"),
             "input": {"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")},
             "image_size": self.settings.get("data", {}).get("image_size"),
-            "prepare": normalised,
+            "prepare": normalised or plain,
             "method": self.facts["method"],
             "knobs": self.facts["knobs"],
             "variant": self.method.variant(self.server, client.id),
@@ -930,11 +969,6 @@ def _name_architectures(clients: Sequence[Client], builders: dict[str, Builder])
     named: dict[str, Builder] = {}
     for client in clients:
         if client.given is None:
-            if client.architecture not in builders:
-                known_names = ", ".join(sorted(builders)) or "none"
-                raise RequestError(
-                    f"expected builders for all architectures, '{client.architecture}' has none: {known_names}"
-                )
             named[client.architecture] = builders[client.architecture]
             continue
         module = client.given

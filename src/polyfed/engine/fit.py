@@ -185,7 +185,7 @@ def _check_public(name: str, needs: Needs, public: Public | None) -> None:
         place = "name one as data.public, with" if other else "set data.holdout to"
         raise RequestError(
             f"{name} needs {needs.public} {rows}, came {held}{kind}; {place} at least {needs.public} (for every method "
-            f"that is compared alike), or ask the method for fewer"
+            f"that is compared alike), or ask the method for fewer; in Python give public=polyfed.Public(...)"
         )
 
 

@@ -119,7 +119,10 @@ class RunFolder:
         if self.path.exists() and not present and not all(_is_ours(entry.name) for entry in self.path.iterdir()):
             raise RequestError(f"expected an empty or new folder for the run, came {self.path} with other files in it")
         if present and not resume and not force:
-            raise RequestError(f"{self.path} already holds a run; continue it with --resume or replace it with --force")
+            raise RequestError(
+                f"{self.path} already holds a run; continue it with --resume (resume=True) or replace it with --force "
+                "(force=True)"
+            )
         if resume and present:
             self._same_recipe(settings)
 

@@ -57,8 +57,6 @@ def chosen(
     if name not in (*_OURS, *EXECUTORS):
         known = "', '".join([*_OURS, *list(EXECUTORS)[:-1]])
         raise RequestError(f"expected the executor '{known}' or '{list(EXECUTORS)[-1]}', came '{name}'")
-    if workers is not None and workers < 1:
-        raise RequestError(f"expected at least 1 worker, came {workers}")
     if name in EXECUTORS:
         other: Executor = EXECUTORS[name](crew, workers, say, settings)
         return other

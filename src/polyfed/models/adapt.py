@@ -4,24 +4,29 @@ The module's own forward is recorded with torch.fx and the record is cut at the 
 skip connections and functional calls stay where they are, and the parts put together compute exactly what the module
 computes, in eval and in train mode. Recording only enters the modules that contain a named one; everything else is
 called as it is and may be written in any way.
+
+A forward that cannot be recorded (branches on values, loops over a length) can still be cut before its head: it is run
+as it is, and what it calls the head with is the representation (`_Caught`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import operator
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor, fx, nn
 
-from polyfed.errors import RequestError
+from polyfed.errors import PolyfedError, RequestError, described, nearest
 from polyfed.functional.modes import evaluating
 from polyfed.functional.records import Steps
 from polyfed.models.split import Part, SplitModel, in_features, projection_and_head
-from polyfed.registry import nearest
+
+Half = Callable[["Adapted", Tensor], Any]  # runs a part of the forward of what a wrapper holds
 
 _ROOT = "original"  # the name under which a wrapper holds the module, and so the prefix of its state-dict keys
 
@@ -41,7 +46,8 @@ def split(
             them as its attribute ``logits``, as networks of Hugging Face do.
         head: dotted name of the submodule that turns the representation into logits. It is called last.
         extractor: dotted name of the last submodule of the extractor, which ends at its output; for FedIN the first
-            block. None: everything before the head, and an empty intermediate part (enough for FedGH and FedHeNN).
+            block. None: everything before the head, and an empty intermediate part (enough for FedGH and FedHeNN); the
+            forward then need not be one that torch.fx can record.
         example: a batch (N x ...). Tells the feature width where the head has no ``in_features``, and is run through
             both the module and the parts, in eval mode, to check that they agree.
         architecture: name for messages and exports; by default the module's class.
@@ -51,9 +57,10 @@ def split(
         `export` gives the module's own keys back.
 
     Raises:
-        RequestError: there is no such submodule; it is not called exactly once; the forward cannot be recorded;
-            something computed before the cut is used after it; something follows the head; parts share a parameter;
-            the feature width is unknown; the example disagrees.
+        RequestError: there is no such submodule; it is not called exactly once; the forward cannot be recorded, and an
+            extractor is named; something computed before the cut is used after it; something follows the head; parts
+            share a parameter; the feature width is unknown; the example disagrees. Where the forward is not recorded,
+            how often the head is called and what follows it is seen when the network runs: with `example` at once.
 
     >>> net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
     >>> model = split(net, head="4", extractor="1")
@@ -61,13 +68,16 @@ def split(
     (5, ('original.2.weight', 'original.2.bias'), ['0.weight', '0.bias'])
     """
     if not isinstance(module, nn.Module):
-        raise RequestError(f"split expects an nn.Module; a {type(module).__name__} came")
+        write = f"; write {module.__name__}(...), which makes one" if isinstance(module, type) else ""
+        raise RequestError(f"split expects an nn.Module, got {described(module)}{write}")
     if isinstance(module, SplitModel):
         raise RequestError(f"{module.architecture} is a SplitModel already; use it as it is")
     model = Adapted(module, head, extractor, architecture or type(module).__name__)
     if example is None:
         model.feature_dim = in_features(model.head)
         return model
+    if not isinstance(example, Tensor):
+        raise RequestError(f"example: expected a batch as a tensor, got {described(example)}")
     with evaluating(model), torch.no_grad():
         z = model.represent(example)
         agrees = torch.equal(model.head(z), _logits(module(example)))
@@ -84,7 +94,7 @@ def split(
 
 
 class Adapted(SplitModel):
-    """What `split` returns: holds the module as `original` and runs the two halves of its recorded forward.
+    """What `split` returns: holds the module as `original` and runs the two halves of its forward.
 
     Attributes:
         original: the module. found: whether a builder returned the module itself, and polyfed found where to cut it.
@@ -92,6 +102,7 @@ class Adapted(SplitModel):
 
     original: nn.Module
     found: bool = False
+    _halves: Mapping[bool, tuple[Half, Half]]  # by mode: x to s_in, s_in to z
 
     def __init__(self, module: nn.Module, head: str, extractor: str | None, architecture: str) -> None:
         super().__init__(architecture, feature_dim=0)  # split sets the width
@@ -154,26 +165,46 @@ class Adapted(SplitModel):
         return training
 
     def _record(self) -> None:
-        """Traces and cuts the forward in both modes; sets `_halves`, `_parts`, `_entered` and `_mode_matters`."""
+        """Cuts the forward in both modes; sets `_halves`, `_parts`, `_entered` and `_mode_matters`."""
         named = [self._head] if self._extractor is None else [self._head, self._extractor]
         dotted = [name.split(".") for name in named]
         self._entered = sorted({".".join(steps[:i]) for steps in dotted for i in range(len(steps))})
-        flags = [(m, m.training) for m in map(self.original.get_submodule, self._entered)]
-        cut: dict[bool, _Cut] = {}
         try:
-            for mode in (True, False):
-                for m, _ in flags:
-                    m.training = mode
-                graph, root = _trace(self.original, self._entered, self.architecture)
-                cut[mode] = _Cut(graph, self._head, self._extractor, self.architecture)
-                self._adopt_constants(graph, root, mode)
-        finally:
-            for m, flag in flags:
-                m.training = flag
+            cut = self._traced()
+        except _Unrecorded as reason:
+            if self._extractor is not None:
+                raise RequestError(
+                    f"{self.architecture} cannot be cut after '{self._extractor}': {reason}; or pass extractor=None, "
+                    "which does without a record and is enough for most methods, or build it as "
+                    "polyfed.models.Staged(extractor, intermediate, head)"
+                ) from reason
+            caught = _Caught(self._head, self.architecture)
+            self._parts = self._assign({})
+            self._halves = dict.fromkeys((True, False), (caught, caught))
+            self._mode_matters = False
+            return
         self._parts = self._assign(cut)
         self._halves = {mode: c.halves() for mode, c in cut.items()}
         sources = [[str(n.format_node()) for n in c.nodes] for c in cut.values()]
         self._mode_matters = sources[0] != sources[1]
+
+    def _traced(self) -> dict[bool, _Cut]:
+        """The recorded forward of either mode, divided."""
+        flags = [(m, m.training) for m in map(self.original.get_submodule, self._entered)]
+        traced: dict[bool, tuple[fx.Graph, nn.Module]] = {}
+        try:
+            for mode in (True, False):
+                for m, _ in flags:
+                    m.training = mode
+                traced[mode] = _trace(self.original, self._entered)
+        finally:
+            for m, flag in flags:
+                m.training = flag
+        cut: dict[bool, _Cut] = {}
+        for mode, (graph, root) in traced.items():
+            cut[mode] = _Cut(graph, self._head, self._extractor, self.architecture)
+            self._adopt_constants(graph, root, mode)
+        return cut
 
     def _adopt_constants(self, graph: fx.Graph, root: nn.Module, mode: bool) -> None:
         """Tensors that the forward makes out of nothing were left on `root`: keep them here, as buffers not saved."""
@@ -216,9 +247,12 @@ class Adapted(SplitModel):
         return str(node.target) in dict(self.named_parameters(remove_duplicate=False))
 
     def _shared(self, name: str, part: str, other: str) -> NoReturn:
+        remedy = "name another end of the extractor, or pass extractor=None"
+        if "head" in (part, other):
+            remedy = "give the head tensors of its own"
         raise RequestError(
             f"{self.architecture}: '{name.removeprefix(_ROOT + '.')}' is used both in the {part} and in the {other}, "
-            "so it cannot belong to one part; name another end of the extractor, or pass extractor=None"
+            f"so it cannot belong to one part; {remedy}"
         )
 
     # A record cannot be pickled (it is made anew) and need not be copied (it holds names, no tensors) ---------------
@@ -236,6 +270,69 @@ class Adapted(SplitModel):
         return twin
 
 
+class _Caught:
+    """What a module calls its head with: the module runs as it is, but for its head, which only takes note.
+
+    In place of logits the head gives a `_Placeholder`; the module has to return it as it is, or something follows the
+    head. Holds names and no tensors, as `Steps` does.
+    """
+
+    def __init__(self, head: str, architecture: str) -> None:
+        self._head = head
+        self._name = architecture
+
+    def __call__(self, model: Adapted, x: Tensor) -> Tensor:
+        """The input to the representation."""
+        calls: list[Tensor] = []
+        placeholder = _Placeholder()
+
+        def note(*args: Any, **kwargs: Any) -> _Placeholder:
+            given = [*args, *kwargs.values()]
+            if len(given) != 1 or not isinstance(given[0], Tensor):
+                raise self._refusal("must be called with one tensor")
+            if calls:
+                raise self._refusal("is called more than once in the forward; expected exactly once")
+            calls.append(given[0])
+            return placeholder
+
+        try:
+            with _replaced_forward(model.head, note):
+                returned = _logits(model.original(x))
+        except PolyfedError:
+            raise
+        except Exception as error:  # the module is the user's
+            if not calls:
+                raise
+            problem = _not_last(self._name, self._head, f"the forward goes on ({type(error).__name__})")
+            raise RequestError(problem) from error
+        if not calls:
+            raise self._refusal("is never called in the forward; expected exactly once")
+        if returned is not placeholder:
+            raise RequestError(_not_last(self._name, self._head, f"the forward returns {_kind(returned)}"))
+        return calls[0]
+
+    def _refusal(self, what: str) -> RequestError:
+        return RequestError(f"{self._name}: its head '{self._head}' {what}")
+
+
+class _Placeholder:
+    """Stands for logits that nobody computes; whatever is done with it fails."""
+
+
+@contextlib.contextmanager
+def _replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Within the block a call of the module is one of `forward`, and its own hooks wait for its own forward."""
+    names = ("forward", "_forward_pre_hooks", "_forward_hooks")
+    held = vars(module)
+    before = {name: held[name] for name in names if name in held}
+    held.update(forward=forward, _forward_pre_hooks=OrderedDict(), _forward_hooks=OrderedDict())
+    try:
+        yield
+    finally:
+        del held["forward"]
+        held.update(before)
+
+
 class _Cut:
     """A recorded forward, divided: nodes `before` the end of the extractor, and `after` it, up to the head's input."""
 
@@ -249,10 +346,7 @@ class _Cut:
         following = self.nodes[at_head + 1 : -1]
         if following or returned is not head_node:
             what = f"'{_said(following[0])}' is called" if following else f"the forward returns {_kind(returned)}"
-            raise RequestError(
-                f"{architecture}: {what} after the head '{head}', whose output must be what the forward returns: "
-                "name as head the submodule that ends the network, or take that step out (losses expect plain logits)"
-            )
+            raise RequestError(_not_last(architecture, head, what))
         inputs = [*head_node.args, *head_node.kwargs.values()]
         if len(inputs) != 1 or not isinstance(inputs[0], fx.Node):
             raise RequestError(f"{architecture}: the head '{head}' must be called with one tensor; {len(inputs)} came")
@@ -327,35 +421,50 @@ def _logits(returned: Any) -> Any:
     return returned if isinstance(returned, Tensor | fx.Proxy) else getattr(returned, "logits", returned)
 
 
-def _trace(module: nn.Module, entered: Sequence[str], architecture: str) -> tuple[fx.Graph, nn.Module]:
+class _Unrecorded(Exception):
+    """A forward cannot be recorded; says why, and what to do about it."""
+
+
+def _trace(module: nn.Module, entered: Sequence[str]) -> tuple[fx.Graph, nn.Module]:
     """Records the forward in the mode the module is in."""
     root, before = _Entry(module), torch.get_rng_state()
     try:
         graph = _Tracer(entered).trace(root)
     except Exception as error:  # user code under a tracer can fail in any way
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise RequestError(
-            f"{architecture} cannot be cut: its forward cannot be recorded ({reason}); move branches on tensor values "
-            "into submodules, or build it as polyfed.models.Staged(extractor, intermediate, head)"
-        ) from error
-    drawn = not torch.equal(before, torch.get_rng_state())
-    torch.set_rng_state(before)
+        remedy = (
+            "write x.shape[0] for len(x)" if "'len'" in reason else "move branches on tensor values into submodules"
+        )
+        raise _Unrecorded(f"its forward cannot be recorded ({reason}); {remedy}") from error
+    finally:
+        drawn = not torch.equal(before, torch.get_rng_state())
+        torch.set_rng_state(before)
     if drawn:
-        raise RequestError(
-            f"{architecture} cannot be cut: its forward draws random numbers without looking at the input, and a "
-            "record would repeat one draw for ever; move them into a submodule"
+        raise _Unrecorded(
+            "its forward draws random numbers without looking at the input, and a record would repeat one draw for "
+            "ever; move them into a submodule"
         )
     return graph, root
+
+
+def _not_last(architecture: str, head: str, what: str) -> str:
+    """What is said of a head whose output is not what the forward returns."""
+    return (
+        f"{architecture}: {what} after the head '{head}', whose output must be what the forward returns: "
+        "name as head the submodule that ends the network, or take that step out (losses expect plain logits)"
+    )
 
 
 def _canonical(module: nn.Module, name: str, role: str) -> str:
     """The name under which torch.fx knows the submodule: the first, where it is registered under several."""
     names = {found: m for found, m in module.named_modules(remove_duplicate=False) if found}
+    if not isinstance(name, str):
+        write = next((f"; write '{found}'" for found, m in names.items() if m is name or found == str(name)), "")
+        raise RequestError(f"{role}: expected the dotted name of a submodule, got {described(name)}{write}")
     if name not in names:
-        raise RequestError(
-            f"{type(module).__name__} has no submodule '{name}' to be its {role}"
-            f"{nearest(name, names) if name else '; pass its dotted name'}"
-        )
+        hint = nearest(name, names) if name else "; pass its dotted name"
+        other = "; or pass extractor=None" if role == "extractor" else ""
+        raise RequestError(f"{type(module).__name__} has no submodule '{name}' to be its {role}{hint}{other}")
     return str(next(found for found, m in names.items() if m is names[name]))
 
 
@@ -371,6 +480,8 @@ def _origin(node: fx.Node) -> str:
 
 
 def _kind(returned: object) -> str:
-    if isinstance(returned, fx.Node):
+    if isinstance(returned, fx.Node | Tensor):
         return "another tensor"
-    return next((f"a {kind.__name__}" for kind in (tuple, list, dict) if isinstance(returned, kind)), repr(returned))
+    return next(
+        (f"a {kind.__name__}" for kind in (tuple, list, dict) if isinstance(returned, kind)), described(returned)
+    )

@@ -1,0 +1,177 @@
+"""Settings and knobs that cannot be, in one line: where, what was expected, what came, the nearest valid name.
+
+pydantic finds what is wrong, and `one_line` says it. `in_one_line` makes a class say it when it is made in Python; a
+recipe asks pydantic itself, since it knows more of the place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from polyfed.errors import RequestError, nearest
+
+__all__ = ["WrongSettings", "in_one_line", "one_line", "shown"]
+
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "string": "text",
+    "bool": "true or false",
+    "list": "a list",
+    "tuple": "a list",
+    "dict": "a table",
+    "model": "a table",
+    "finite": "a finite number",
+}
+_BOUNDS = {
+    "greater_than_equal": ("at least", "ge"),
+    "greater_than": ("more than", "gt"),
+    "less_than_equal": ("at most", "le"),
+    "less_than": ("less than", "lt"),
+}
+
+Sections = Mapping[str, type[BaseModel]]
+
+
+class WrongSettings(RequestError, ValueError):
+    """Settings made in Python that cannot be; a ValueError, too, as pydantic's own complaint is.
+
+    Attributes:
+        complaints: pydantic's.
+    """
+
+    complaints: ValidationError
+
+
+def in_one_line(init: Callable[..., None], say: Callable[[type, ValidationError], str]) -> Callable[..., None]:
+    """An ``__init__`` of pydantic's that takes settings by name only, and whose complaints are one line.
+
+    Args:
+        init: pydantic's. say: (class, complaints) -> the line.
+    """
+
+    @functools.wraps(init)
+    def checked(self: Any, *given: Any, **settings: Any) -> None:
+        kind = type(self)
+        if given:
+            first = next(iter(_fields(kind)), "name")
+            raise RequestError(
+                f"{kind.__name__}: expected each setting by its name, got {shown(given[0])} without one; write "
+                f"{kind.__name__}({first}=...)"
+            )
+        try:
+            init(self, **settings)
+        except ValidationError as complaints:
+            problem = WrongSettings(say(kind, complaints))
+            problem.complaints = complaints
+            raise problem from None
+
+    return checked
+
+
+def one_line(
+    error: ValidationError,
+    kind: type,
+    place: tuple[str, ...] = (),
+    known: Collection[str] | None = None,
+    sections: Sections | None = None,
+) -> str:
+    """The first of pydantic's complaints: where, what was expected, what came, the nearest valid name.
+
+    Args:
+        error: the complaints.
+        kind: the class that was to be made.
+        place: keys in front of pydantic's own.
+        known: the valid keys at `place` of a method; None: `kind` has sections, or is one.
+        sections: a recipe's, for a key that belongs to another one than it stands in.
+    """
+    complaints = error.errors(include_url=False)
+    unknown = [c for c in complaints if c["type"] in ("extra_forbidden", "unexpected_keyword_argument")]
+    first = (unknown or complaints)[0]  # an unknown key is often why another is missing
+    depth = 1 if known is not None else len(first["loc"])  # below a knob's name pydantic adds the kinds that it tried
+    own = [_spelled(str(key), known) for key in first["loc"][:depth]]
+    keys = (*place, *own)
+    where = ".".join(keys)
+    others = len({c["loc"][:depth] for c in complaints} - {first["loc"][:depth]})
+    more = f" (and {others} more)" if others else ""
+    if unknown:
+        valid = known_keys(kind, own[:-1]) if known is None else known
+        home = [name for name in _homes(keys[-1], sections or {}) if len(keys) == 2 and name != keys[0]]
+        hint = f"; it belongs to [{home[0]}]" if home else nearest(keys[-1], valid) if valid else ""
+        return f"unknown key '{where}'{hint}{more}"
+    if first["type"] == "missing":
+        return f"expected {'the section' if len(keys) == 1 else 'the key'} '{where}', which is missing{more}"
+    if first["type"] == "value_error":
+        said = str(first["msg"]).removeprefix("Value error, ")
+        return f"{f'{where}: ' if where else ''}{said}{more}"
+    alike = [c for c in complaints if c["loc"][:depth] == first["loc"][:depth]]
+    choices = [word for c in alike for word in re.findall(r"'([^']*)'", str(c.get("ctx", {}).get("expected", "")))]
+    hint = nearest(str(first["input"]), choices) if choices else ""
+    hint = hint if "did you mean" in hint else ""
+    return f"{where}: expected {' or '.join(map(_expected, alike))}, came {shown(first['input'])}{hint}{more}"
+
+
+def known_keys(kind: type, keys: Sequence[str]) -> list[str]:
+    """The valid keys at a place below a class of settings; none where they are not fixed."""
+    model: Any = kind
+    named = False  # the next key is a name of the user's own, in a table of sections
+    for key in keys:
+        if named:
+            named = False
+            continue
+        field = model.model_fields.get(key)
+        kinds = () if field is None else (field.annotation, *get_args(field.annotation))
+        model = next((k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)), None)
+        if model is None or model.model_config.get("extra") == "allow":
+            return []
+        named = get_origin(field.annotation) is dict
+    return _fields(model)
+
+
+def shown(value: Any) -> str:
+    """A value as TOML writes it, shortened."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return "a table"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _fields(kind: Any) -> list[str]:
+    """The names of the settings, or of the knobs."""
+    if dataclasses.is_dataclass(kind):
+        return [field.name for field in dataclasses.fields(kind)]
+    return list(kind.model_fields)
+
+
+def _spelled(key: str, known: Collection[str] | None) -> str:
+    """A knob that Python keeps the word of (``lambda_``) as those who list the `known` ones spell it."""
+    return key if known is None or key in known else key.rstrip("_")
+
+
+def _homes(key: str, sections: Sections) -> list[str]:
+    """The sections that have such a key."""
+    return [name for name, kind in sections.items() if key in kind.model_fields]
+
+
+def _expected(complaint: Any) -> str:
+    """What one of pydantic's complaints would have liked."""
+    kind, context = str(complaint["type"]), complaint.get("ctx", {})
+    if kind == "literal_error":
+        return str(context["expected"])
+    if kind in _BOUNDS:
+        word, key = _BOUNDS[kind]
+        return f"{word} {context[key]:g}"
+    if kind == "too_short":
+        return f"at least {context['min_length']} entry"
+    return _KINDS.get(kind.partition("_")[0], str(complaint["msg"]))

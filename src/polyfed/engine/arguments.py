@@ -1,0 +1,158 @@
+"""What a federation is given in Python: a wrong kind of argument is one line that says what to write."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from polyfed.core.architectures import Builder
+from polyfed.core.client import Client, Public, as_floats
+from polyfed.core.method import Method
+from polyfed.core.settings import Settings
+from polyfed.data.text import Vocabulary, Words
+from polyfed.errors import RequestError, described, nearest
+from polyfed.models.outside import normalisation
+from polyfed.models.zoo import build
+from polyfed.registry import METHODS, MODELS
+
+_Kind = TypeVar("_Kind", bound=Settings)
+
+
+def clients_of(given: Any) -> list[Client]:
+    """Copies of the clients, in order.
+
+    Raises:
+        RequestError: none, or something else than clients.
+    """
+    write = "polyfed.Client(model, train=(x, y), test=(x, y))"
+    if isinstance(given, Client) or not isinstance(given, Iterable):
+        raise RequestError(f"clients: expected a list of {write}, got {described(given)}")
+    clients = list(given)
+    if not clients:
+        raise RequestError("expected at least one client, came none")
+    for place, client in enumerate(clients):
+        if not isinstance(client, Client):
+            raise RequestError(f"clients: expected {write} in place {place}, got {described(client)}")
+    return [copy.copy(client) for client in clients]
+
+
+def method_of(given: Any) -> Method:
+    """The method.
+
+    Raises:
+        RequestError: a method's name or class, or something else.
+    """
+    if isinstance(given, Method):
+        return given
+    kind = METHODS[given] if isinstance(given, str) else given
+    if isinstance(kind, type) and issubclass(kind, Method):
+        ours = kind.__module__.startswith("polyfed.methods.")
+        write = f"polyfed.methods.{kind.__name__}()" if ours else f"{kind.__name__}()"
+        raise RequestError(f"method: expected an object of its class, got {described(given)}; write {write}")
+    raise RequestError(f"method: expected one such as polyfed.methods.FedAvg(), got {described(given)}")
+
+
+def settings_of(name: str, given: Any, kind: type[_Kind]) -> _Kind:
+    """The settings of that name, or their defaults for None.
+
+    Raises:
+        RequestError: something else than settings of this kind.
+    """
+    if given is None:
+        return kind()
+    if not isinstance(given, kind):
+        key = next(iter(kind.model_fields))
+        raise RequestError(f"{name}: expected {kind.__name__}({key}=..., ...), got {described(given)}")
+    return given
+
+
+def public_of(given: Any) -> Public | None:
+    """What everybody may see.
+
+    Raises:
+        RequestError: something else than `Public`.
+    """
+    if given is not None and not isinstance(given, Public):
+        raise RequestError(f"public: expected polyfed.Public((x, y)), got {described(given)}")
+    return given
+
+
+def list_of(name: str, given: Any) -> list[Any]:
+    """What was given as a list.
+
+    Raises:
+        RequestError: a single thing.
+    """
+    if isinstance(given, Mapping):
+        raise RequestError(f"{name}: expected a list, got {described(given)}")
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise RequestError(f"{name}: expected a list, got {described(given)}; put it into [ ]")
+    return list(given)
+
+
+def mapping_of(name: str, given: Any) -> dict[str, Any]:
+    """What was given by name; nothing for None.
+
+    Raises:
+        RequestError: no dictionary.
+    """
+    if given is not None and not isinstance(given, Mapping):
+        raise RequestError(f"{name}: expected a dictionary of functions by name, got {described(given)}")
+    return dict(given or {})
+
+
+def folder_of(given: Any) -> Path | None:
+    """The run folder.
+
+    Raises:
+        RequestError: no path.
+    """
+    if given is not None and not isinstance(given, str | os.PathLike):
+        raise RequestError(f"out: expected the path of a folder, got {described(given)}")
+    return None if given is None else Path(given)
+
+
+def builders_by_name(
+    clients: Sequence[Client], own: Mapping[str, Builder], classes: int, vocabulary: Vocabulary | None
+) -> dict[str, Builder]:
+    """What makes the networks that clients name and that the user's `own` functions do not make: as a recipe does.
+
+    Args:
+        clients: with their data. classes: of the task. vocabulary: of texts.
+
+    Raises:
+        RequestError: a name that nobody knows, or inputs that are not as the network's weights want them.
+    """
+    found: dict[str, Builder] = {}
+    for client in clients:
+        name = client.architecture
+        if client.given is not None or name in own:
+            continue
+        _check_named(client, own)
+        words = None if vocabulary is None or vocabulary.most is None else Words(vocabulary=vocabulary.most).ids
+        shape = tuple(client.data.train.x.shape[1:])
+        found.setdefault(name, functools.partial(build, name, shape, classes, words=words))
+    return found
+
+
+def _check_named(client: Client, own: Collection[str]) -> None:
+    """Whether a named network is known, and takes the client's inputs as they are prepared."""
+    name = client.architecture
+    if ":" not in name and name.partition("?")[0] not in MODELS:
+        raise RequestError(
+            f"client {client.id}: expected a network, a name in builders or that of a registered model, got '{name}'"
+            f"{nearest(name, [*MODELS, *own])}"
+        )
+    if client.prepare is not as_floats or client.data.train.x.dtype != torch.uint8:
+        return
+    if (wanted := normalisation(name)) is not None:
+        raise RequestError(
+            f"'{name}' wants images normalized with mean {wanted[0]} and std {wanted[1]}; write "
+            "Client(..., prepare=polyfed.data.transforms.Prepare(mean, std))"
+        )

@@ -1,0 +1,116 @@
+"""Settings and knobs that cannot be: Python gives the recipe's one line."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import polyfed as pf
+from polyfed.core.method import Method, knobs
+from polyfed.core.settings import Settings
+from polyfed.errors import PolyfedError, RequestError
+
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "quickstart.toml"
+SECTIONS: list[tuple[type[Settings], dict[str, Any], str]] = [
+    (pf.Training, {"roundz": 3}, "unknown key 'training.roundz'; did you mean 'rounds'?"),
+    (pf.Training, {"rounds": -1}, "training.rounds: expected at least 1, came -1"),
+    (pf.Training, {"rounds": "3"}, "training.rounds: expected a whole number, came '3'"),
+    (pf.Training, {"rounds": True}, "training.rounds: expected a whole number, came true"),
+    (pf.Training, {"rounds": 0, "lr": -1.0}, "training.rounds: expected at least 1, came 0 (and 1 more)"),
+    (pf.Training, {"patience": 3}, "unknown key 'training.patience'; it belongs to [evaluation]"),
+    (pf.Training, {"lr_schedule": "step"}, "training: lr_schedule 'step' needs lr_decay, came none"),
+    (pf.Evaluation, {"evry": 2}, "unknown key 'evaluation.evry'; did you mean 'every'?"),
+    (pf.Evaluation, {"metrics": "f1"}, "evaluation.metrics: expected a list, came 'f1'"),
+    (pf.Privacy, {"clip": -1.0}, "privacy.clip: expected at least 0, came -1.0"),
+    (pf.Availability, {"drop": 2.0}, "availability.drop: expected at most 1, came 2.0"),
+    (pf.Devices, {"profiles": {"mine": {"compute": 1.0}}}, "expected the key 'devices.profiles.mine.memory'"),
+    (pf.Devices, {"profiles": {"gpu": {"memori": 1.0}}}, "unknown key 'devices.profiles.gpu.memori'; did you mean"),
+]
+
+
+@pytest.mark.parametrize(("kind", "given", "line"), SECTIONS)
+def test_python_says_of_settings_what_a_recipe_says(kind: type[Settings], given: dict[str, Any], line: str) -> None:
+    with pytest.raises(RequestError) as made:
+        kind(**given)
+    assert line in str(made.value)
+    assert "\n" not in str(made.value)
+    settings = pf.Recipe.load(RECIPE).to_dict()
+    settings[kind.__name__.lower()] = given
+    with pytest.raises(RequestError) as read:
+        pf.Recipe.from_dict(settings)
+    assert str(read.value) == str(made.value)
+
+
+def test_python_says_of_knobs_what_a_recipe_says() -> None:
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("FedGH", {"header_lrr": 1.0}, "unknown key 'fedgh.header_lrr'; did you mean 'header_lr'?"),
+        ("FedGH", {"header_lr": "x"}, "fedgh.header_lr: expected a number, came 'x'"),
+        ("FedGH", {"header_lr": -1.0}, "fedgh.header_lr: expected at least 0, came -1.0"),
+        ("FedHeNN", {"eta": 0.3}, "unknown key 'fedhenn.eta'; did you mean 'eta0'?"),
+    ]
+    for name, given, line in cases:
+        with pytest.raises(RequestError) as made:
+            getattr(pf.methods, name)(**given)
+        assert line in str(made.value)
+        overrides = [f"method.{key}={value}" for key, value in given.items()]
+        with pytest.raises(RequestError) as read:
+            pf.Recipe.load(RECIPE, overrides, method=name.lower())
+        assert str(read.value).replace("method.", f"{name.lower()}.") == str(made.value)
+
+
+def test_a_knob_that_python_keeps_the_word_of_is_spelled_as_each_takes_it() -> None:
+    with pytest.raises(RequestError, match=r"unknown key 'fedin.lambd'; did you mean 'lambda_'\?"):
+        pf.methods.FedIN(lambd=0.5)  # type: ignore[call-arg]
+    with pytest.raises(RequestError, match=r"fedin.lambda_: expected a number, came 'a'"):
+        pf.methods.FedIN(lambda_="a")  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match=r"unknown key 'method.lambd'; did you mean 'lambda'\?"):
+        pf.Recipe.load(RECIPE, ["method.lambd=0.5"], method="fedin")
+    with pytest.raises(RequestError, match=r"method.lambda: expected a number, came 'a'"):
+        pf.Recipe.load(RECIPE, ["method.lambda=a"], method="fedin")
+
+
+def test_a_method_of_ones_own_has_it_too() -> None:
+    @knobs
+    class Own(Method):
+        rate: float = 0.1
+
+    @knobs
+    class Narrow(Own):
+        width: int = 3
+
+    with pytest.raises(RequestError, match=r"unknown key 'Own.rat'; did you mean 'rate'\?"):
+        Own(rat=0.2)  # type: ignore[call-arg]
+    with pytest.raises(RequestError, match=r"Narrow.rate: expected a number, came 'x'"):
+        Narrow(rate="x", width=2)  # type: ignore[arg-type]
+    assert dataclasses.replace(Narrow(rate=0.2), width=4) == Narrow(rate=0.2, width=4)
+
+
+def test_what_stands_without_a_name_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"^Training: expected each setting by its name, got 3 .* Training\(rounds="):
+        pf.Training(3)  # type: ignore[call-arg]
+    with pytest.raises(RequestError, match=r"^FedGH: expected each setting by its name, got 0.1 .* FedGH\(header_lr="):
+        pf.methods.FedGH(0.1)  # type: ignore[call-arg]
+
+
+def test_it_is_shown_without_what_pydantic_says() -> None:
+    with pytest.raises(PolyfedError) as made:
+        pf.Training(rounds=0)
+    assert isinstance(made.value, ValueError)
+    assert made.value.__suppress_context__
+
+
+def test_a_recipe_that_is_made_by_hand() -> None:
+    with pytest.raises(RequestError, match=r"^expected the section 'models', which is missing \(and 1 more\)$"):
+        pf.Recipe(data={"name": "digits"})  # type: ignore[call-arg, arg-type]
+
+
+def test_settings_are_what_they_were_otherwise() -> None:
+    training = pf.Training(rounds=3)
+    assert copy.deepcopy(training) == training == pf.Training.model_validate({"rounds": 3})
+    assert next(iter(inspect.signature(pf.Training).parameters)) == "rounds"
+    assert next(iter(inspect.signature(pf.methods.FedGH).parameters)) == "header_lr"

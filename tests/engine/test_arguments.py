@@ -1,0 +1,238 @@
+"""What a federation is given in Python: a wrong kind of argument is one line that says what to write."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import polyfed as pf
+from polyfed import prediction
+from polyfed.core.client import as_floats
+from polyfed.data.sources import digits
+from polyfed.data.text import Words
+from polyfed.errors import RequestError
+from polyfed.registry import METHODS
+
+X, Y = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(x)
+
+
+def network() -> nn.Module:
+    return Net()
+
+
+def client(**changed: Any) -> pf.Client:
+    return pf.Client(**{"model": Net(), "train": (X, Y), **changed})
+
+
+def federation(**changed: Any) -> pf.Federation:
+    given = {"clients": [client(), client()], "method": pf.methods.FedAvg(), "training": pf.Training(rounds=1)}
+    return pf.Federation(**{**given, **changed})
+
+
+A_CLIENT = r"polyfed.Client\(model, train=\(x, y\), test=\(x, y\)\)"
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({"method": "fedgh"}, r"method: .* got 'fedgh'; write polyfed.methods.FedGH\(\)"),
+        ({"method": "fedhg"}, r"unknown method 'fedhg'; did you mean 'fedgh'\?"),
+        ({"method": pf.methods.FedGH}, r"got the class FedGH; write polyfed.methods.FedGH\(\)"),
+        ({"method": 3}, r"method: expected one such as polyfed.methods.FedAvg\(\), got 3"),
+        ({"method": pf.methods}, r"got the module polyfed.methods"),
+        ({"training": 3}, r"training: expected Training\(rounds=..., ...\), got 3"),
+        ({"training": {"rounds": 3}}, r"training: expected Training\(rounds=..., ...\), got a dict"),
+        ({"training": pf.Training}, r"training: .* got the class Training"),
+        ({"evaluation": pf.Training()}, r"evaluation: expected Evaluation\(stage=..., ...\), got a Training"),
+        ({"availability": {"drop": 0.1}}, r"availability: expected Availability\(drop=..., ...\), got a dict"),
+        ({"seed": "0"}, r"expected seed to be a whole number >= 0, came '0'"),
+        ({"seed": -1}, r"expected seed to be a whole number >= 0, came -1"),
+        ({"seed": 0.5}, r"expected seed to be a whole number >= 0, came 0.5"),
+        ({"seed": True}, r"expected seed to be a whole number >= 0, came True"),
+        ({"classes": "3"}, r"expected classes to be a whole number >= 1, came '3'"),
+        ({"workers": "2"}, r"expected workers to be a whole number >= 1, came '2'"),
+        ({"checkpoint_every": 0}, r"expected checkpoint_every to be a whole number >= 1, came 0"),
+        ({"clients": [(X, Y)]}, rf"clients: expected {A_CLIENT} in place 0, got a tuple"),
+        ({"clients": [client(), pf.Client]}, rf"clients: expected {A_CLIENT} in place 1, got the class Client"),
+        ({"clients": client()}, rf"clients: expected a list of {A_CLIENT}, got a Client"),
+        ({"clients": 3}, rf"clients: expected a list of {A_CLIENT}, got 3"),
+        ({"clients": []}, r"expected at least one client, came none"),
+        ({"public": (X, Y)}, r"public: expected polyfed.Public\(\(x, y\)\), got a tuple"),
+        ({"test": (X, Y.float())}, r"test: expected whole numbers as labels"),
+        ({"trackers": print}, r"trackers: expected a list, got the function print; put it into \[ \]"),
+        ({"metrics": print}, r"metrics: expected a dictionary of functions by name, got the function print"),
+        ({"builders": network}, r"builders: expected a dictionary of functions by name, got the function network"),
+        ({"out": 3}, r"out: expected the path of a folder, got 3"),
+    ],
+)
+def test_a_wrong_kind_of_argument_is_one_line(changed: dict[str, Any], line: str) -> None:
+    with pytest.raises(RequestError, match=line) as said:
+        federation(**changed)
+    assert "\n" not in str(said.value)
+
+
+def test_a_method_of_ones_own_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(pf.Method):
+        name = "mine"
+
+    monkeypatch.setitem(METHODS._entries, "mine", Mine)
+    with pytest.raises(RequestError, match=r"got 'mine'; write Mine\(\)$"):
+        federation(method="mine")
+
+
+def test_what_is_meant_alike_is_taken_alike() -> None:
+    assert federation(seed=np.int64(3)).seed == 3
+    plain = federation(test=(X, Y)).run()
+    other = federation(clients=iter([client(), client()]), device=torch.device("cpu"), test=(X.numpy(), Y.tolist()))
+    assert len(other.clients) == 2
+    assert other.run().result["accuracy"] is not None
+    assert plain.result["evaluation"]["test"] == "global"
+    assert len(pf.Public((X, Y))) == 12
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({"model": Net}, r"^model: .* got the class Net; write Net\(...\), which makes one"),
+        ({"model": network}, r"^model: .* got the function network; write network\(...\), which makes one"),
+        ({"model": 3}, r"^model: expected a network \(torch.nn.Module\) or the name of one, got 3"),
+        ({"prepare": 3}, r"^prepare: expected a function of a batch of inputs, got 3"),
+        ({"train": (X, Y[:7])}, r"^train: expected as many labels as inputs, came 7 labels for 12 inputs"),
+        ({"test": (X, Y[:7])}, r"^test: expected as many labels as inputs"),
+        ({"validation": (X, Y[:7])}, r"^validation: expected as many labels as inputs"),
+        ({"train": X}, r"^train: expected a pair \(x, y\) of inputs and labels, got a Tensor alone"),
+        ({"train": (X, Y, Y)}, r"^train: expected a pair \(x, y\) of inputs and labels, got 3 tensors"),
+        ({"train": (X, Y.float())}, r"^train: .* came torch.float32; write y.long\(\) if they are classes"),
+        ({"train": (X, Y[:, None])}, r"^train: expected labels .*, got \(12, 1\); write y.squeeze\(1\)"),
+        ({"train": (X, nn.functional.one_hot(Y))}, r"^train: .* got \(12, 3\); write y.argmax\(1\)"),
+        ({"train": (X, list("abcabcabcabc"))}, r"^train: expected labels as a tensor .*; number the classes from 0"),
+        ({"train": (X, np.array(list("abcabcabcabc")))}, r"^train: expected labels .* got a ndarray"),
+        ({"train": ("a", Y)}, r"^train: expected inputs as a tensor or an array of numbers, got 'a'"),
+        ({"train": (torch.tensor(3.0), Y)}, r"^train: expected inputs of shape \(N, ...\), got the single number 3.0"),
+        ({"train": {"x": X, "y": Y}}, r"^train: expected \(x, y\), Samples, or a data set .* came dict$"),
+        (
+            {"train": torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y))},
+            r"^train: .* came DataLoader; give its .dataset$",
+        ),
+    ],
+)
+def test_a_client_of_something_else_is_one_line(changed: dict[str, Any], line: str) -> None:
+    with pytest.raises(RequestError, match=line) as said:
+        client(**changed)
+    assert "\n" not in str(said.value)
+
+
+def test_inputs_and_labels_in_other_forms() -> None:
+    given = [
+        (X.numpy(), Y.numpy()),
+        (X.tolist(), Y.tolist()),
+        (list(X), list(Y)),
+        (X, Y.int()),
+        torch.utils.data.TensorDataset(X, Y),
+        [(x, int(y)) for x, y in zip(X, Y, strict=True)],
+    ]
+    for pair in given:
+        train = client(train=pair).data.train
+        assert torch.equal(train.x, X)
+        assert torch.equal(train.y, Y)
+
+
+def test_tables_of_pandas() -> None:
+    pandas = pytest.importorskip("pandas")
+    x, y = pandas.DataFrame(X.numpy()), pandas.Series(Y.numpy(), index=range(7, 19))
+    train = client(train=(x, y)).data.train
+    assert torch.equal(train.x, X)
+    assert torch.equal(train.y, Y)
+
+
+def test_a_run_takes_switches_only() -> None:
+    made = federation()
+    with pytest.raises(RequestError, match="run: expected resume to be True or False, got 'runs/mine'"):
+        made.run("runs/mine")  # type: ignore[arg-type]
+    assert made.run(progress=False)
+
+
+# networks by name
+
+
+def of_digits(prepare: Any, *names: str) -> list[pf.Client]:
+    rows = digits().train
+    parts = [rows.select(torch.arange(k, 120, 4)) for k in range(4)]
+    return [
+        pf.Client(name, train=parts[k], test=parts[-1], **({} if prepare is None else {"prepare": prepare}))
+        for k, name in enumerate(names)
+    ]
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_registered_networks_are_made_by_name_and_found_again(prepared: bool, tmp_path: Any) -> None:
+    prepare = digits().prepare if prepared else None
+    clients = of_digits(prepare, "digits-cnn1", "digits-cnn2", "digits-cnn1")
+    made = pf.Federation(clients, pf.methods.FedGH(), pf.Training(rounds=1, lr=0.1), classes=10, out=tmp_path / "run")
+    assert [client.architecture for client in made.clients] == ["digits-cnn1", "digits-cnn2", "digits-cnn1"]
+    run, x = made.run(), digits().train.x[:30]
+    with torch.inference_mode():
+        expected = run.models[1]((prepare or as_floats)(x))
+    assert torch.equal(prediction.predict(tmp_path / "run", 1, x).scores, expected)
+    guide = (tmp_path / "run" / "models" / "README.md").read_text(encoding="utf-8")
+    assert "model = build('digits-cnn2', (1, 8, 8), 10)" in guide
+
+
+def plain(in_shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.ReLU(), nn.Linear(9, classes))
+
+
+def test_functions_of_ones_own_are_called_by_name(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "own_nets", sys.modules[__name__])
+    clients = of_digits(None, "own_nets:plain", "own_nets:plain@1", "digits-cnn1")
+    run = pf.Federation(clients, pf.methods.Local(), pf.Training(rounds=1), classes=10, out=tmp_path / "run").run()
+    x = digits().train.x[:9]
+    with torch.inference_mode():
+        assert torch.equal(prediction.predict(tmp_path / "run", 1, x).scores, run.models[1](as_floats(x)))
+
+
+def test_texts_bring_their_number_of_words(tmp_path: Any) -> None:
+    rows = [f"So good! No {n},1\ncan't say,0" for n in range(10)]
+    (tmp_path / "a.csv").write_text("\n".join(["said,label", *rows]))
+    source = pf.load("csv:a.csv", tmp_path, words=Words("said", vocabulary=30, length=4))
+    clients = [pf.Client("fedhenn-lstm1", source.train)]
+    made = pf.Federation(clients, pf.methods.Local(), pf.Training(rounds=1), vocabulary=source.vocabulary)
+    assert made.run().models[0].state_dict()["extractor.embedding.weight"].shape[0] == 32
+
+
+def test_inputs_prepared_by_a_function_of_ones_own_are_told(tmp_path: Any) -> None:
+    clients = of_digits(lambda x: x.float(), "digits-cnn1")
+    pf.Federation(clients, pf.methods.Local(), pf.Training(rounds=1), classes=10, out=tmp_path / "run").run()
+    with pytest.raises(RequestError, match="client 0's inputs went through a function of your own"):
+        prediction.predict(tmp_path / "run", 0, digits().train.x[:3])
+
+
+def test_names_that_cannot_be() -> None:
+    with pytest.raises(RequestError, match=r"^client 1: .* got 'digits-cnn9'; did you mean 'digits-cnn"):
+        pf.Federation(of_digits(None, "digits-cnn1", "digits-cnn9"), pf.methods.Local())
+    with pytest.raises(RequestError, match=r"^client 0: .* got 'smal'; did you mean 'small'"):
+        federation(clients=[client(model="smal")], builders={"small": Net})
+    assert federation(clients=[client(model="small")], builders={"small": Net}).run()
+    with pytest.raises(RequestError, match=r"needs images \(channels, height, width\); the shape \(4,\) came"):
+        federation(clients=[client(model="digits-cnn1")])
+
+
+def test_inputs_that_trained_weights_want_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = "polyfed.engine.arguments.normalisation"
+    monkeypatch.setattr(asked, lambda name: ((0.5,), (0.25,)) if "?" in name else None)
+    with pytest.raises(RequestError, match=r"'timm:resnet10t\?pretrained' wants images normalized with mean \(0.5,\)"):
+        pf.Federation(of_digits(None, "timm:resnet10t?pretrained"), pf.methods.Local())

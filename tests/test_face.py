@@ -1,0 +1,59 @@
+"""`import polyfed as pf`: what it offers is seen, though nothing is imported before it is asked for."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pydoc
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import polyfed as pf
+
+FACE = Path(pf.__file__).with_suffix(".pyi")
+
+
+def test_every_name_is_there_and_the_stub_says_the_same() -> None:
+    places = {
+        alias.asname: node.module
+        for node in ast.walk(ast.parse(FACE.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert sorted(places) == sorted(pf.__all__)
+    for name, module in places.items():
+        assert getattr(pf, name) is getattr(importlib.import_module(str(module)), name), name
+    assert {"load", "federate", "from_tensors", "Public", "Devices", "predict", "PolyfedError"} <= places.keys()
+
+
+def test_dir_shows_the_names_and_loads_nothing() -> None:
+    code = "import sys, polyfed as pf\nprint(*dir(pf), *dir(pf.methods))\nprint('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    names, loaded = done.stdout.splitlines()
+    assert names.split() == sorted([*pf.__all__, "__version__"]) + sorted(pf.methods.__all__)
+    assert loaded == "False"
+
+
+def test_help_shows_classes_and_functions() -> None:
+    text = pydoc.plain(pydoc.render_doc(pf))
+    for name in ("Federation", "Client", "Training"):
+        assert f"\n    class {name}(" in text
+    for name in ("run", "load", "federate", "split"):
+        assert f"\n    {name}(" in text
+    assert "\n    class FedGH(" in pydoc.plain(pydoc.render_doc(pf.methods))
+
+
+@pytest.mark.parametrize(("name", "hint"), [("Federaton", "; did you mean 'Federation'?"), ("zzz", "")])
+def test_a_name_that_is_not_there(name: str, hint: str) -> None:
+    with pytest.raises(AttributeError) as said:
+        getattr(pf, name)
+    assert str(said.value) == f"polyfed has no attribute '{name}'{hint}"
+
+
+@pytest.mark.parametrize("name", ["FedGG", "fedGH", "FEDGH"])
+def test_a_method_that_is_not_there(name: str) -> None:
+    with pytest.raises(AttributeError, match=rf"no method class '{name}'; did you mean 'FedGH'\?"):
+        getattr(pf.methods, name)

@@ -7,6 +7,7 @@ are replaced and never written into.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, dataclass_transform
@@ -34,7 +35,7 @@ BY_ROW = "gradient by row"  # in a context: takes the gradient of the loss in it
 def knobs(cls: type[Any]) -> type[Any]:
     """Makes a method class a frozen dataclass whose fields are checked: type, range, unknown names, NaN."""
     config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    return pydantic_dataclass(frozen=True, kw_only=True, config=config)(cls)
+    return pydantic_dataclass(frozen=True, kw_only=True, config=config, repr=False)(cls)
 
 
 class Batch(NamedTuple):
@@ -164,6 +165,14 @@ class Method:
     # True: where a client has no weights of its own, `receive` writes all of its network and reads nothing of it, so
     # that the engine need not draw (and for every evaluation draw again) a start that nobody sees
     starts_blank: ClassVar[bool] = False
+
+    def __repr__(self) -> str:
+        """The knobs that are not at their defaults."""
+        if not dataclasses.is_dataclass(self):
+            return f"{type(self).__name__}()"
+        values = [(knob.name, getattr(self, knob.name), knob.default) for knob in dataclasses.fields(self)]
+        told = [f"{name}={value!r}" for name, value, default in values if value != default]
+        return f"{type(self).__name__}({', '.join(told)})"
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Who writes a `receive` of its own says anew whether it `starts_blank`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -19,6 +20,16 @@ class Settings(BaseModel):
     """Strict and frozen: an unknown key or a wrong type is an error, never a guess."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """What a text of the settings tells: those that are not the default."""
+        fields = type(self).model_fields
+        for name, value in super().__repr_args__():
+            if name not in fields or value != fields[name].get_default(call_default_factory=True):
+                yield name, value
+
+    def __str__(self) -> str:
+        return repr(self)
 
     def in_effect(self) -> dict[str, Any]:
         """What a run folder keeps: no None, and nothing that is switched off or that has no effect."""

@@ -2,9 +2,7 @@
 
 Figures are `WIDTH` inches wide with text of 8 points and more, which still reads in a column of 3.4 inches; tables and
 maps of many cells are wider. Nothing is told by colour alone: lines differ in marker and dash, bars in hatch, and
-`SHADES` darkens steadily. The first colours of lines are Okabe and Ito's, safe for the colour-blind; the others lie as
-far from these and from each other as colors between white and black can. Figures are objects of their own; pyplot and
-the user's matplotlib settings are not touched.
+`SHADES` darkens steadily. Figures are objects of their own; pyplot and the user's matplotlib settings are not touched.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polyfed.palette import COLORS
 from polyfed.report.writing import make_folder, write_whole
 
 if TYPE_CHECKING:
@@ -50,10 +49,6 @@ HEIGHT = 3.1  # inches, of axes and their labels
 SHADES = "YlGnBu"  # light to dark, steadily in grey too
 LOCAL_STYLE: dict[str, Any] = {"color": "black", "marker": "x", "linestyle": (0, (1.5, 2)), "linewidth": 1.6}
 GREY = "#444444"
-_COLOURS = (
-    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6B4C9A", "#555500", "#880022", "#AACC33",
-    "#005555", "#FFAA99", "#776666", "#FF0044", "#9988FF", "#999988", "#663300", "#BB1177", "#CC00FF", "#00CCCC",
-)  # fmt: skip
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 _DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (3, 1.5)))
 _TINTS = ("#9ecae1", "#fdae6b", "#a1d99b", "#dadaeb", "#fdd0a2", "#c7e9f1", "#bdbdbd")
@@ -116,7 +111,7 @@ def save(figure: Figure, folder: str | Path, stem: str) -> list[Path]:
 
 def styles() -> Iterator[dict[str, Any]]:
     """How lines look, one after the other, without end; the first 180 differ (20 colours, 9 markers, 5 dashes)."""
-    for colour, marker, dash in zip(*map(itertools.cycle, (_COLOURS, _MARKERS, _DASHES)), strict=False):
+    for colour, marker, dash in zip(*map(itertools.cycle, (COLORS, _MARKERS, _DASHES)), strict=False):
         yield {"color": colour, "marker": marker, "linestyle": dash, "linewidth": 1.8}
 
 

@@ -24,6 +24,8 @@ MAX_FACE_LINES = 40
 # room -> what of polyfed its files may import, besides their own room
 MAY_IMPORT = {
     "errors": set(),
+    "markup": {"palette"},
+    "palette": set(),
     "recorded": set(),
     "registry": {"errors"},
     "stopping": set(),
@@ -38,6 +40,7 @@ MAY_IMPORT = {
         "models",
         "functional",
         "errors",
+        "markup",
         "recorded",
         "registry",
         "stopping",

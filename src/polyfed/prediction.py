@@ -87,6 +87,10 @@ class Predictions:
     class_names: tuple[str, ...]
     unknown: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        right = "" if self.accuracy is None else f", accuracy {self.accuracy:.4f}"
+        return f"Predictions({len(self.names)} inputs, {self.scores.shape[1]} classes{right})"
+
     @property
     def classes(self) -> Tensor:
         """The predicted classes, (N,) int64."""

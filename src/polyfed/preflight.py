@@ -35,6 +35,7 @@ from polyfed.engine.simulation import Effort, spent
 from polyfed.engine.training import data_of, train
 from polyfed.engine.work import Operations, training_operations
 from polyfed.errors import PolyfedError, RunError
+from polyfed.markup import preformatted
 from polyfed.models.split import SplitModel, cuts
 from polyfed.units import human_bytes, human_seconds
 
@@ -133,6 +134,14 @@ class Check:
     def seconds_round(self) -> float:
         """Of a round, on average."""
         return self.seconds / int(self.facts["rounds"])
+
+    def __repr__(self) -> str:
+        facts, cost = self.facts, f"about {human_seconds(self.seconds)}, {human_bytes(self.bytes_up)} up"
+        what = f"{facts['label'] or facts['method']} on {facts['dataset']}, {facts['clients']} clients"
+        return f"Check({what}: models and data fit; {cost}, {human_bytes(self.bytes_down)} down)"
+
+    def _repr_html_(self) -> str:
+        return preformatted(str(self))
 
     def __str__(self) -> str:
         facts = self.facts

@@ -426,6 +426,12 @@ class Recipe(Settings):
         kinds = {name: field.annotation for name, field in cls.model_fields.items()}
         return {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Settings)}
 
+    def __repr__(self) -> str:
+        clients = self.data.client_count
+        who = "as many clients as the data name" if clients is None else f"{clients} clients"
+        what = f"{self.name} on {self.data.name}, {who}, {self.training.rounds} rounds, seed {self.run.seed}"
+        return f"Recipe({self.stem}: {what})"
+
     @property
     def stem(self) -> str:
         """What the experiment is called: the file's name without its ending (its path, below a folder "recipes"),

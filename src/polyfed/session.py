@@ -29,13 +29,16 @@ from polyfed.engine.arguments import list_of
 from polyfed.engine.federation import Federation, Run, Tracker
 from polyfed.engine.folder import RunFolder
 from polyfed.errors import Interrupted, PolyfedError, RequestError, described
+from polyfed.markup import Line, notes, paragraph
 from polyfed.models.outside import normalisation
 from polyfed.models.zoo import build
 from polyfed.preflight import Check, measure
 from polyfed.recipe import Recipe
 from polyfed.registry import MODELS, TRACKERS
-from polyfed.report.figures import axes_of, curves
+from polyfed.report.figures import Series, axes_of, curves, series
 from polyfed.report.folders import find_runs
+from polyfed.report.formats import to_html
+from polyfed.report.grouping import group_runs
 from polyfed.report.page import write_page
 from polyfed.report.results import write_command
 from polyfed.report.statistics import Target
@@ -365,15 +368,28 @@ def run(
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` leaves behind. failures: ``"fedin, seed 0"`` -> why; files: tables and curves in `folder`."""
+    """What `compare` leaves behind; in a notebook its tables and curves.
+
+    failures: ``"fedin, seed 0"`` -> why; files: tables and curves in `folder`; lines: the curves of each of the tables.
+    """
 
     folder: Path
     table: Table | None
     files: tuple[Path, ...] = ()
     failures: Mapping[str, str] = field(default_factory=dict)
+    lines: tuple[tuple[Line, ...], ...] = ()
 
     def __str__(self) -> str:
         return "no run was finished" if self.table is None else to_text(self.table)
+
+    def __repr__(self) -> str:
+        failed = f", {len(self.failures)} runs failed" if self.failures else ""
+        return f"Comparison({self.table!r}{failed}, in {self.folder})"
+
+    def _repr_html_(self) -> str:
+        shown = paragraph(str(self)) if self.table is None else to_html(self.table, self.lines)
+        failed = notes(f"{run} failed: {why}" for run, why in self.failures.items())
+        return f"{shown}{failed}{paragraph(f'In {self.folder}')}"
 
 
 @dataclass(frozen=True)
@@ -543,7 +559,13 @@ def _summed_up(
     axes = [axis for axis in axes_of(runs) if axis in ("round", "simulated")]
     drawn = [file for axis in axes for file in curves(runs, folder, axis)]
     files = [*write(table, folder), *drawn, write_page(runs, table, folder)]
-    return Comparison(folder, table, tuple(files), dict(failures))
+    groups, _ = group_runs(runs)
+    lines = tuple(tuple(_line(one) for one in series(group)) for group in groups)
+    return Comparison(folder, table, tuple(files), dict(failures), lines)
+
+
+def _line(curve: Series) -> Line:
+    return Line(curve.name, curve.x, [100 * mean for mean in curve.mean])
 
 
 # a check ----------------------------------------------------------------------------------------------------------

@@ -19,9 +19,10 @@ import tomli_w
 
 from polyfed.engine.federation import Tracker
 from polyfed.errors import RequestError
+from polyfed.markup import notes, paragraph
 from polyfed.recipe import Recipe, parse_override
 from polyfed.report.folders import RunRecord, find_runs, show_value
-from polyfed.report.sweeps import Cell, SweepRow, SweepTable, draw, short_names, tabulate, to_text, write
+from polyfed.report.sweeps import Cell, SweepRow, SweepTable, draw, short_names, tabulate, to_html, to_text, write
 from polyfed.session import Member, Prepared, check_all, run_all
 from polyfed.track.console import Console
 
@@ -48,6 +49,14 @@ class Sweep:
 
     def __str__(self) -> str:
         return "no run was finished" if self.table is None else to_text(self.table)
+
+    def __repr__(self) -> str:
+        failed = f", {len(self.failures)} runs failed" if self.failures else ""
+        return f"Sweep({self.table!r}{failed}, in {self.folder})"
+
+    def _repr_html_(self) -> str:
+        shown = paragraph(str(self)) if self.table is None else to_html(self.table)
+        return f"{shown}{notes(f'{run} failed: {why}' for run, why in self.failures.items())}"
 
 
 @dataclass(frozen=True)

@@ -74,10 +74,12 @@ def test_what_is_drawn_is_what_was_found(found: list[Panel], runs: list[RunRecor
     second = next(line for line in axes[0].lines if line.get_gid() == "points client 1")
     assert second.get_xdata().tolist() == found[0].points[4:, 0].tolist()
     odd = next(line for line in axes[3].lines if line.get_gid() == "points class odd")
-    assert odd.get_marker() == "$1$"
+    even = next(line for line in axes[3].lines if line.get_gid() == "points class even")
+    assert odd.get_marker() != even.get_marker()
+    assert odd.get_color() != even.get_color()
     assert len(odd.get_xdata()) == 4
-    names = [text.get_text() for text in drawing.figure.legends[0].get_texts()]
-    assert names == ["client 0", "client 1", "client 2", "class even", "class odd"]
+    names = [[text.get_text() for text in legend.get_texts()] for legend in drawing.figure.legends]
+    assert names == [["client 0", "client 1", "client 2"], ["class even", "class odd"]]
     assert len(drawing.rows) == 16
     assert "seed 0) of each client's representations of the same 4 to 8 inputs, from 10 rows" in drawing.data["about"]
     assert {text.get_text() for text in axes[0].texts} == {"0", "1"}

@@ -86,7 +86,7 @@ def test_maps_show_the_matrices(runs: list[RunRecord], representations: list[tor
     own = found[0].maps()["block"]
     assert (own["matrix"][1], own["labels"]) == (list(matrix[1]), ["0 a", "2 a", "1 b"])
     one = draw_maps(grouped(runs), found[:1], places)
-    assert [axes.get_title() for axes in one.figure.axes if axes.images][1].startswith("block ")
+    assert [axes.get_title() for axes in one.figure.axes if axes.images][1].startswith("block\n")
     with pytest.raises(RequestError, match="no place 'logit' in all networks of 'local'; did you mean 'logits'"):
         draw_maps(grouped(runs), found, ["logit"])
 
@@ -112,7 +112,7 @@ def test_one_place_stands_method_beside_method(runs: list[RunRecord], representa
     left, right = (axes for axes in figure.axes if axes.images)
     assert left.get_title().startswith("local\nlogits ")
     assert right.get_title().startswith("fedmrl\nlogits ")
-    assert left.get_position().y0 == right.get_position().y0
+    assert left.get_position().y0 == pytest.approx(right.get_position().y0)
     names = [[label.get_text() for label in axes.get_yticklabels() if label.get_text()] for axes in (left, right)]
     assert names == [["a", "b"], []]
     other = Similarity("other", 0, (*WHO[:2], Who(1, "c")), 5, found[1].places, "6 rows")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import shutil
@@ -37,6 +38,7 @@ from polyfed.privacy.pictures import grid, to_text
 from polyfed.privacy.trials import Settings, carry_out
 from polyfed.report.folders import find_runs
 from polyfed.report.writing import write_whole
+from readable import unreadable
 
 RECIPE: dict[str, Any] = {
     "data": {"name": "digits", "clients": 3, "max_train": 40, "max_test": 20, "holdout": 20},
@@ -382,6 +384,20 @@ def test_the_grid_has_a_block_for_each_prior(ran: Callable[..., Done]) -> None:
     assert len(means.axes) == 4 * 2  # and the nearest of the class
     captions = [axes.get_xlabel() for axes in means.axes[:2]]
     assert all(caption.endswith(")") for caption in captions)
+
+
+def test_the_grid_can_be_read_where_classes_have_long_names(
+    ran: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = carry_out(exposed(ran().path, images=4), settings(tv=(0.0, 0.5)))
+    names = [f"articulated lorry {number}, seen from above" for number in range(4)]
+    monkeypatch.setattr(Exposure, "class_names", names)
+    figure = grid(done)
+    assert unreadable(figure) == []
+    assert [axes.get_xlabel().replace("\n", " ") for axes in figure.axes[:4]] == names
+    boxes = [axes.get_position() for axes in figure.axes[:8]]
+    steps = [after.x0 - before.x1 for before, after in itertools.pairwise(boxes)]
+    assert steps[3] > 2 * max(steps[:3] + steps[4:]), "a gap between the two blocks"
 
 
 WRONG = [

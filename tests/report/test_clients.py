@@ -1,5 +1,6 @@
 """Accuracies client by client: the numbers by hand, and that these are what is drawn."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -8,9 +9,12 @@ from polyfed.errors import RequestError
 from polyfed.report.clients import architectures, by_architecture, client_scores, clients, ranked, sizes
 from polyfed.report.folders import find_runs
 from polyfed.report.grouping import group_runs
+from readable import unreadable
 
 
-def table(*accuracies: float | None, names: str = "aabb", samples: tuple[int, ...] = (10, 20, 30, 400)) -> list[Any]:
+def table(
+    *accuracies: float | None, names: Sequence[str] = "aabb", samples: tuple[int, ...] = (10, 20, 30, 400)
+) -> list[Any]:
     return [
         {"id": n, "architecture": name, "samples": size, "accuracy": accuracy}
         for n, (accuracy, name, size) in enumerate(zip(accuracies, names, samples, strict=True))
@@ -69,3 +73,19 @@ def test_a_figure_for_each_experiment_and_what_is_not_recorded(make: Any) -> Non
         architectures(runs)
     with pytest.raises(RequestError, match="how many samples"):
         sizes(runs)
+
+
+def test_many_networks_and_methods_with_long_names_can_be_read(make: Any) -> None:
+    names = [f"timm:some_network_{n}_with_a_long_name.in1k" for n in range(20)]
+    for number in range(10):
+        rows = table(*(0.02 * n for n in range(20)), names=names, samples=tuple(range(1, 21)))
+        label = f"fedgh-with-a-header-trained-for-a-hundred-epochs-{number}"
+        make(str(number), "fedgh", 0, clients_table=rows, label=label, accuracy_per_client=[0.1] * 20)
+    found = find_runs(make.root)
+    for drawing in (*clients(found), *architectures(found), *sizes(found)):
+        assert unreadable(drawing.figure) == [], drawing.stem
+
+
+def test_ranks_are_whole_numbers(runs: Any) -> None:
+    axes = clients(runs)[0].figure.axes[0]
+    assert all(float(tick).is_integer() for tick in axes.get_xticks())

@@ -10,6 +10,7 @@ from polyfed.errors import RequestError
 from polyfed.report.folders import RunRecord
 from polyfed.report.sensitivity import is_sweep, map_of, read_sweep, sensitivity
 from polyfed.report.sweeps import Cell, tabulate, write
+from readable import unreadable
 
 LR, EPOCHS = "training.lr", "training.epochs"
 
@@ -52,6 +53,12 @@ def test_the_map_by_hand(tmp_path: Path) -> None:
     assert curve.figure.axes[0].get_xscale() == "log"
     assert [row["accuracy"] for row in curve.rows] == [0.5, 0.3, 0.2, 0.7]
     assert len(curve.data["rows"]) == 4
+
+
+def test_a_map_of_many_values_has_room_for_their_numbers(tmp_path: Path) -> None:
+    values = [0.00123 * 2**n for n in range(14)]
+    folder = swept(tmp_path, {(lr, epochs): 0.5 for lr in values for epochs in range(1, 9)})
+    assert unreadable(sensitivity(folder)[1].figure) == []
 
 
 def test_words_have_no_map_and_nothing_no_figure(tmp_path: Path) -> None:

@@ -3,9 +3,25 @@
 import csv
 import itertools
 import json
+import math
 from pathlib import Path
 
-from polyfed.report.style import LOCAL_STYLE, SHADES, Drawing, blank, canvas, fills, legend, looks, save, styles
+from polyfed.report.style import (
+    LOCAL_STYLE,
+    SHADES,
+    Drawing,
+    blank,
+    canvas,
+    fills,
+    inches,
+    legend,
+    legends,
+    looks,
+    save,
+    shortened,
+    styles,
+)
+from readable import unreadable
 
 
 def test_shades_darken_steadily_in_grey() -> None:
@@ -22,6 +38,52 @@ def test_neighbours_differ_without_colour() -> None:
     assert len(set(lines)) == 45
     hatches = [fill["hatch"] for fill in itertools.islice(fills(), 9)]
     assert len(set(hatches)) == 9
+
+
+def lab(color: str) -> tuple[float, float, float]:
+    """CIE L*a*b* of a color, under D65."""
+    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    r, g, b = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    x = (0.4124564 * r + 0.3575761 * g + 0.1804375 * b) / 0.95047
+    y = 0.2126729 * r + 0.7151522 * g + 0.0721750 * b
+    z = (0.0193339 * r + 0.1191920 * g + 0.9503041 * b) / 1.08883
+    fx, fy, fz = (value ** (1 / 3) if value > 216 / 24389 else 841 / 108 * value + 4 / 29 for value in (x, y, z))
+    return 116 * fy - 16, 500 * (fx - fy), 200 * (fy - fz)
+
+
+def test_twenty_colors_lie_far_apart_and_far_from_the_paper() -> None:
+    colors = [style["color"] for style in itertools.islice(styles(), 20)]
+    distances = [math.dist(lab(one), lab(other)) for one, other in itertools.combinations(["#FFFFFF", *colors], 2)]
+    assert min(distances) > 20  # 2.3 is a difference that can just be seen
+    assert max(lab(color)[0] for color in colors) < 81
+
+
+def test_a_caption_is_no_wider_than_the_figure_as_it_is_saved() -> None:
+    words = "each method's own stage (personal or received), on each client's own test data, plain mean over clients "
+    for shift in range(4):  # where lines break differs
+        figure, _ = blank("Title", f"{'i' * shift} {words * 5}{'path/' * 40}")
+        assert unreadable(figure) == []
+
+
+def test_shortened_names_still_differ() -> None:
+    assert shortened(["a long name of the first", "short"], 11) == ["a lon…first", "short"]
+    alike = ["the same start, one, the same end", "the same start, two, the same end"]
+    assert shortened(alike, 20) == alike
+    assert shortened(["twice the same long name"] * 2, 9) == ["twic…name"] * 2
+    assert inches(["", " "], 8) == 0
+    assert 0.9 < inches(["i", "a name of 20 letters"], 8) < 1.3
+
+
+def test_legends_stand_side_by_side() -> None:
+    figure, axes = blank("Title", "About.")
+    (line,) = axes.plot([0, 1])
+    legends(
+        figure, [([line] * 3, ["one", "two", "three"]), ([line] * 9, [f"a long name, number {n}" for n in range(9)])]
+    )
+    assert unreadable(figure) == []
+    left, right = (one.get_window_extent(figure.canvas.get_renderer()) for one in figure.legends)
+    assert left.x1 <= right.x0
+    assert left.y1 == right.y1, "both begin below the axes"
 
 
 def test_long_words_are_wrapped_and_the_sheet_grows() -> None:

@@ -9,6 +9,7 @@ from polyfed.errors import RequestError
 from polyfed.report.folders import find_runs
 from polyfed.report.grouping import group_runs
 from polyfed.report.variants import bars, variants
+from readable import unreadable
 
 
 def test_bars_by_hand(two_by_two: Path) -> None:
@@ -44,3 +45,14 @@ def test_nothing_recorded(make: Any) -> None:
         variants(find_runs(make.root))
     with pytest.raises(RequestError, match="not scored in stage"):
         variants(find_runs(make.root), "after_local")
+
+
+def test_names_of_several_lines_and_numbers_on_lines_can_be_read(make: Any) -> None:
+    make("local", "local", 0, (0.5, 0.6))
+    for number in range(12):
+        label = f"fedgh-with-a-header-trained-for-a-hundred-epochs-and-{number}-more-words"
+        make(str(number), "fedgh", 0, (0.5, 0.55 + 0.01 * number), label=label)
+    (drawing,) = variants(find_runs(make.root))
+    assert unreadable(drawing.figure) == []
+    numbers = drawing.figure.axes[0].texts
+    assert all(text.get_path_effects() for text in numbers), "a white rim where Local's line passes"

@@ -9,6 +9,7 @@ Shapes: L inputs, N clients of a panel, D width, P = N L points.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,14 +23,17 @@ from polyfed.analysis.views import Who
 from polyfed.errors import RequestError
 from polyfed.report.folders import RunRecord
 from polyfed.report.grouping import Group
-from polyfed.report.style import GREY, SHADES, Drawing, canvas, legend, styles
+from polyfed.report.style import GREY, SHADES, Drawing, canvas, legends, styles
 
 __all__ = ["SEED", "Panel", "draw_panels", "embed", "panels", "silhouette"]
 
 SEED = 0  # of t-SNE
 PERPLEXITY = 30.0
 _LEGEND = 20  # groups that a legend still names
+_NUMBERED = 10  # clients up to which each is a group of its own, with its number in the panel
+_TOGETHER = 4  # numbers in one label; of more, the first, and how many others
 _ROOM = 0.08  # of the panel, for one client's number
+_LETTERS = 38  # of a panel's title, in a line
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,37 +116,32 @@ def _panel(
 
 def draw_panels(group: Group, found: Sequence[Panel], inputs: CommonInputs, stem: str = "tsne") -> Drawing:
     """One seed's runs: for each method (and width) the points marked by client, or architecture, and by class."""
+    everybody = list(dict.fromkeys(who for panel in found for who in panel.clients))
+    by_client = len(everybody) <= _NUMBERED
+    whose = {who.client: f"client {who.client}" if by_client else who.architecture for who in everybody}
+    classes = [int(label) for label in np.unique(np.concatenate([panel.label for panel in found]))]
+    named = {label: f"class {_class_name(inputs.class_names, label)}" for label in classes}
+    sides = [_looks(list(dict.fromkeys(names.values()))) for names in (whose, named)]
     about = f"{group.about}, seed {found[0].seed}. Personal models after the last round; t-SNE (perplexity "
     about += f"{PERPLEXITY:g}, PCA initialisation, seed {SEED}) of each client's representations of the same "
     about += f"{_count(found)} inputs, from {inputs.about}. Over each panel: silhouette of the representations (in "
     about += "brackets: of the embedding)."
+    about += "".join(f" {_in_shades(side)}" for side in sides if len(side) > _LEGEND)
     figure, grid = canvas("t-SNE of representations", about, 2.75 * len(found), len(found), 2)
     several = len({panel.width for panel in found}) > 1
-    everybody = list(dict.fromkeys(who for panel in found for who in panel.clients))
-    by_client = len(everybody) <= _LEGEND // 2
-    whose = {who.client: f"client {who.client}" if by_client else who.architecture for who in everybody}
-    classes = [int(label) for label in np.unique(np.concatenate([panel.label for panel in found]))]
-    named = {label: f"class {_class_name(inputs.class_names, label)}" for label in classes}
-    looks_left = _looks(list(dict.fromkeys(whose.values())))
-    looks_right = _written(classes, _looks(list(named.values())))
     for panel, (left, right) in zip(found, grid, strict=True):
         what = f"{panel.name}, {panel.width} wide" if several else panel.name
-        _scatter(left, panel.points, [whose[client] for client in panel.client.tolist()], looks_left)
+        _scatter(left, panel.points, [whose[client] for client in panel.client.tolist()], sides[0])
         if by_client:
             _label(left, panel)
-        _scatter(right, panel.points, [named[label] for label in panel.label.tolist()], looks_right)
-        left.set_title(f"{what}, by client\n{_said(panel.by_client, panel.embedded_by_client)}", **_TITLE)
-        right.set_title(f"{what}, by class\n{_said(panel.by_class, panel.embedded_by_class)}", **_TITLE)
-    shown = {**looks_left, **(looks_right if len(classes) <= _LEGEND else {})}
-    if len(looks_left) > _LEGEND:
-        shown = {name: look for name, look in shown.items() if name not in looks_left}
+        _scatter(right, panel.points, [named[label] for label in panel.label.tolist()], sides[1])
+        _title(left, f"{what}, by client", panel.by_client, panel.embedded_by_client)
+        _title(right, f"{what}, by class", panel.by_class, panel.embedded_by_class)
+    shown = [side for side in sides if len(side) <= _LEGEND]
     if shown:
-        legend(grid[0][0], [_key(look) for look in shown.values()], shown)
+        legends(figure, [([_key(look) for look in side.values()], side) for side in shown])
     data = {"about": about, "panels": [_plain(panel) for panel in found]}
     return Drawing(stem, figure, data, list(_rows(found)))
-
-
-_TITLE: dict[str, Any] = {"fontsize": 9, "parse_math": False}
 
 
 def _count(found: Sequence[Panel]) -> str:
@@ -154,14 +153,14 @@ def _class_name(names: Sequence[str], label: int) -> str:
     return names[label] if label < len(names) else str(label)
 
 
-def _said(own: float | None, embedded: float | None) -> str:
-    if own is None or embedded is None:
-        return "one group only"
-    return f"silhouette {own:.3f} ({embedded:.3f})"
+def _title(axes: Any, what: str, own: float | None, embedded: float | None) -> None:
+    """What a panel shows, in as many lines as it takes, and its silhouettes."""
+    said = "one group only" if own is None or embedded is None else f"silhouette {own:.3f} ({embedded:.3f})"
+    axes.set_title("\n".join([*textwrap.wrap(what, _LETTERS), said]), fontsize=9, parse_math=False)
 
 
 def _looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """A colour and a marker for each group; shades alone where there are too many for markers to tell them apart."""
+    """A color and a marker for each group; shades alone where there are too many to tell apart."""
     if len(names) > _LEGEND:
         from matplotlib import colormaps
 
@@ -172,13 +171,10 @@ def _looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _written(numbers: Sequence[int], looks: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The same colours, with the groups' numbers as markers where there are few of them."""
-    few = len(looks) <= _LEGEND
-    return {
-        name: {**look, "marker": f"${number}$", "markersize": 4.6} if few else dict(look)
-        for number, (name, look) in zip(numbers, looks.items(), strict=True)
-    }
+def _in_shades(groups: Mapping[str, object]) -> str:
+    """What stands in place of a legend."""
+    names = list(groups)
+    return f"The {len(names)} groups from '{names[0]}' to '{names[-1]}' are shades, from light to dark."
 
 
 def _scatter(
@@ -187,8 +183,8 @@ def _scatter(
     groups = np.array(names)
     for name in dict.fromkeys(names):
         mine = points[groups == name]
-        looks_here = {"markersize": 3, "markeredgewidth": 0, "linestyle": "none", "alpha": 0.85, **looks[name]}
-        axes.plot(mine[:, 0], mine[:, 1], gid=f"points {name}", **looks_here)
+        looks_here = {"markersize": 3.8, "markeredgewidth": 0.3, "linestyle": "none", **looks[name]}
+        axes.plot(mine[:, 0], mine[:, 1], gid=f"points {name}", markeredgecolor="white", **looks_here)
     axes.set_xticks([])
     axes.set_yticks([])
     for spine in axes.spines.values():
@@ -212,7 +208,9 @@ def _label(axes: Any, panel: Panel) -> None:
             beside.append(who.client)
     for (x, y), numbers in labels:
         around = [withStroke(linewidth=2.5, foreground="white")]
-        text = ", ".join(map(str, sorted(numbers)))
+        first = [str(number) for number in sorted(numbers)[:_TOGETHER]]
+        others = [f"{len(numbers) - _TOGETHER} others"] if len(numbers) > _TOGETHER else []
+        text = ", ".join([*first, *others])
         axes.text(x, y, text, ha="center", va="center", fontsize=9, weight="bold", path_effects=around)
 
 

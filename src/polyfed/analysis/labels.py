@@ -9,12 +9,16 @@ from typing import Any
 from polyfed.analysis.inputs import dealt_as_in
 from polyfed.report.folders import RunRecord
 from polyfed.report.grouping import Group
-from polyfed.report.style import SHADES, Drawing, canvas, colour_bar
+from polyfed.report.style import SHADES, WIDTH, Drawing, canvas, colour_bar, inches, shortened
 from polyfed.session import Prepared
 
 __all__ = ["LabelTable", "draw_table", "label_table"]
 
 _FEW = (30, 20)  # clients and classes up to which the counts are written into the cells
+_SIZE = 8  # points of names and counts
+_LONG = 36  # letters of a name
+_ROW = 0.23  # inches, of a client's row with counts
+_BESIDE = 1.3  # inches, of what stands beside the cells: the axis' label, the scale of shades
 
 
 @dataclass(frozen=True)
@@ -48,22 +52,39 @@ def label_table(run: RunRecord, data: Prepared | None = None) -> LabelTable:
 
 
 def draw_table(group: Group, table: LabelTable, stem: str = "labels") -> Drawing:
-    """Clients down, classes across, a shade for each count; the count itself where there is room."""
+    """Clients down, classes across, a shade for each count; the count itself where clients and classes are few.
+
+    The figure is as wide as counts and names ask for.
+    """
     clients, classes = len(table.counts), len(table.counts[0])
     few = clients <= _FEW[0] and classes <= _FEW[1]
     about = f"{group.about.rsplit(', ', 1)[0]}, seed {table.seed}. Training samples by client and class."
-    height = 0.6 + (0.23 * clients if few else min(4.0, max(1.6, 0.05 * clients)))
-    figure, ((axes,),) = canvas("Label table of the partition", about, height)
+    known = few and None not in table.architectures
+    names = [str(client) for client in range(clients)]
+    if known:
+        architectures = shortened([str(name) for name in table.architectures], _LONG)
+        names = [f"{architecture}  {name}" for architecture, name in zip(architectures, names, strict=True)]
+    columns = shortened(table.class_names, _LONG)
+    width = WIDTH
+    if few:
+        cell = inches([str(count) for row in table.counts for count in row], _SIZE) + 0.08
+        width = max(WIDTH, inches(names, _SIZE) + classes * cell + _BESIDE)
+    beside = (width - inches(names, _SIZE) - _BESIDE) / min(classes, _FEW[1])
+    turned = inches(columns, _SIZE) + 0.05 > beside
+    below = 0.3 + (inches(columns, _SIZE) * 0.71 if turned else 0.2)
+    height = _ROW * clients if few else min(4.0, max(1.6, 0.05 * clients))
+    figure, ((axes,),) = canvas("Label table of the partition", about, height + below, width=width)
     shown = axes.imshow(table.counts, cmap=SHADES, vmin=0, aspect="auto", interpolation="nearest", gid="counts")
     if few:
         _numbers(axes, table.counts, dark=shown.get_clim()[1] / 2)
     colour_bar(figure, shown, [axes], "samples")
-    known = few and None not in table.architectures
-    names = [f"{table.architectures[client]}  {client}" if known else str(client) for client in range(clients)]
-    axes.set_yticks(*_every(names, 30), fontsize=8)
-    axes.set_xticks(*_every(table.class_names, 20), fontsize=8, **_turned(table.class_names))
+    aslant = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if turned else {}
+    axes.set_yticks(*_every(names, 30), fontsize=_SIZE)
+    axes.set_xticks(*_every(columns, _FEW[1]), fontsize=_SIZE, **aslant)
     axes.set_ylabel("client")
     axes.set_xlabel("class")
+    for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+        label.set_parse_math(False)
     rows = [
         {"client": client, "architecture": table.architectures[client], "class": label, "samples": count}
         for client, row in enumerate(table.counts)
@@ -77,15 +98,10 @@ def _numbers(axes: Any, counts: Sequence[Sequence[int]], dark: float) -> None:
         for x, count in enumerate(row):
             if count:
                 colour = "white" if count > dark else "black"
-                axes.text(x, y, str(count), ha="center", va="center", fontsize=8, color=colour)
+                axes.text(x, y, str(count), ha="center", va="center", fontsize=_SIZE, color=colour)
 
 
 def _every(names: Sequence[str], most: int) -> tuple[list[int], list[str]]:
     """Ticks, and a name at each of at most so many."""
     step = -(-len(names) // most)
     return list(range(0, len(names), step)), list(names[::step])
-
-
-def _turned(names: Sequence[str]) -> dict[str, Any]:
-    fit = sum(len(name) + 1 for name in names[:: -(-len(names) // 20)]) < 45
-    return {} if fit else {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}

@@ -25,7 +25,19 @@ from polyfed.functional.centring import nonzero, prepared
 from polyfed.registry import nearest
 from polyfed.report.folders import RunRecord
 from polyfed.report.grouping import Group
-from polyfed.report.style import SHADES, WIDTH, Drawing, canvas, colour_bar, fills, legend, settle, tidy
+from polyfed.report.style import (
+    SHADES,
+    WIDTH,
+    Drawing,
+    canvas,
+    colour_bar,
+    fills,
+    inches,
+    legend,
+    settle,
+    shortened,
+    tidy,
+)
 
 __all__ = [
     "MAIN_PLACES",
@@ -40,8 +52,13 @@ __all__ = [
 
 MAIN_PLACES = ("extractor", "representation", "logits")
 _COLUMNS = 3  # heat maps side by side
-_LETTER = 0.075  # inches, of an architecture's name
-_NUMBERS = 12  # clients of one architecture whose numbers fit below a map
+_SIZE = 8  # points of an architecture's name
+_LONG = 36  # letters of it
+_LETTER = 0.085  # inches of a letter in a map's title and a method's name
+_SIDE = 1.2  # inches of a map, at least
+_LINE = 0.14  # inches of it that a name beside it takes
+_NUMBERS = 8  # clients of one architecture whose numbers fit below a map
+_BAR = 0.085  # inches of a bar
 _PAIRS = {"within": "pairs of one architecture", "between": "pairs of two architectures"}
 
 
@@ -152,28 +169,43 @@ def draw_maps(
     ]
     if len(places) == 1:
         lines = [[(one, places[0]) for one in found[at : at + columns]] for at in range(0, len(found), columns)]
-    named = max(len(name) for one in found for _, _, name in _blocks(one.clients)) * _LETTER
-    height = named + (0.35 + (WIDTH - 1 - named) / columns) * len(lines)
-    figure, grid = canvas("CKA between clients", about, height, len(lines), columns)
+    blocks = [_blocks(one.clients) for one in found]
+    named = max(inches(_names(each), _SIZE) for each in blocks)
+    side = max(_SIDE, (WIDTH - 1.2 - named) / columns - 0.1, _LINE * max(map(len, blocks)))
+    letters = int(side / _LETTER)
+    titled = [_titles(line, places, letters) for line in lines]
+    high = max(title.count("\n") for titles in titled for title in titles)
+    height = 0.15 + named + (side + 0.35 + 0.16 * high) * len(lines)
+    width = max(WIDTH, 1.2 + named + columns * (side + 0.1))
+    figure, grid = canvas("CKA between clients", about, height, len(lines), columns, width=width)
     low = _floor(
         min(value for line in lines for one, place in line for row in one.places[place].matrix for value in row)
     )
     alike = len({one.clients for one in found}) == 1
-    for number, (line, row) in enumerate(zip(lines, grid, strict=True)):
+    for number, (line, titles, row) in enumerate(zip(lines, titled, grid, strict=True)):
         for axes in row[len(line) :]:
             axes.set_axis_off()
-        for axes, (one, place) in zip(row, line, strict=False):
+        for axes, (one, place), title in zip(row, line, titles, strict=False):
             beside = axes is not row[0] and (alike or len(places) > 1)
             shown = _map(axes, one, place, low, named=not beside, numbered=number == len(lines) - 1 or not alike)
-            title = f"{place} {one.places[place].all:.3f}"
-            axes.set_title(title if len(places) > 1 else f"{one.name}\n{title}", fontsize=9, parse_math=False)
+            axes.set_title(title, fontsize=9, parse_math=False)
         if len(places) > 1:
-            name = "\n".join(textwrap.wrap(line[0][0].name, 24))
+            name = "\n".join(textwrap.wrap(line[0][0].name, letters))
             row[0].set_ylabel(name, fontsize=9, fontweight="bold", parse_math=False)
     colour_bar(figure, shown, [axes for row in grid for axes in row], "CKA")
     settle(figure)
     data = {"about": about, "places": known, "runs": [_plain(one) for one in found]}
     return Drawing(stem, figure, data, list(_pairs(found)))
+
+
+def _titles(line: Sequence[tuple[Similarity, str]], places: Sequence[str], letters: int) -> list[str]:
+    """What stands over the maps of a row: the place and its mean; of a single place also the method's name."""
+    between = "\n" if max(map(len, places)) + len(" 0.000") > letters else " "
+    told = [f"{place}{between}{one.places[place].all:.3f}" for one, place in line]
+    if len(places) > 1:
+        return told
+    names = ["\n".join(textwrap.wrap(one.name, letters)) for one, _ in line]
+    return [f"{name}\n{title}" for name, title in zip(names, told, strict=True)]
 
 
 def _who(one: Similarity) -> str:
@@ -191,17 +223,17 @@ def _map(axes: Any, one: Similarity, place: str, low: float, named: bool, number
     alike, clients = one.places[place], one.clients
     shown = axes.imshow(alike.matrix, cmap=SHADES, vmin=low, vmax=1, gid=f"cka {one.name} {place}")
     blocks = _blocks(clients)
-    for start, _, _ in blocks[1:]:
+    for start, _, _ in blocks[1:] if len(blocks) < len(clients) else ():
         for draw in (axes.axhline, axes.axvline):
             draw(start - 0.5, color="white", linewidth=1.6)
             draw(start - 0.5, color="black", linewidth=0.7)
     if len(blocks) > 1:
-        ticks, names = [(start + end - 1) / 2 for start, end, _ in blocks], [name for _, _, name in blocks]
+        ticks, names = [(start + end - 1) / 2 for start, end, _ in blocks], _names(blocks)
     else:
         step = -(-len(clients) // _NUMBERS)
         ticks, names = list(range(0, len(clients), step)), [str(who.client) for who in clients[::step]]
-    axes.set_yticks(ticks, names if named else [], fontsize=8)
-    axes.set_xticks(ticks, names if numbered else [], fontsize=8, rotation=90 if len(blocks) > 1 else 0)
+    axes.set_yticks(ticks, names if named else [], fontsize=_SIZE)
+    axes.set_xticks(ticks, names if numbered else [], fontsize=_SIZE, rotation=90 if len(blocks) > 1 else 0)
     axes.tick_params(length=2)
     return shown
 
@@ -215,6 +247,10 @@ def _blocks(clients: Sequence[Who]) -> list[tuple[int, int, str]]:
         else:
             found.append((place, place + 1, who.architecture))
     return found
+
+
+def _names(blocks: Sequence[tuple[int, int, str]]) -> list[str]:
+    return shortened([name for _, _, name in blocks], _LONG)
 
 
 def _plain(one: Similarity) -> dict[str, Any]:
@@ -244,7 +280,8 @@ def draw_means(group: Group, found: Sequence[Similarity], stem: str = "cka-means
         f"{group.about}, {group.seeds_text()}. Personal models after the last round; {_who(found[0])}; linear CKA on "
     )
     about += f"{found[0].inputs}." + (" Bar: mean over seeds; line: lowest to highest." if len(group.seeds) > 1 else "")
-    figure, grid = canvas("Mean CKA between clients", about, 0.2 + 1.75 * len(kinds), len(kinds), 1, sharex=True)
+    height, width = 0.2 + 1.75 * len(kinds), max(WIDTH, 0.8 + 1.25 * _BAR * len(places) * len(names))
+    figure, grid = canvas("Mean CKA between clients", about, height, len(kinds), 1, width=width, sharex=True)
     rows: list[dict[str, Any]] = []
     handles: list[Any] = []
     for (axes,), kind in zip(grid, kinds, strict=True):

@@ -43,6 +43,9 @@ class Public:
     def __len__(self) -> int:
         return len(self.samples)
 
+    def __repr__(self) -> str:
+        return f"Public({self.samples!r}, {self.origin})"
+
 
 class Client:
     """One participant.
@@ -109,6 +112,13 @@ class Client:
         self.weights: Mapping[str, Tensor] | None = None
         self.version = 0  # grows with every change to weights or state
         self.bound: nn.Module | None = None
+
+    def __repr__(self) -> str:
+        number = "" if self.id < 0 else f"{self.id}, "
+        network = self.architecture or type(self.given).__name__
+        parts = {"training": self.data.train, "validation": self.data.validation, "test": self.data.test}
+        rows = ", ".join(f"{len(samples)} {name}" for name, samples in parts.items() if len(samples))
+        return f"Client({number}{network}, {rows} samples)"
 
     @property
     def model(self) -> nn.Module:

@@ -8,7 +8,7 @@ are replaced and never written into.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, dataclass_transform
 
 import torch
@@ -38,7 +38,7 @@ def knobs(cls: type[Any]) -> type[Any]:
     What is wrong with them is said in one line, a `RequestError`.
     """
     config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    made: Any = pydantic_dataclass(frozen=True, kw_only=True, config=config)(cls)
+    made: Any = pydantic_dataclass(frozen=True, kw_only=True, config=config, repr=False)(cls)
     made.__init__ = in_one_line(made.__init__, _told)
     checked: type[Any] = made
     return checked
@@ -181,6 +181,14 @@ class Method:
     # True: the heads of clients' own networks begin alike wherever they have the same layers, not each as its client
     # draws it. Like all that clients begin with they are a function of the seed, so that nobody sends them
     common_head: ClassVar[bool] = False
+
+    def __repr__(self) -> str:
+        """The knobs that are not at their defaults."""
+        if not is_dataclass(self):
+            return f"{type(self).__name__}()"
+        values = [(knob.name, getattr(self, knob.name), knob.default) for knob in fields(self)]
+        told = [f"{name}={value!r}" for name, value, default in values if value != default]
+        return f"{type(self).__name__}({', '.join(told)})"
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Who writes a `receive` of its own says anew whether it `starts_blank`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -25,6 +26,16 @@ class Settings(BaseModel):
 
     if not TYPE_CHECKING:  # where types are checked, each class has its own
         __init__ = in_one_line(BaseModel.__init__, lambda kind, complaints: _told(kind, complaints))
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """What a text of the settings tells: those that are not the default."""
+        fields = type(self).model_fields
+        for name, value in super().__repr_args__():
+            if name not in fields or value != fields[name].get_default(call_default_factory=True):
+                yield name, value
+
+    def __str__(self) -> str:
+        return repr(self)
 
     def in_effect(self) -> dict[str, Any]:
         """What a run folder keeps: no None, and nothing that is switched off or that has no effect."""

@@ -67,6 +67,12 @@ class Federated:
     unused: int
     label_table: NDArray[np.int64]
 
+    def __repr__(self) -> str:
+        rows = [len(client.train) for client in self.clients]
+        each = f"{min(rows)} to {max(rows)}" if len(set(rows)) > 1 else f"{rows[0]}"
+        who = f"{len(rows)} clients with {each} training samples"
+        return f"Federated({self.source.name}, {who}, {self.classes} classes)"
+
 
 @dataclass(frozen=True)
 class _Split:

@@ -46,6 +46,10 @@ class Samples:
     def __len__(self) -> int:
         return len(self.y)
 
+    def __repr__(self) -> str:
+        shape = " x ".join(map(str, self.x.shape[1:]))
+        return f"Samples({len(self)} of {shape or 'a number'}, {str(self.x.dtype).removeprefix('torch.')})"
+
     def select(self, rows: Tensor) -> Samples:
         """The samples at `rows` ((M,) int64), copied into tensors of their own."""
         return Samples(self.x[rows], self.y[rows])

@@ -96,6 +96,10 @@ class Source:
                         f"expected {rows} {what} values in column '{column}' of '{self.name}', came {values.shape}"
                     )
 
+    def __repr__(self) -> str:
+        sides = ", ".join(f"{what} {samples!r}" for what, samples in self.sides())
+        return f"Source({self.name}, {self.classes} classes, {sides})"
+
     @property
     def prepare(self) -> Prepare:
         """From inputs as they are stored to what a network takes."""

@@ -55,6 +55,7 @@ from polyfed.engine.fit import check_companion, check_fit
 from polyfed.engine.folder import RunFolder, writing
 from polyfed.engine.guide import Guide
 from polyfed.engine.history import History, result_of, stopped_after
+from polyfed.engine.notebook import of_federation, of_run
 from polyfed.engine.pool import chosen
 from polyfed.engine.private import check_rows
 from polyfed.engine.simulation import Clock, Effort, Simulation, memory_needs
@@ -87,6 +88,9 @@ class Run:
         sent = f"{told['bytes_up']:,} bytes up, {told['bytes_down']:,} down"
         where = "" if self.path is None else f", in {self.path}"
         return f"Run({told['method']}, {_count(len(self.history), 'round')}: {scored}, {sent}{where})"
+
+    def _repr_html_(self) -> str:
+        return of_run(self.result, self.history, self.path)
 
 
 # settings that records and run folders name where they are on
@@ -296,6 +300,14 @@ class Federation:
         who = f"{_count(len(self.clients), 'client')} with {_count(kinds, 'architecture')}"
         what = f"{_count(facts['rounds'], 'round')}, seed {self.seed}"
         return f"Federation({facts['method']}, {who}, {facts['dataset']}, {what})"
+
+    def _repr_html_(self) -> str:
+        return of_federation(self.facts, self.clients, {name: self._trained(name) for name in first_of(self.clients)})
+
+    def _trained(self, architecture: str) -> int:
+        """How many numbers of a client's own network are trained."""
+        network = self.architectures.as_built(architecture)
+        return sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
 
     # running ------------------------------------------------------------------------------------------------
 

@@ -11,12 +11,25 @@ from typing import Any
 import numpy as np
 import torch
 
+from polyfed.engine.notebook import of_history
 from polyfed.errors import RequestError
 from polyfed.version import __version__
 
 
 class History(list[dict[str, Any]]):
-    """The records of a run, one per round, in order: a list."""
+    """The records of a run, one per round, in order: a list. In a notebook it is a table and curves."""
+
+    def __repr__(self) -> str:
+        scored = [record["accuracy"] for record in self if record["accuracy"]]
+        told = f"History({len(self)} round{'' if len(self) == 1 else 's'}"
+        if not scored:
+            return f"{told})"
+        stage = next(iter(scored[-1]))
+        means = [found[stage]["mean"] for found in scored if stage in found]
+        return f"{told}: accuracy {means[0]:.4f} to {means[-1]:.4f} ({stage}))"
+
+    def _repr_html_(self) -> str:
+        return of_history(self)
 
     def to_frame(self) -> Any:
         """A `pandas.DataFrame`: one row per round, indexed by its number, and one column per number of the records.

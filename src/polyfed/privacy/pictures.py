@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 _CELL = 0.95  # inches, of one image in the grid
 _TEXT_ROW = 0.2  # inches, of the line of numbers below it
+_LETTERS = 14  # of a class's name, in a line as wide as an image
+_GAP = 0.3  # of an image, between two blocks
 _NAMES = 1.45  # inches, left of the images
 _ACROSS = 8  # images across, in all blocks; the rest are in attack.json alone
 _EVERY = 6  # points of a curve from one marker to the next
@@ -30,28 +33,40 @@ def grid(found: Attack) -> Figure:
     names = [_original(found), *(_name(trial, found) for trial in blocks[0])]
     if seen.kind == "prototypes":
         names.insert(1, "its image nearest\nto the first below")
-    across = shown * len(blocks)
+    classes = [_class(found, number) for number in range(shown)]
     title = f"What {_who(found)} uploads, turned back into images"
     left_out = f" The first {shown} of {len(found.exposure.targets)}." if shown < len(found.exposure.targets) else ""
     about = f"{_about(found)} Numbers: PSNR [dB] and SSIM, against {found.against}.{left_out}"
     about += " In brackets: the images behind a mean." if seen.kind == "prototypes" else ""
-    height = len(names) * (_CELL + _TEXT_ROW) + _TEXT_ROW
-    figure, axes = canvas(title, about, height, len(names), across, width=max(_NAMES + across * (_CELL + 0.08), 4.6))
+    height = len(names) * (_CELL + _TEXT_ROW) + _TEXT_ROW * (1 + max(name.count("\n") for name in classes))
+    shares = ([1.0] * shown + [_GAP]) * len(blocks)
+    width = max(_NAMES + sum(shares) * (_CELL + 0.08), 4.6)
+    ratios = {"width_ratios": shares[:-1]}
+    figure, axes = canvas(title, about, height, len(names), len(shares) - 1, width=width, gridspec_kw=ratios)
     for line, name in zip(axes, names, strict=True):
         line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8.5, labelpad=6)
+        for between in line[shown :: shown + 1]:
+            between.remove()
     for number, trials in enumerate(blocks):
-        cells = [line[number * shown : (number + 1) * shown] for line in axes]
+        first = number * (shown + 1)
+        cells = [line[first : first + shown] for line in axes]
         cells[0][0].set_title(_prior(trials[0].tv), loc="left", fontsize=9)
-        _fill(cells, found, trials)
+        _fill(cells, found, trials, classes)
     return figure
 
 
-def _fill(cells: Sequence[Sequence[Any]], found: Attack, trials: Sequence[Trial]) -> None:
+def _class(found: Attack, number: int) -> str:
+    """What is written below an original: its class, and of a mean how many images are behind it."""
+    seen = found.exposure
+    count = f" ({len(seen.behind[number])})" if seen.kind == "prototypes" else ""
+    return "\n".join(textwrap.wrap(f"{seen.class_names[number]}{count}", _LETTERS))
+
+
+def _fill(cells: Sequence[Sequence[Any]], found: Attack, trials: Sequence[Trial], classes: Sequence[str]) -> None:
     """A block of the grid, column by column."""
     seen = found.exposure
-    for number, cell in enumerate(cells[0]):
-        count = f" ({len(seen.behind[number])})" if seen.kind == "prototypes" else ""
-        column = [(found.exposure.targets[number], f"{seen.class_names[number]}{count}")]
+    for number, name in enumerate(classes):
+        column = [(seen.targets[number], name)]
         if seen.kind == "prototypes":
             best = trials[0].score
             column.append((trials[0].nearest[number], _pair(best.best_psnr[number], best.best_ssim[number])))

@@ -14,10 +14,14 @@ from polyfed.errors import RequestError
 from polyfed.report.columns import finite
 from polyfed.report.folders import RunRecord
 from polyfed.report.grouping import Group, group_runs
-from polyfed.report.style import LOCAL_STYLE, Drawing, blank, legend, looks, styles
+from polyfed.report.style import HEIGHT, LOCAL_STYLE, WIDTH, Drawing, blank, inches, legend, looks, shortened, styles
 
 __all__ = ["ClientScore", "architectures", "by_architecture", "client_scores", "clients", "ranked", "sizes"]
 
+_SIZE = 9  # points of an architecture's name
+_LONG = 36  # letters of it
+_MARK = 0.1  # inches across that a method's mark takes
+_WIDEST = 12.0  # inches
 _WIDE = 10  # numbers of samples are on a logarithmic axis where the largest is this many times the smallest
 
 
@@ -121,6 +125,8 @@ def clients(runs: Iterable[RunRecord]) -> list[Drawing]:
 
 
 def _clients(group: Group, scores: Sequence[ClientScore], stem: str) -> Drawing:
+    from matplotlib.ticker import MaxNLocator
+
     lines = ranked(scores)
     more = "Line: mean over seeds at each rank; band: lowest to highest seed." if len(group.seeds) > 1 else ""
     figure, axes = blank("Accuracy per client, sorted", _about(group, more))
@@ -131,6 +137,7 @@ def _clients(group: Group, scores: Sequence[ClientScore], stem: str) -> Drawing:
             axes.fill_between(at, _percents(line.low), _percents(line.high), color=style["color"], alpha=0.15, lw=0)
         every = max(1, len(at) // 10)
         handles += axes.plot(at, _percents(line.mean), **style, markersize=5, markevery=every, gid=f"ranks {line.name}")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("client, from the lowest to the highest accuracy")
     _percent_axis(axes)
     legend(axes, handles, [line.name for line in lines])
@@ -159,9 +166,14 @@ def architectures(runs: Iterable[RunRecord]) -> list[Drawing]:
 
 def _architectures(group: Group, found: Sequence[ByArchitecture], stem: str) -> Drawing:
     more = f"Mark: mean over clients{' and seeds' if len(group.seeds) > 1 else ''}; line: lowest to highest of them."
-    figure, axes = blank("Accuracy by architecture", _about(group, more))
     places = {name: place for place, name in enumerate(dict.fromkeys(one.architecture for one in found))}
     rows = dict.fromkeys((one.name, one.method) for one in found)
+    names = shortened(list(places), _LONG)
+    width = min(_WIDEST, max(WIDTH, 0.8 + _MARK * (len(rows) + 1) * len(places)))
+    long = inches(names, _SIZE) + 0.1 > (width - 0.8) / len(places)
+    turned = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if long else {}
+    below = 0.71 * inches(names, _SIZE) if long else 0.0
+    figure, axes = blank("Accuracy by architecture", _about(group, more), HEIGHT + below, width)
     handles = []
     for number, ((name, _), style) in enumerate(zip(rows, _marks(rows), strict=True)):
         mine = [one for one in found if one.name == name]
@@ -172,9 +184,7 @@ def _architectures(group: Group, found: Sequence[ByArchitecture], stem: str) -> 
         handles.append(axes.errorbar(at, means, yerr=reach, **style, elinewidth=1, capsize=2.5, gid=f"means {name}"))
     for place in range(1, len(places)):
         axes.axvline(place - 0.5, color="#999999", linewidth=0.7)
-    long = max(map(len, places)) * len(places) > 60  # characters that fit side by side
-    turned = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if long else {}
-    axes.set_xticks(range(len(places)), places, **turned)
+    axes.set_xticks(range(len(places)), names, fontsize=_SIZE, parse_math=False, **turned)
     axes.set_xlim(-0.5, len(places) - 0.5)
     axes.grid(False, axis="x")
     _percent_axis(axes)

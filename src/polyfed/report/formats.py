@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from polyfed.markup import Line, curves, details, notes, paragraph
+from polyfed.markup import table as as_html
 from polyfed.report.columns import (
     Column,
     highest,
@@ -30,7 +32,20 @@ from polyfed.report.published import Beside
 from polyfed.report.statistics import Paired, ToTarget
 from polyfed.units import human_bytes, human_seconds
 
-__all__ = ["FORMATS", "Row", "Section", "Table", "sheets", "to_csv", "to_json", "to_latex", "to_markdown", "to_text"]
+__all__ = [
+    "FORMATS",
+    "Row",
+    "Section",
+    "Table",
+    "notes_of",
+    "sheets",
+    "to_csv",
+    "to_html",
+    "to_json",
+    "to_latex",
+    "to_markdown",
+    "to_text",
+]
 
 
 # what there is to show --------------------------------------------------------------------------------------------
@@ -115,6 +130,7 @@ class Section:
     """One table: comparable runs under one caption.
 
     Attributes:
+        finding: the result in words (`polyfed.report.findings`).
         caption: data, clients, rounds, seeds, what the accuracies are, and what is scaled down.
         facts: the same for machines: dataset, clients, rounds, seeds, test, mean, profile.
         rows: Local first.
@@ -125,6 +141,7 @@ class Section:
         footnotes: a footnote's name -> its number among the notes.
     """
 
+    finding: str
     caption: str
     facts: Mapping[str, Any]
     rows: tuple[Row, ...]
@@ -161,6 +178,13 @@ class Table:
 
     def __str__(self) -> str:
         return to_text(self)
+
+    def __repr__(self) -> str:
+        told = [f"{len(section.rows)} methods: {section.finding}" for section in self.sections]
+        return f"Table({' | '.join(told)})"
+
+    def _repr_html_(self) -> str:
+        return to_html(self)
 
 
 # for machines -----------------------------------------------------------------------------------------------------
@@ -231,7 +255,7 @@ def _plain(section: Section) -> dict[str, Any]:
         for row in found["rows"]:
             _drop_simulated(row)
             _drop_simulated(row["to_target"] or {})
-    return {"caption": found.pop("caption"), **found.pop("facts"), **found}
+    return {"finding": found.pop("finding"), "caption": found.pop("caption"), **found.pop("facts"), **found}
 
 
 # for people -------------------------------------------------------------------------------------------------------
@@ -246,15 +270,35 @@ Sheet = tuple[str, list[Column]]
 
 
 def _columns(section: Section, metrics: bool = False) -> list[Column]:
-    """What people see, with the other figures on request. Columns in which nothing is known are left out."""
+    """What people see, with the other figures on request. Columns in which nothing is known are left out, and scores
+    that are the same as others.
+    """
     rows = section.rows
     columns = [_names_of(section)]
     if len({row.stage for row in rows}) > 1:
         columns.append(Column("stage", [row.stage for row in rows], words=True))
     if len({row.seeds for row in rows}) > 1:
         columns.append(Column("seeds", [" ".join(map(str, row.seeds)) for row in rows], words=True))
-    bests = [row.accuracy_best_by_validation for row in rows]
+    repeated = _repeated(section, metrics)
+    accuracy, *others = (column for column in _scores(section, metrics) if column.heading not in repeated)
     numbers = [
+        Column("vs Local", with_spread([(row.difference, row.difference_std) for row in rows], sign="+")),
+        *others,
+        *(Column(f"epsilon\n{unit}", [_number(row.epsilon.get(unit)) for row in rows]) for unit in section.units),
+        Column(_COSTS[0], ["-" if row.bytes_up is None else human_bytes(row.bytes_up) for row in rows]),
+        Column(_COSTS[1], ["-" if row.bytes_down is None else human_bytes(row.bytes_down) for row in rows]),
+        Column(_COSTS[2], [_seconds(row.seconds) for row in rows]),
+        Column(_SIMULATED, [_seconds(row.simulated_seconds) for row in rows]),
+        Column(_REFUSED, [str(row.refused or "-") for row in rows]),
+    ]
+    return [*columns, accuracy, *(column for column in numbers if set(column.cells) != {"-"})]
+
+
+def _scores(section: Section, metrics: bool) -> list[Column]:
+    """The accuracy, and what else was scored."""
+    rows = section.rows
+    bests = [row.accuracy_best_by_validation for row in rows]
+    return [
         Column(
             "accuracy",
             with_spread([(row.accuracy, row.accuracy_std_seeds) for row in rows]),
@@ -265,16 +309,30 @@ def _columns(section: Section, metrics: bool = False) -> list[Column]:
         Column("best by\nvalid.", [percent(best) for best in bests], bold=highest(bests)),
         *(_of_stage(section, stage) for stage in section.extra_stages),
         *(Column(f"by\n{p}", [percent(row.accuracy_by_predictor.get(p)) for row in rows]) for p in section.predictors),
-        Column("vs Local", with_spread([(row.difference, row.difference_std) for row in rows], sign="+")),
         *(_metrics_of(section) if metrics else ()),
-        *(Column(f"epsilon\n{unit}", [_number(row.epsilon.get(unit)) for row in rows]) for unit in section.units),
-        Column(_COSTS[0], ["-" if row.bytes_up is None else human_bytes(row.bytes_up) for row in rows]),
-        Column(_COSTS[1], ["-" if row.bytes_down is None else human_bytes(row.bytes_down) for row in rows]),
-        Column(_COSTS[2], [_seconds(row.seconds) for row in rows]),
-        Column(_SIMULATED, [_seconds(row.simulated_seconds) for row in rows]),
-        Column(_REFUSED, [str(row.refused or "-") for row in rows]),
     ]
-    return columns + [column for column in numbers if column.heading == "accuracy" or set(column.cells) != {"-"}]
+
+
+def _repeated(section: Section, metrics: bool) -> dict[str, str]:
+    """The scores that are those of a column before them in every row: heading -> that one's."""
+    shown: dict[str, list[str]] = {}
+    repeated: dict[str, str] = {}
+    for column in _scores(section, metrics):
+        values = [cell.partition(" ±")[0] for cell in column.cells]
+        alike = [heading for heading, others in shown.items() if values == others and set(values) != {"-"}]
+        if alike:
+            repeated[column.heading] = alike[0]
+        else:
+            shown[column.heading] = values
+    return repeated
+
+
+def notes_of(section: Section, metrics: bool = True) -> list[str]:
+    """The section's notes, and which columns are not shown."""
+    repeated = _repeated(section, metrics)
+    named = [f"{one} (as {other})".replace("\n", " ") for one, other in repeated.items()]
+    left_out = [f"not shown, as another column says the same: {', '.join(named)}"] if named else []
+    return [*section.notes, *left_out]
 
 
 def _seconds(value: float | None) -> str:
@@ -316,11 +374,11 @@ def _over_seeds(section: Section) -> list[Sheet]:
     rows = section.rows
     if all(row.accuracy_margin is None for row in rows):
         return []
+    last = [interval(row.accuracy, row.accuracy_margin) for row in rows]
+    best = [interval(row.accuracy_best_by_validation, row.accuracy_best_margin) for row in rows]
     columns = [
-        Column("accuracy", [interval(row.accuracy, row.accuracy_margin) for row in rows]),
-        Column(
-            "best by\nvalid.", [interval(row.accuracy_best_by_validation, row.accuracy_best_margin) for row in rows]
-        ),
+        Column("accuracy", last),
+        *([] if best == last else [Column("best by\nvalid.", best)]),
         Column("minus\nLocal", [interval(row.difference, row.difference_margin, "+") for row in rows]),
         Column("best\nrival", [row.rival or "-" for row in rows], words=True),
         Column("minus\nrival", with_spread([(row.against_rival.mean, row.against_rival.std) for row in rows], "+")),
@@ -404,9 +462,33 @@ def to_markdown(table: Table) -> str:
 def markdown_body(section: Section) -> str:
     """The tables and notes of a section, without its caption."""
     (_, main), *more = sheets(section)
-    notes = "\n".join(f"- {note}" for note in section.notes)
+    told = "\n".join(f"- {note}" for note in notes_of(section))
     others = "".join(f"{title}:\n\n{markdown_table(columns)}\n\n" for title, columns in more)
-    return f"{markdown_table(main)}\n\n{others}{notes}\n"
+    return f"{markdown_table(main)}\n\n{others}{told}\n"
+
+
+def to_html(table: Table, lines: Sequence[Sequence[Line]] = ()) -> str:
+    """For notebooks: the result in words, the table, what else there is to be opened.
+
+    Args:
+        table: what to show. lines: of each section the curves that go with it.
+    """
+    parts = []
+    for number, section in enumerate(table.sections):
+        (_, whole), *more = sheets(section)
+        others = [f"{paragraph(title)}{_html(columns)}" for title, columns in [("All figures", whole), *more]]
+        parts += [paragraph(section.finding, strong=True), paragraph(section.caption), _html(_columns(section))]
+        if number < len(lines):
+            parts.append(curves(lines[number], "round", "test accuracy in %, mean over seeds"))
+        parts.append(details("More", "".join([*others, notes(notes_of(section))])))
+    return "".join([*parts, notes(table.notes)])
+
+
+def _html(columns: Sequence[Column]) -> str:
+    headings = [column.heading.replace("\n", " ") for column in columns]
+    words = [place for place, column in enumerate(columns) if column.words]
+    bold = [(row, place) for place, column in enumerate(columns) for row in column.bold]
+    return as_html(headings, list(zip(*(column.cells for column in columns), strict=True)), words, bold)
 
 
 def to_latex(table: Table) -> str:
@@ -416,12 +498,12 @@ def to_latex(table: Table) -> str:
         shown = sheets(section)
         for number, (title, columns) in enumerate(shown, start=1):
             caption = f"{title}. {section.caption}" if title else section.caption
-            notes = section.notes if number == len(shown) else ()
+            told = notes_of(section) if number == len(shown) else []
             blocks.append(
                 "\\begin{table}\n\\centering\n"
                 f"\\caption{{{latex(caption)}}}\n"
                 f"{latex_table(columns)}\n"
-                + "".join(f"\\par\\small {latex(note)}\n" for note in notes)
+                + "".join(f"\\par\\small {latex(note)}\n" for note in told)
                 + "\\end{table}\n"
             )
     return "% needs \\usepackage{booktabs}\n" + "\n".join(blocks) + "".join(f"% {note}\n" for note in table.notes)
@@ -455,15 +537,16 @@ def _text_section(section: Section, width: int, metrics: bool) -> str:
         else:
             blocks += in_width([columns[0], *costs], width)
     if metrics:
-        known = [column for column in _metrics_of(section) if set(column.cells) != {"-"}]
+        hidden = _repeated(section, metrics)
+        known = [c for c in _metrics_of(section) if set(c.cells) != {"-"} and c.heading not in hidden]
         blocks += [[columns[0], *known]] if known else []
     texts = [text_block(block, width) for block in blocks]
     more = [*_over_seeds(section), *_to_target(section), *_published(section)]
     for title, sheet in [*more, *(_by_architecture(section) if metrics else ())]:
         found = [text_block(block, width) for block in in_width(sheet, width)]
         texts.append(wrapped(f"{title}:", width) + "\n\n" + "\n\n".join(found))
-    notes = "\n".join(wrapped(note, width) for note in section.notes)
-    return "\n\n".join([wrapped(section.caption, width), *texts, notes]) + "\n"
+    told = "\n".join(wrapped(note, width) for note in notes_of(section, metrics))
+    return "\n\n".join([wrapped(section.caption, width), *texts, told]) + "\n"
 
 
 FORMATS = {"md": to_markdown, "csv": to_csv, "json": to_json, "tex": to_latex, "txt": to_text}

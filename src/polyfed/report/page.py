@@ -21,7 +21,7 @@ from typing import Any
 from polyfed.report.columns import Column, finite
 from polyfed.report.figures import AXES, METRICS, axes_of, series
 from polyfed.report.folders import RunRecord
-from polyfed.report.formats import Table, sheets
+from polyfed.report.formats import Table, notes_of, sheets
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.heatmaps import heat_maps
 from polyfed.report.results import made
@@ -105,9 +105,10 @@ def page_data(runs: Iterable[RunRecord], table: Table, stage: str | None = None)
     sections = [
         {
             "title": group.about,
+            "finding": section.finding,
             "caption": section.caption,
             "scaled": any(run.scaled_down for run in group.runs),
-            "notes": list(section.notes),
+            "notes": notes_of(section),
             "tables": [{"title": title, "columns": list(map(_column, columns))} for title, columns in sheets(section)],
             "rows": [_look(group, name) for name in group.rows],
             "curves": _curves(group, stage, most),

@@ -14,7 +14,7 @@ from typing import Any
 from polyfed.errors import RequestError
 from polyfed.recorded import parse_json
 from polyfed.report.folders import show_value
-from polyfed.report.style import SHADES, Drawing, canvas, colour_bar
+from polyfed.report.style import SHADES, WIDTH, Drawing, canvas, colour_bar, inches
 from polyfed.report.sweeps import SweepRow, SweepTable, drawn, short_names, to_json
 
 __all__ = ["Map", "is_sweep", "map_of", "read_sweep", "sensitivity"]
@@ -110,7 +110,10 @@ def _draw(table: SweepTable, both: Map) -> Any:
     names = short_names(table.keys)
     title = f"Accuracy over {names[both.across]} and {names[both.up]}"
     about = f"{table.caption} Test accuracy in %; framed: chosen by validation."
-    figure, ((axes,),) = canvas(title, about, 0.9 + 0.42 * len(both.rows))
+    columns, rows = ([f"{value:g}" for value in values] for values in (both.columns, both.rows))
+    column = max(0.5, inches(columns, 9) + 0.12)  # room for "100.0" and for the setting below it
+    width = max(WIDTH, 1.2 + inches(rows, 9) + column * len(columns))
+    figure, ((axes,),) = canvas(title, about, 0.9 + 0.42 * len(rows), width=width)
     nan = float("nan")
     values = [[nan if value is None else 100 * value for value in line] for line in both.values]
     shown = axes.imshow(values, cmap=SHADES, aspect="auto", origin="lower")
@@ -124,8 +127,8 @@ def _draw(table: SweepTable, both: Map) -> Any:
             if cell.chosen:
                 for colour, width in (("white", 4.5), ("black", 2.0)):  # shows on light and dark
                     axes.add_patch(Rectangle((x - 0.46, y - 0.45), 0.92, 0.9, fill=False, ec=colour, lw=width))
-    axes.set_xticks(range(len(both.columns)), [f"{value:g}" for value in both.columns])
-    axes.set_yticks(range(len(both.rows)), [f"{value:g}" for value in both.rows])
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(len(rows)), rows)
     axes.set_xlabel(both.across)
     axes.set_ylabel(both.up)
     colour_bar(figure, shown, [axes], "test accuracy [%]")

@@ -1,9 +1,8 @@
 """How every figure looks: title and caption above, legend below, one width, one set of lines, fills and shades.
 
-Figures are `WIDTH` inches wide with text of 8 points and more, which still reads in a column of 3.4 inches. Nothing is
-told by colour alone: lines differ in marker and dash, bars in hatch, and `SHADES` darkens steadily. Colours of lines
-are Okabe and Ito's, safe for the colour-blind. Figures are objects of their own; pyplot and the user's matplotlib
-settings are not touched.
+Figures are `WIDTH` inches wide with text of 8 points and more, which still reads in a column of 3.4 inches; tables and
+maps of many cells are wider. Nothing is told by colour alone: lines differ in marker and dash, bars in hatch, and
+`SHADES` darkens steadily. Figures are objects of their own; pyplot and the user's matplotlib settings are not touched.
 """
 
 from __future__ import annotations
@@ -18,12 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polyfed.palette import COLORS
 from polyfed.report.writing import make_folder, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
+    "HEIGHT",
     "LOCAL_STYLE",
     "SHADES",
     "WIDTH",
@@ -32,19 +33,22 @@ __all__ = [
     "canvas",
     "colour_bar",
     "fills",
+    "inches",
     "legend",
+    "legends",
     "looks",
     "save",
     "settle",
+    "shortened",
     "styles",
     "tidy",
 ]
 
 WIDTH = 5.6  # inches
+HEIGHT = 3.1  # inches, of axes and their labels
 SHADES = "YlGnBu"  # light to dark, steadily in grey too
 LOCAL_STYLE: dict[str, Any] = {"color": "black", "marker": "x", "linestyle": (0, (1.5, 2)), "linewidth": 1.6}
 GREY = "#444444"
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6B4C9A")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 _DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (3, 1.5)))
 _TINTS = ("#9ecae1", "#fdae6b", "#a1d99b", "#dadaeb", "#fdd0a2", "#c7e9f1", "#bdbdbd")
@@ -52,6 +56,10 @@ _HATCHES = ("", "///", "...", "xxx", "\\\\\\", "++", "oo", "---", "**")
 _TITLE, _TEXT, _CAPTION = 11, 9, 8.5  # points
 _MARGIN = 0.06  # inches, around all
 _LINE = 1.3  # a line's height over its size
+_DPI = 200  # texts are measured as they are drawn: at other resolutions they are hinted to other widths
+_KEY = 0.6  # inches of a legend's entry before its name
+_LETTER = 0.078  # inches of a letter in a legend
+_ACROSS = 60  # letters of a legend's name in a line, at most
 
 
 @dataclass(frozen=True)
@@ -93,7 +101,7 @@ def save(figure: Figure, folder: str | Path, stem: str) -> list[Path]:
     for form in ("png", "svg"):
         stream = io.BytesIO()
         metadata = {"Date": None} if form == "svg" else None
-        figure.savefig(stream, format=form, dpi=200, metadata=metadata, facecolor="white")
+        figure.savefig(stream, format=form, dpi=_DPI, metadata=metadata, facecolor="white")
         written.append(write_whole(place / f"{stem}.{form}", stream.getvalue()))
     return written
 
@@ -102,8 +110,8 @@ def save(figure: Figure, folder: str | Path, stem: str) -> list[Path]:
 
 
 def styles() -> Iterator[dict[str, Any]]:
-    """How lines look, one after the other, without end; the first 315 differ (7 colours, 9 markers, 5 dashes)."""
-    for colour, marker, dash in zip(*map(itertools.cycle, (_COLOURS, _MARKERS, _DASHES)), strict=False):
+    """How lines look, one after the other, without end; the first 180 differ (20 colours, 9 markers, 5 dashes)."""
+    for colour, marker, dash in zip(*map(itertools.cycle, (COLORS, _MARKERS, _DASHES)), strict=False):
         yield {"color": colour, "marker": marker, "linestyle": dash, "linewidth": 1.8}
 
 
@@ -126,9 +134,9 @@ def looks(
 # the sheet --------------------------------------------------------------------------------------------------------
 
 
-def blank(title: str, about: str) -> tuple[Figure, Any]:
+def blank(title: str, about: str, height: float = HEIGHT, width: float = WIDTH) -> tuple[Figure, Any]:
     """A figure and its empty axes, under a title and a sentence that says what is shown."""
-    figure, ((axes,),) = canvas(title, about, 3.1)
+    figure, ((axes,),) = canvas(title, about, height, width=width)
     tidy(axes)
     return figure, axes
 
@@ -145,7 +153,7 @@ def canvas(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)
     used = _MARGIN
     for text, size, weight, colour in ((title, _TITLE, "bold", "black"), (about, _CAPTION, "normal", GREY)):
@@ -174,21 +182,41 @@ def tidy(axes: Any, grid: str = "both") -> None:
 
 def legend(axes: Any, handles: Sequence[Any], names: Iterable[str]) -> None:
     """What the lines or bars are called, below the axes, in as many columns as fit; the figure grows by it."""
-    figure = axes.figure
-    labels = ["\n".join(textwrap.wrap(name, 60)) for name in names]
+    legends(axes.figure, [(handles, names)])
+
+
+def legends(figure: Any, beside: Sequence[tuple[Sequence[Any], Iterable[str]]]) -> None:
+    """Legends side by side below the axes, each (handles, names) with an equal share of the width."""
+    share = figure.get_figwidth() / len(beside)
+    made = [_legend(figure, handles, names, share) for handles, names in beside]
+    heights = [one.get_window_extent(figure.canvas.get_renderer()).height / figure.dpi for one in made]
+    for number, one in enumerate(made):
+        one.set_bbox_to_anchor((number * share, max(heights) + _MARGIN), transform=figure.dpi_scale_trans)
     head, body, _ = _parts(figure)
-    for columns in range(min(4, len(labels)), 0, -1):
+    _resize(figure, head, body, max(heights) + _MARGIN)
+
+
+def _legend(figure: Any, handles: Sequence[Any], names: Iterable[str], width: float) -> Any:
+    """A legend in as many columns, up to four, as fit into this many inches."""
+    letters = min(_ACROSS, int((width - _KEY) / _LETTER))
+    labels = ["\n".join(textwrap.wrap(name, letters)) for name in names]
+
+    def in_columns(columns: int) -> Any:
         made = figure.legend(
-            handles, labels, loc="lower left", bbox_to_anchor=(0, 0), borderaxespad=0.2, ncols=columns, frameon=False,
-            fontsize=_TEXT, handlelength=3.2, columnspacing=1.2,
+            handles, labels, loc="upper left", borderaxespad=0.2, ncols=columns, frameon=False, fontsize=_TEXT,
+            handlelength=3.2, columnspacing=1.2,
         )  # fmt: skip
         for text in made.get_texts():
             text.set_parse_math(False)
+        return made
+
+    for columns in range(min(4, len(labels)), 1, -1):
+        made = in_columns(columns)
         extent = made.get_window_extent(figure.canvas.get_renderer())
-        if columns == 1 or extent.width / figure.dpi <= figure.get_figwidth() - _MARGIN:
-            _resize(figure, head, body, extent.height / figure.dpi + _MARGIN)
-            return
+        if extent.width / figure.dpi <= width - _MARGIN:
+            return made
         made.remove()
+    return in_columns(1)
 
 
 def settle(figure: Figure) -> None:
@@ -206,18 +234,48 @@ def colour_bar(figure: Figure, shown: Any, axes: Sequence[Any], label: str) -> N
     bar.outline.set_linewidth(0.6)
 
 
-def _wrapped(figure: Figure, text: str, size: float, weight: str, inches: float) -> list[str]:
-    """Lines of at most this width, measured in the font."""
+# words ------------------------------------------------------------------------------------------------------------
+
+
+def inches(texts: Iterable[str], size: float) -> float:
+    """The width of the widest of these texts, in this many points."""
+    from matplotlib.textpath import TextPath
+
+    return max((TextPath((0, 0), text, size=size).get_extents().x1 / 72 for text in texts if text.strip()), default=0.0)
+
+
+def shortened(names: Sequence[str], most: int) -> list[str]:
+    """Names for ticks: of one longer than `most` letters the middle is left out, unless two would then be alike.
+
+    >>> shortened(["a long name of the first", "short"], 11)
+    ['a lon…first', 'short']
+    """
+    head = most // 2
+    found = [name if len(name) <= most else f"{name[:head]}…{name[len(name) - (most - head - 1) :]}" for name in names]
+    return found if len(set(found)) == len(set(names)) else list(names)
+
+
+def _wrapped(figure: Figure, text: str, size: float, weight: str, width: float) -> list[str]:
+    """Lines of at most this many inches, measured in the font; a word that is too long for a line is broken."""
     from matplotlib.font_manager import FontProperties
 
     font, renderer = FontProperties(size=size, weight=weight), figure.canvas.get_renderer()  # type: ignore[attr-defined]
+
+    def fits(line: str) -> bool:
+        return bool(renderer.get_text_width_height_descent(line, font, False)[0] <= width * figure.dpi)
+
     lines = [""]
     for word in text.split():
         longer = f"{lines[-1]} {word}".strip()
-        if lines[-1] and renderer.get_text_width_height_descent(longer, font, False)[0] > inches * figure.dpi:
-            lines.append(word)
-        else:
+        if fits(longer):
             lines[-1] = longer
+            continue
+        if lines[-1]:
+            lines.append("")
+        for letter in word:
+            if not fits(lines[-1] + letter):
+                lines.append("")
+            lines[-1] += letter
     return lines
 
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polyfed.markup import notes, paragraph
+from polyfed.markup import table as as_html
 from polyfed.report.columns import (
     Column,
     finite,
@@ -121,6 +123,12 @@ class SweepTable:
 
     def __str__(self) -> str:
         return to_text(self)
+
+    def __repr__(self) -> str:
+        return f"SweepTable({', '.join(self.keys)}: {len(self.rows)} rows, chosen: {self.ready or 'none'})"
+
+    def _repr_html_(self) -> str:
+        return to_html(self)
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
@@ -269,6 +277,16 @@ def to_markdown(table: SweepTable) -> str:
     notes = "\n".join(f"- {note}" for note in table.notes)
     chosen = f"Chosen by validation: `{table.ready}`\n" if table.ready else "Nothing was chosen.\n"
     return f"**{table.caption}**\n\n" + markdown_table(_columns(table)) + f"\n\n{chosen}\n{notes}\n"
+
+
+def to_html(table: SweepTable) -> str:
+    """For notebooks: the table, and what is chosen."""
+    columns = _columns(table)
+    headings = [column.heading.replace("\n", " ") for column in columns]
+    words = [place for place, column in enumerate(columns) if column.words]
+    shown = as_html(headings, list(zip(*(column.cells for column in columns), strict=True)), words)
+    chosen = paragraph(f"Chosen by validation: {table.ready or 'none'}", strong=True)
+    return "".join([chosen, paragraph(table.caption), shown, notes(table.notes)])
 
 
 def to_csv(table: SweepTable) -> str:

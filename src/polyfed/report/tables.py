@@ -16,6 +16,7 @@ from polyfed.errors import RequestError
 from polyfed.registry import nearest
 from polyfed.report import published
 from polyfed.report.columns import finite, mean_of, percent, std_of
+from polyfed.report.findings import finding
 from polyfed.report.folders import RunRecord
 from polyfed.report.formats import (
     FORMATS,
@@ -118,6 +119,7 @@ def _section(group: Group, stage: str | None, target: Target | None) -> Section:
         "profile": first.profile or None,
     }
     return Section(
+        finding=finding(rows),
         caption=f"{group.about}, {group.seeds_text()}. Accuracy: {group.scoring(stage)}.{group.profile_text()}",
         facts=facts,
         rows=rows,

@@ -15,7 +15,8 @@ from polyfed.report.style import Drawing, canvas, fills, legend, tidy
 
 __all__ = ["Bar", "bars", "variants"]
 
-_BAR = 0.34  # inches
+_BAR = 0.34  # inches, of a bar and what is between two
+_LINE = 0.16  # inches, of a line of a bar's name
 
 
 @dataclass(frozen=True)
@@ -71,23 +72,28 @@ def variants(runs: Iterable[RunRecord], stage: str | None = None) -> list[Drawin
 
 
 def _draw(group: Group, found: Sequence[Bar], stage: str | None, stem: str) -> Drawing:
+    from matplotlib.patheffects import withStroke
+
     spread = " Bar: mean over seeds; circles: seeds; ±: sample standard deviation." if len(group.seeds) > 1 else ""
     about = f"{group.about}, {group.seeds_text()}. {group.scoring(stage).capitalize()}, after the last round.{spread}"
     local = next((bar for bar in found if bar.method == "local"), None)
     others = [bar for bar in found if bar is not local] or list(found)
-    figure, ((axes,),) = canvas("Methods and variants", about, 0.75 + _BAR * len(others))
+    names = ["\n".join(textwrap.wrap(bar.name, 30)) for bar in others]
+    step = max(_BAR, _LINE * (2 + max(name.count("\n") for name in names)))
+    figure, ((axes,),) = canvas("Methods and variants", about, 0.75 + step * len(others))
     tidy(axes, "x")
     for place, (bar, fill) in enumerate(zip(others, fills(), strict=False)):
         axes.barh(place, 100 * bar.accuracy, height=0.68, **fill, gid=f"bar {bar.name}")
         if len(bar.each) > 1:
             dots = {"color": "white", "edgecolor": "black", "linewidth": 0.9, "s": 16, "zorder": 3}
             axes.scatter([100 * value for value in bar.each], [place] * len(bar.each), **dots)
-        axes.annotate(_said(bar), (100 * max(bar.each), place), xytext=(6, 0), **_BESIDE)
+        said = axes.annotate(_said(bar), (100 * max(bar.each), place), xytext=(6, 0), **_BESIDE)
+        said.set_path_effects([withStroke(linewidth=3, foreground="white")])
     if local is not None and local not in others:
         line = axes.axvline(100 * local.accuracy, color="black", linestyle=(0, (1.5, 2)), linewidth=1.8, gid="local")
         legend(axes, [line], [f"{local.name}: {_said(local)}"])
-    axes.set_yticks(range(len(others)), ["\n".join(textwrap.wrap(bar.name, 30)) for bar in others])
-    axes.invert_yaxis()
+    axes.set_yticks(range(len(others)), names, parse_math=False)
+    axes.set_ylim(len(others) - 0.4, -0.6)
     axes.set_xlim(*_limits(found))
     axes.set_xticks([tick for tick in axes.get_xticks() if tick <= 100])
     axes.set_xlabel("test accuracy [%]")

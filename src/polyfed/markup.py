@@ -1,0 +1,167 @@
+"""Tables and small curves as HTML, for notebooks: values in, text out.
+
+Every text is escaped. What comes out needs no script, no style sheet and no package, so that it shows in Jupyter, in
+VS Code and in a notebook that was saved; frames and words have the color of the text around them, light or dark.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TypeVar
+
+from polyfed.palette import COLORS
+
+__all__ = ["Line", "curves", "cut", "details", "notes", "paragraph", "preformatted", "table"]
+
+_WIDTH, _HEIGHT = 520, 220  # pixels of a figure
+_LEFT, _RIGHT, _TOP, _BOTTOM = 40, 10, 10, 36  # of it, around the curves
+_TICKS = 6  # at most, on an axis
+_DASHES = ("", "7 3", "2 2", "7 3 2 3")
+Row = TypeVar("Row")
+
+
+# words and tables -------------------------------------------------------------------------------------------------
+
+
+def paragraph(text: str, strong: bool = False) -> str:
+    """One paragraph; strong: in bold."""
+    inner = f"<b>{escape(text)}</b>" if strong else escape(text)
+    return f'<p style="margin:.4em 0;max-width:60em">{inner}</p>'
+
+
+def notes(texts: Iterable[str]) -> str:
+    """A list; nothing where there is no text."""
+    entries = "".join(f"<li>{escape(text)}</li>" for text in texts)
+    return f'<ul style="max-width:60em">{entries}</ul>' if entries else ""
+
+
+def preformatted(text: str) -> str:
+    """Text as it is, line by line, in a fixed width."""
+    return f"<pre>{escape(text)}</pre>"
+
+
+def details(summary: str, inside: str) -> str:
+    """What opens by a click. inside: markup."""
+    return f"<details><summary>{escape(summary)}</summary>{inside}</details>"
+
+
+def table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    words: Iterable[int] = (0,),
+    bold: Iterable[tuple[int, int]] = (),
+) -> str:
+    """A table. words: numbers of the columns that stand at the left; the others are numbers. bold: (row, column)."""
+    at_left, strong = set(words), set(bold)
+
+    def cell(tag: str, text: object, column: int, row: int = -1) -> str:
+        side = "left" if column in at_left else "right"
+        whole = "" if column in at_left else ";white-space:nowrap"
+        weight = ";font-weight:bold" if (row, column) in strong else ""
+        return f'<{tag} style="padding:.15em .5em;text-align:{side}{whole}{weight}">{escape(str(text))}</{tag}>'
+
+    head = "".join(cell("th", text, column) for column, text in enumerate(headings))
+    lines = [
+        "<tr>" + "".join(cell("td", text, column, number) for column, text in enumerate(row)) + "</tr>"
+        for number, row in enumerate(rows)
+    ]
+    body = "".join(lines)
+    return f'<div style="overflow-x:auto"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def cut(rows: Sequence[Row], between: Row, first: int, last: int) -> list[Row]:
+    """All rows if they are few, else the first and the last so many with one between that stands for the others."""
+    if len(rows) <= first + last + 1:
+        return list(rows)
+    return [*rows[:first], between, *rows[len(rows) - last :]]
+
+
+# curves -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve: its name, and as many places as values."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+def curves(lines: Sequence[Line], x_label: str, y_label: str) -> str:
+    """A small figure with a legend below it; nothing where there is no point."""
+    drawn = [line for line in lines if line.x]
+    if not drawn:
+        return ""
+    left, right = min(min(line.x) for line in drawn), max(max(line.x) for line in drawn)
+    low, high = min(min(line.y) for line in drawn), max(max(line.y) for line in drawn)
+    down, up = _ticks(low, high, whole=False), _ticks(left, right, whole=True)
+    bottom, top = min(low, down[0]), max(high, down[-1])
+
+    def across(value: float) -> float:
+        return _LEFT + (value - left) / ((right - left) or 1) * (_WIDTH - _LEFT - _RIGHT)
+
+    def along(value: float) -> float:
+        return _HEIGHT - _BOTTOM - (value - bottom) / ((top - bottom) or 1) * (_HEIGHT - _TOP - _BOTTOM)
+
+    parts = []
+    for value in down:
+        y = along(value)
+        parts.append(f'<path d="M{_LEFT},{y:.1f}H{_WIDTH - _RIGHT}" stroke="currentColor" stroke-opacity=".2"/>')
+        parts.append(_text(_LEFT - 6, y + 4, f"{value:g}", "end"))
+    for value in up:
+        parts.append(_text(across(value), _HEIGHT - _BOTTOM + 15, f"{value:g}", "middle"))
+    parts.append(_text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 4, x_label, "middle"))
+    for number, line in enumerate(drawn):
+        places = " ".join(f"{across(x):.1f},{along(y):.1f}" for x, y in zip(line.x, line.y, strict=True))
+        look = _look(number)
+        inner = f"<title>{escape(line.name)}</title>"
+        parts.append(f'<polyline points="{places}" {look} stroke-width="2" fill="none">{inner}</polyline>')
+        if len(line.x) == 1:
+            dot = f'cx="{across(line.x[0]):.1f}" cy="{along(line.y[0]):.1f}" r="3"'
+            parts.append(f'<circle {dot} fill="{COLORS[number % len(COLORS)]}">{inner}</circle>')
+    names = "; ".join(line.name for line in drawn)
+    label = escape(f"{y_label} by {x_label}: {names}", quote=True)
+    image = f'<svg width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img"'
+    image += f' aria-label="{label}" style="max-width:100%;height:auto">{"".join(parts)}</svg>'
+    legend = "".join(_entry(number, line.name) for number, line in enumerate(drawn))
+    return f'<div style="margin:.6em 0"><div>{escape(y_label)}</div>{image}<div>{legend}</div></div>'
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    font = 'font-size="11" font-family="sans-serif" fill="currentColor"'
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {font}>{escape(text)}</text>'
+
+
+def _look(number: int) -> str:
+    dash = _DASHES[number % len(_DASHES)]
+    return f'stroke="{COLORS[number % len(COLORS)]}"' + (f' stroke-dasharray="{dash}"' if dash else "")
+
+
+def _entry(number: int, name: str) -> str:
+    sample = f'<svg width="26" height="10"><path d="M0,5H26" {_look(number)} stroke-width="2"/></svg>'
+    return f'<span style="margin-right:1.2em">{sample} {escape(name)}</span>'
+
+
+def _ticks(low: float, high: float, whole: bool) -> list[float]:
+    """Round numbers around a range; whole: whole numbers within it.
+
+    >>> _ticks(41.5, 87.1, whole=False), _ticks(1, 20, whole=True)
+    ([40.0, 50.0, 60.0, 70.0, 80.0, 90.0], [5.0, 10.0, 15.0, 20.0])
+    """
+    step = _step(max(high - low, 1e-6), whole)
+    if whole:
+        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    else:
+        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [step * number for number in range(first, last + 1)]
+
+
+def _step(span: float, whole: bool) -> float:
+    """1, 2 or 5 times a power of ten, so that a range has few of them."""
+    power = 10.0 ** math.floor(math.log10(span / _TICKS))
+    fitting = next(factor * power for factor in (1, 2, 5, 10) if span <= _TICKS * factor * power)
+    return max(1.0, fitting) if whole else fitting

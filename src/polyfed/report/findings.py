@@ -1,0 +1,97 @@
+"""The result of a comparison in words: which method leads, and whether that is more than chance.
+
+A difference is distinguishable where the 95 % interval of its mean over seeds (`polyfed.report.statistics`) leaves out
+zero. Below `SEEDS` seeds nothing is claimed. Each interval is of one difference, and does not allow for the choice of
+the best among many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from polyfed.report.columns import interval, percent
+from polyfed.report.statistics import Paired
+
+if TYPE_CHECKING:
+    from polyfed.report.formats import Row
+
+__all__ = ["SEEDS", "finding", "is_distinguishable"]
+
+SEEDS = 3  # fewer say nothing of chance
+_NUMBERS = {1: "one seed", 2: "two seeds"}
+
+
+def is_distinguishable(difference: Paired) -> bool | None:
+    """Whether a difference is more than chance; None where there are too few seeds to say."""
+    if len(difference.seeds) < SEEDS or difference.mean is None or difference.margin is None:
+        return None
+    return abs(difference.mean) > difference.margin
+
+
+def finding(rows: Sequence[Row]) -> str:
+    """One or two sentences: who leads, by how much, and what may be claimed of it."""
+    known = [row for row in rows if row.accuracy is not None]
+    if not known:
+        return "No accuracy is known."
+    leader = max(known, key=lambda row: row.accuracy or 0.0)  # the first of equals
+    if len(known) == 1:
+        return f"{leader.name} reaches {percent(leader.accuracy)} %; there is no other method to compare it with."
+    locals_ = [row for row in known if row.method == "local"]
+    local = locals_[0] if len(locals_) == 1 else None
+    if local is None:
+        return f"{_leads(leader)}, {_from_rival(leader)}"
+    others = [row for row in known if row is not local]
+    named = leader
+    told = f"{_leads(leader)}, {_points(leader.difference)} Local ({percent(local.accuracy)} %)"
+    if leader is local:
+        named = max(others, key=lambda row: row.accuracy or 0.0)
+        told = f"{_leads(local)}: no method is above it. {named.name} comes next, {_points(named.difference)} it"
+    return f"{told}{_claim(_to_local(named), 'Local')}{_told_apart(others, named)}"
+
+
+def _leads(row: Row) -> str:
+    return f"{row.name} leads with {percent(row.accuracy)} %"
+
+
+def _points(difference: float | None) -> str:
+    """``"3.40 points above"``."""
+    if difference is None:
+        return "at an unknown distance from"
+    return f"{abs(100 * difference):.2f} points {'above' if difference >= 0 else 'below'}"
+
+
+def _to_local(row: Row) -> Paired:
+    return Paired(row.difference_seeds, row.difference, row.difference_std, row.difference_margin)
+
+
+def _from_rival(leader: Row) -> str:
+    return f"{_points(leader.against_rival.mean)} {leader.rival}{_claim(leader.against_rival, leader.rival)}"
+
+
+def _claim(difference: Paired, other: str) -> str:
+    """What may be said of a difference, as the end of a sentence."""
+    seeds = len(difference.seeds)
+    if seeds == 0:
+        return "; the two share no seed, so that nothing can be claimed."
+    if seeds < SEEDS:
+        return f". With {_NUMBERS[seeds]} nothing can be claimed: it takes three to tell a difference from chance."
+    sure = is_distinguishable(difference)
+    if sure is None:
+        return "; how much of that is chance is not known."
+    said = "distinguishable" if sure else "not distinguishable"
+    return f"; over {seeds} seeds this is {said} from {other} (95 % interval {_range(difference)} points)."
+
+
+def _range(difference: Paired) -> str:
+    return interval(difference.mean, difference.margin, "+").strip("[]").replace(",", " to")
+
+
+def _told_apart(others: Sequence[Row], named: Row) -> str:
+    """Which methods differ from Local beside the one that was named; nothing where none does."""
+    found = [row for row in others if row is not named and is_distinguishable(_to_local(row))]
+    if not found:
+        return ""
+    sides = [f"{row.name} ({'above' if (row.difference or 0.0) > 0 else 'below'})" for row in found]
+    start = "Also distinguishable" if is_distinguishable(_to_local(named)) else "Distinguishable"
+    return f" {start} from Local: {', '.join(sides)}."

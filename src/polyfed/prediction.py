@@ -7,12 +7,11 @@ of and in what form it takes its inputs. Neither the data set nor the recipe is 
 from __future__ import annotations
 
 import csv
-import dataclasses
 import functools
 import hashlib
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,8 +33,8 @@ from polyfed.data.text import WORDS_FILE, Vocabulary, Words
 from polyfed.data.transforms import Prepare
 from polyfed.errors import RequestError
 from polyfed.models.zoo import build
+from polyfed.own_methods import method_class
 from polyfed.recorded import SUM_FILE, parse_json
-from polyfed.registry import METHODS
 
 __all__ = ["ClientModel", "Predictions", "load_model", "predict"]
 
@@ -161,7 +160,7 @@ def _predicted(model: ClientModel, inputs: Inputs) -> Predictions:
 def load_model(run: str | Path, client: int, device: str = "cpu") -> ClientModel:
     """A client's personal model from a finished run's folder; nothing is unpickled.
 
-    Architectures of your own ("package.module:function") must be importable, methods of your own registered.
+    Networks and methods of your own ("package.module:name") are imported, from where the run found them.
 
     Raises:
         RequestError: no finished run, no such client, a damaged file, weights that do not fit the network, a network
@@ -191,7 +190,7 @@ def load_model(run: str | Path, client: int, device: str = "cpu") -> ClientModel
         )
         normalised = entry["prepare"]
         prepare = Prepare(tuple(normalised["mean"]), tuple(normalised["std"]), bool(normalised.get("table", False)))
-        method = _method(entry["method"], entry["knobs"])
+        method = _method(entry["method"], entry["knobs"], _folders(entry))
         files = {file: _checked(folder / file, wanted) for file, wanted in entry["sha256"].items()}
         state = next((from_bytes(data) for file, data in files.items() if file != name), {})
         with scoped_global(0):  # initial weights are drawn, and overwritten
@@ -222,7 +221,16 @@ def _built(entry: Mapping[str, Any], method: Method, shape: tuple[int, ...]) -> 
     own, companion = entry["architecture"], entry.get("companion")
     words = None if entry.get("vocabulary") is None else Words(vocabulary=entry["vocabulary"]).ids
     builders = {
-        name: functools.partial(build, name, shape, entry["classes"], entry["feature_dim"], words, fetch=False)
+        name: functools.partial(
+            build,
+            name,
+            shape,
+            entry["classes"],
+            entry["feature_dim"],
+            words,
+            fetch=False,
+            beside=_folders(entry),
+        )
         for name in (own, companion)
         if name is not None
     }
@@ -230,10 +238,17 @@ def _built(entry: Mapping[str, Any], method: Method, shape: tuple[int, ...]) -> 
     return architectures.template(own, entry["variant"])
 
 
-def _method(name: str, knobs: Mapping[str, Any]) -> Method:
+def _method(name: str, knobs: Mapping[str, Any], beside: Sequence[str]) -> Method:
     """The method with the knobs of a JSON file, in which tuples are lists."""
-    kind: type[Method] = METHODS[name]
-    return TypeAdapter(kind).validate_json(json.dumps(knobs)) if dataclasses.is_dataclass(kind) else kind()
+    return TypeAdapter(method_class(name, beside)).validate_json(json.dumps(knobs))
+
+
+def _folders(entry: Mapping[str, Any]) -> Sequence[str]:
+    """Where the run found modules of its user's own."""
+    folders = entry.get("modules", [])
+    if not isinstance(folders, list) or not all(isinstance(folder, str) for folder in folders):
+        raise ValueError(f"expected a list of folders as 'modules', got {folders!r:.60}")
+    return folders
 
 
 def _entry(run: Path, client: int) -> tuple[str, Mapping[str, Any]]:

@@ -68,6 +68,7 @@ class Prepared:
             "words": data.words,
             "feature_columns": data.feature_columns,
             "image_size": data.image_size,
+            "beside": recipe.beside,
         }
         key = (data.name, data.root, options, *rows)
         if self._source is None or self._source[0] != key:
@@ -83,7 +84,7 @@ class Prepared:
     def dealt(self, recipe: Recipe) -> Federated:
         """The data set as it is dealt to clients: a function of ``[data]`` and the seed, never of the method."""
         data, seed = recipe.data, recipe.run.seed
-        key = (data, data.client_count, seed)
+        key = (data, data.client_count, recipe.beside, seed)
         if self._dealt is None or self._dealt[0] != key:
             dealt = federate(
                 self.source(recipe),
@@ -118,9 +119,9 @@ class Prepared:
         stored_as_is = normalised(dealt.source, recipe.models.architectures)
         if data.public is None:
             return Public(dealt.holdout, stored_as_is)
-        key = (data, seed)
+        key = (data, recipe.beside, seed)
         if self._public is None or self._public[0] != key:
-            other = load(data.public, data.root, image_size=data.image_size)
+            other = load(data.public, data.root, image_size=data.image_size, beside=recipe.beside)
             drawn = public_inputs(other, dealt.source, data.public_rows, numpy_generator(seed, "data public"))
             self._public = (key, drawn)
         return Public(self._public[1], stored_as_is, origin="other")
@@ -209,7 +210,7 @@ def prepare(
         feature_names=source.feature_names,
         vocabulary=source.vocabulary,
         builders={
-            name: functools.partial(build, name, in_shape, dealt.classes, width, source.words)
+            name: functools.partial(build, name, in_shape, dealt.classes, width, source.words, beside=recipe.beside)
             for name in (*names, *companions(method))
         },
         device=recipe.run.device,
@@ -432,9 +433,9 @@ def _members(base: Recipe, names: Sequence[str], seeds: Sequence[int], folder: P
     if not any(recipe.method.name == "local" for recipe in chosen.values()):
         chosen = {"local": base.choose("local"), **chosen}
     return [
-        Member(name, recipe.with_run(seed=seed, out=None), folder / name / f"seed-{seed}")
+        Member(recipe.name, recipe.with_run(seed=seed, out=None), folder / recipe.name / f"seed-{seed}")
         for seed in seeds
-        for name, recipe in chosen.items()
+        for recipe in chosen.values()
     ]
 
 

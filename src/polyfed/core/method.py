@@ -7,6 +7,7 @@ are replaced and never written into.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, dataclass_transform
@@ -35,6 +36,15 @@ def knobs(cls: type[Any]) -> type[Any]:
     """Makes a method class a frozen dataclass whose fields are checked: type, range, unknown names, NaN."""
     config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     return pydantic_dataclass(frozen=True, kw_only=True, config=config)(cls)
+
+
+def not_a_knob(kind: type[Any]) -> str | None:
+    """The first field of a method's class that `knobs` does not stand above, so that it is none; None: all are."""
+    for base in reversed(kind.__mro__):
+        fields = [name for name, said in inspect.get_annotations(base).items() if "ClassVar" not in str(said)]
+        if fields and issubclass(base, Method) and "__pydantic_validator__" not in vars(base):
+            return fields[0]
+    return None
 
 
 class Batch(NamedTuple):

@@ -104,8 +104,11 @@ def local(
         if seconds is not None and not 0 < seconds < float("inf"):
             raise RequestError(f"expected --{what} as seconds, more than 0, came {seconds:g}")
     changes = [*overrides, *([] if nodes is None else [f"data.clients={nodes}"])]
-    asked: dict[str, Any] = {"method": method, "overrides": changes, "seed": seed, "profile": profile}
     chosen = Recipe.load(recipe, changes, method=method, seed=seed, profile=profile, out=out)
+    modules = chosen.to_dict()["run"].get("modules")
+    if modules is not None:  # they lie beside the recipe, and the nodes read a copy of it in another folder
+        changes.append(f"run.modules={json.dumps(modules)}")
+    asked: dict[str, Any] = {"method": method, "overrides": changes, "seed": seed, "profile": profile}
     folder = Path(chosen.folder).absolute()
     RunFolder(folder).check(chosen.to_dict(), resume, force)
     scaffold.app_settings(**asked)

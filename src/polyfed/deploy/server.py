@@ -107,7 +107,13 @@ class Deployed(Federation):
         self.unseen = {said.architecture for said in expected if not is_known(said, recipe)}
         builders: dict[str, Builder] = {
             name: functools.partial(
-                build, name, tuple(first.shape), len(names), recipe.models.feature_dim, max(first.words, 0) or None
+                build,
+                name,
+                tuple(first.shape),
+                len(names),
+                recipe.models.feature_dim,
+                max(first.words, 0) or None,
+                beside=recipe.beside,
             )
             for name in companions(method)
         }

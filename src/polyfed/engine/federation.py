@@ -235,7 +235,7 @@ class Federation:
         self.checkpoint_every = checkpoint_every
         self.timings = timings
         self.facts: dict[str, Any] = {
-            "method": method.name or type(method).__name__,
+            "method": (settings or {}).get("method", {}).get("name") or method.name or type(method).__name__,
             "knobs": dataclasses.asdict(method) if dataclasses.is_dataclass(method) else {},
             "label": label,
             "dataset": dataset,
@@ -689,6 +689,7 @@ class Federation:
         words: of texts, the checksum of the file of words.
         """
         models, x, prepare = self.settings.get("models"), client.data.train.x, client.prepare
+        modules = self.settings.get("run", {}).get("modules")
         texts = self.vocabulary
         normalised = dataclasses.asdict(prepare) if isinstance(prepare, Prepare) else None
         return {
@@ -710,6 +711,7 @@ class Federation:
             "knobs": self.facts["knobs"],
             "variant": self.method.variant(self.server, client.id),
             "companion": None if self.architectures.chosen is None else self.architectures.chosen.network,
+            **({} if modules is None else {"modules": modules}),
         }
 
     def _finished(self, result: Mapping[str, Any]) -> Run:

@@ -306,6 +306,7 @@ def _other_stacks(stored: Mapping[str, Any], asked: Mapping[str, Any]) -> str | 
 
 _MAY_DIFFER = {f"run.{key}" for key in ("out", "checkpoint_every", "executor", "workers", "label", "track")}
 _MAY_DIFFER |= {"run.published", "run.profile_note", "run.changed"}  # what stands beside results or is said of them
+_MAY_DIFFER |= {"run.modules"}  # where modules lie, on this machine
 
 
 def _first_difference(stored: Mapping[str, Any], asked: Mapping[str, Any], place: str = "") -> str | None:

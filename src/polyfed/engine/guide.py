@@ -77,7 +77,8 @@ class Guide:
         own, about = self._own[name], self._about[name]
         if about["zoo"]:
             words = None if about.get("vocabulary") is None else Words(vocabulary=about["vocabulary"]).ids
-            return source(name, own, tuple(about["input"]["shape"]), about["classes"], about["feature_dim"], words)
+            shape, beside = tuple(about["input"]["shape"]), about.get("modules", ())
+            return source(name, own, shape, about["classes"], about["feature_dim"], words, beside)
         kind = type(own.original if isinstance(own, Adapted) else own)
         place = [f"from {kind.__module__} import {kind.__name__}"] if kind.__qualname__.isidentifier() else []
         return [*place, f"model = {kind.__name__}(...)  # with the arguments that it had for the run"]

@@ -139,7 +139,7 @@ def expose(
     network = split(model.network).requires_grad_(False)
     record = find_runs(folder)[0]
     at = _last_round(record, client)
-    recipe = Recipe.load(Path(folder) / "recipe.toml")
+    recipe = Recipe.of_run(folder)
     train, classes = _images(recipe, record, client)
     own = Client(model.architecture, train=train, prepare=model.prepare)
     own.id, own.seed, own.round, own.classes = client, recipe.run.seed, at, classes

@@ -146,14 +146,13 @@ def replay(record: RunRecord, clients: Sequence[int]) -> Replay:
     Raises:
         RequestError: an unfinished run, one without a recipe, no such client, or it does not come out as recorded.
     """
-    path = record.path / "recipe.toml"
     if not record.finished:
         raise RequestError(f"expected the folder of a finished run, came {record.path}, which holds no result.json")
     if "data" not in record.recipe:
         raise RequestError(
             f"expected a run of a recipe, whose last rounds can be run again, came {record.path}, made in Python"
         )
-    recipe = Recipe.load(path)
+    recipe = Recipe.of_run(record.path)
     stacked = recipe.run.executor == "cohort" or recipe.run.device != "cpu"
     recipe = recipe.with_run(track=[], out=None, **({} if stacked else {"executor": "serial"}))
     rounds = last_heard(record)

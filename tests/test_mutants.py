@@ -88,6 +88,7 @@ CAUGHT_BY = {
     broken.HiddenState: "state_is_explicit",
     broken.StateInTheMethod: "state_is_explicit",
     broken.BroadcastCounts: "broadcast_without_side_effects",
+    broken.PlansInSilence: "goes_on_after_its_end",
     broken.DividesByAll: "silence_is_not_zero",
     broken.CrashesWithoutAnswers: "any_subset",
     broken.LastUploadWins: "order_of_uploads",

@@ -294,7 +294,8 @@ def run(
         overrides: ``"data.clients=20"``, as ``--set`` on the command line.
         out: run folder; default: the recipe's own, if it names one, else nothing is written. (The command line writes
             to `Recipe.folder`.)
-        resume: go on where the run folder's last checkpoint ends; a finished run is only read.
+        resume: go on where the run folder's last checkpoint ends; a finished run is only read, unless it is to have
+            more rounds now (``overrides=["training.rounds=25"]``): it goes on, to the result of so many from the start.
         force: replace the run that the folder holds, and what `polyfed analyse` and `attack` made of it.
         progress: show how it gets on, on standard error.
         device: "cpu", "cuda", "cuda:1".
@@ -314,7 +315,8 @@ def run(
     folder = resolved.run.out
     if folder is not None:
         _check_place(Path(folder))
-        RunFolder(folder).check(resolved.to_dict(), resume, force)  # before data are loaded
+        planned = resolved.build_method().planned
+        RunFolder(folder).check(resolved.to_dict(), resume, force, planned)  # before data are loaded
     elif resume:
         raise RequestError("expected a run folder to resume from, came none; name it with out=...")
     elif resolved.run.track:
@@ -370,8 +372,8 @@ def compare(
 ) -> Comparison:
     """Run methods x seeds on the same data, and put them side by side. Local is always among them.
 
-    What is already done in `out` is not run again, what was interrupted goes on; a run that fails does not keep the
-    others from running.
+    What is already done in `out` is not run again, what was interrupted goes on, also what is to have more rounds now;
+    a run that fails does not keep the others from running.
 
     Args:
         recipe: a TOML file, or a `Recipe`.
@@ -454,8 +456,9 @@ def check_all(members: Sequence[Member], folder: Path, force: bool, data: Prepar
         raise RequestError(f"expected a folder for many runs, came {folder}, which holds a single one")
     for member in members:
         place = RunFolder(member.folder)
-        place.check(member.recipe.to_dict(), resume=not force, force=force)
-        if force or place.read_result() is None:
+        settings = member.recipe.to_dict()
+        place.check(settings, not force, force, member.recipe.build_method().planned)
+        if force or place.finished(settings) is None:
             pending.append(member)
     fitted: set[str] = set()
     for member in pending:

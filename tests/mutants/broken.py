@@ -273,6 +273,17 @@ class CrashesWithoutAnswers(FedAvg):
         super().aggregate(server, uploads)
 
 
+class PlansInSilence(FedAvg):
+    """How far the server goes depends on how many rounds are planned, and nobody is told."""
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        old = group(server.state, "model union")
+        super().aggregate(server, uploads)
+        share = server.round / server.rounds
+        new = group(server.state, "model union")
+        server.state["model union"] = {name: old[name] + share * (new[name] - old[name]) for name in new}
+
+
 class LastUploadWins(FedAvg):
     """The order of the answers decides: the average starts from the last one and forgets the others."""
 

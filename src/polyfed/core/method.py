@@ -208,6 +208,11 @@ class Method:
         return {}
 
     @property
+    def planned(self) -> str:
+        """What depends on how many rounds are planned, in words; "": nothing does, and a finished run can go on."""
+        return ""
+
+    @property
     def by_row(self) -> bool:
         """Whether the gradient bounded row by row can stand for that of `loss`: all that a step sees of the data.
 

@@ -110,12 +110,12 @@ def local(
         changes.append(f"run.modules={json.dumps(modules)}")
     asked: dict[str, Any] = {"method": method, "overrides": changes, "seed": seed, "profile": profile}
     folder = Path(chosen.folder).absolute()
-    RunFolder(folder).check(chosen.to_dict(), resume, force)
+    RunFolder(folder).check(chosen.to_dict(), resume, force, chosen.build_method().planned)
     scaffold.app_settings(**asked)
     config = {"out": str(folder), "resume": resume, "force": force, "deadline": float(deadline)}
     _told(config)  # whether Flower's command line can be told all this
     federation = session.prepare(chosen, out=folder)  # whether data, models and method fit
-    if resume and RunFolder(folder).read_result() is not None:
+    if resume and RunFolder(folder).finished(chosen.to_dict()) is not None:
         return _read(folder)
     until = None if timeout is None else time.monotonic() + timeout
     with stops_on_signals(), _kept(folder, resume) as kept, _temporary() as temporary:

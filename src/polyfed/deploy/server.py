@@ -281,14 +281,14 @@ def serve(
         raise RequestError("hostile: expected none in a deployment, whose clients are what they are, came some")
     path = Path(out or recipe.folder)
     folder = RunFolder(path)
-    folder.check(recipe.to_dict(), resume, force)
+    folder.check(recipe.to_dict(), resume, force, recipe.build_method().planned)
 
     def say(text: str) -> None:
         tell(trackers, "message", text)
 
     diary, office, data = Diary(path / DIARY, resume), Office(wire, deadline), Prepared()
     roster = Roster(recipe, office, diary, count, say)
-    if not (resume and roster.known and folder.read_result() is not None):
+    if not (resume and roster.known and folder.finished(recipe.to_dict()) is not None):
         roster.gather(min_nodes or count)
     settled: set[int] = set()  # clients with whom there is a federation
     while True:

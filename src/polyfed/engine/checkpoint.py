@@ -98,6 +98,7 @@ def latest(
     clients: int,
     store: Store | None = None,
     records: Callable[[int], object] = lambda _: None,
+    before: int | None = None,
 ) -> Snapshot | None:
     """The newest checkpoint that is whole, or None where there is none.
 
@@ -106,11 +107,12 @@ def latest(
         clients: how many clients the federation has.
         store: where their weights go; None: they are left out.
         records: raises a `PolyfedError` where those of the rounds up to a number are not all there.
+        before: only those of earlier rounds than this.
 
     Raises:
         RequestError: there are checkpoints and none of them is whole; or it is whole, and of other clients or networks.
     """
-    found = _all(folder)
+    found = [path for path in _all(folder) if before is None or path.name < _name(before)]
     for path in reversed(found):
         try:
             snapshot = _read(path, clients)
@@ -128,6 +130,12 @@ def latest(
             f"expected a whole checkpoint in {folder}, all {len(found)} are damaged; start again with --force"
         )
     return None
+
+
+def remove(folder: Path, number: int) -> None:
+    """Remove the checkpoint of a round, if there is one."""
+    shutil.rmtree(folder / _name(number), ignore_errors=True)
+    sync_folder(folder)
 
 
 def _name(number: int) -> str:

@@ -281,6 +281,9 @@ class Federation:
     def run(self, resume: bool = False, force: bool = False) -> Run:
         """Run all rounds; with `resume`, those after the last checkpoint of the run folder.
 
+        A finished run goes on, too, where more rounds are planned now than it had: it ends as if they had been from the
+        start.
+
         Raises:
             RequestError: the run folder is taken, or holds another recipe's run; nothing has been written then.
             RunError: a client or the server failed; says which, when and where.
@@ -288,11 +291,11 @@ class Federation:
         """
         if self.folder is None:
             return self._all_rounds()
-        self.folder.check(self.settings, resume, force)
-        result = self.folder.read_result() if resume else None
+        self.folder.check(self.settings, resume, force, self.method.planned)
+        result = self.folder.finished(self.settings) if resume else None
         if result is not None:
             return self._read(result)
-        with self.folder.open(self.settings, resume, force):
+        with self.folder.open(self.settings, resume, force, self.method.planned):
             return self._all_rounds()
 
     def _all_rounds(self) -> Run:
@@ -315,6 +318,8 @@ class Federation:
                 self._close()
                 result = result_of(self.history, self.facts, self._members())
                 if self.folder is not None:
+                    if self.folder.read_result() is not None:  # of fewer rounds
+                        self.folder.clear_made()
                     self._write_models(self.folder)
                     self.folder.write_result(result)
             except KeyboardInterrupt:
@@ -627,22 +632,65 @@ class Federation:
             with writing(self.folder.path):
                 checkpoint.write(self.folder.checkpoints, self._snapshot(number))
 
-    def _latest(self, folder: RunFolder) -> Snapshot | None:
-        return checkpoint.latest(folder.checkpoints, len(self.clients), self.store, folder.records)
+    def _latest(self, folder: RunFolder, before: int | None = None) -> Snapshot | None:
+        return checkpoint.latest(folder.checkpoints, len(self.clients), self.store, folder.records, before)
 
     def _restore(self) -> int:
         """Go back to the run folder's last checkpoint; the number of its round, 0 where there is none."""
-        snapshot = None if self.folder is None else self._latest(self.folder)
+        longer = self.folder is not None and self.folder.has_fewer_rounds(self.settings)
+        snapshot = None if self.folder is None else self._from_where(self.folder, longer)
         if self.folder is None or snapshot is None:
             if self.folder is not None:
                 self.folder.rounds(0)
             self._take_back(Snapshot(0, {}, dict.fromkeys(range(len(self.clients))), {c.id: {} for c in self.clients}))
             self.history = []
             self._begin_left_out()
-            return 0
-        self._take_back(snapshot)
-        self.history = self.folder.rounds(snapshot.round)
-        return snapshot.round
+        else:
+            self._take_back(snapshot)
+            self.history = self.folder.rounds(snapshot.round)
+        if self.folder is not None and longer:
+            if self.history:
+                self._unscore(self.folder)
+            self.folder.write_recipe(self.settings)  # at last: whoever is killed before begins as before
+        return len(self.history)
+
+    def _from_where(self, folder: RunFolder, longer: bool) -> Snapshot | None:
+        """The checkpoint to go on from: the last one; for more rounds than there were to be, that before a closing one.
+
+        Raises:
+            RequestError: there was one and it has gone, or what the closing round gave away cannot be taken back.
+        """
+        snapshot = self._latest(folder)
+        if snapshot is None and folder.read_result() is not None:
+            raise RequestError(f"expected a checkpoint to go on from in {folder.checkpoints}, got none; use --force")
+        if snapshot is None or not longer:
+            return snapshot
+        *self.history, last = folder.records(snapshot.round)
+        if not last["closing"] or self._has_stopped():
+            return snapshot
+        if last.get("releases"):
+            raise RequestError(
+                f"{folder.path} cannot go on for more rounds: its closing round has given away what counts in epsilon; "
+                "choose another --out or --force"
+            )
+        earlier = self._latest(folder, before=snapshot.round)
+        if earlier is None:
+            place = folder.checkpoints
+            raise RequestError(f"expected the checkpoint before the closing round in {place}, got none; use --force")
+        checkpoint.remove(folder.checkpoints, snapshot.round)
+        return earlier
+
+    def _unscore(self, folder: RunFolder) -> None:
+        """Take the scores out of the record of the round that was to be the last one, if it is not due otherwise."""
+        *before, last = self.history
+        number = last["round"]
+        if not last["evaluated"] or last["closing"] or number % self.evaluation.every == 0:
+            return
+        self.history = before
+        if not self._is_last(number):
+            last = {**last, "evaluated": False, **NOT_EVALUATED}
+            folder.replace_last(last)
+        self.history = [*before, last]
 
     def _check_memory(self) -> None:
         """Whose network does not fit its device."""

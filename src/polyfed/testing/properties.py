@@ -436,6 +436,29 @@ def state_is_explicit(kit: Kit) -> None:
         kit.fail("resumed after two of four rounds, its records are others")
 
 
+@_property
+def goes_on_after_its_end(kit: Kit) -> None:
+    """Two rounds that were all, and two more after them, are four rounds bit for bit; or `planned` says why not."""
+    if kit.method.planned:
+        raise NotAsked(f"{kit.method.planned} depends on the number of rounds")
+    four = SHORT.model_copy(update={"rounds": 4})
+    with tempfile.TemporaryDirectory(prefix="polyfed-") as place:
+        out = Path(place) / "run"
+        kit.run(out=out)
+        longer = kit.usual.federation(kit.method, four, evaluation=Evaluation(every=SHORT.rounds), out=out)
+        try:
+            longer.run(resume=True)
+        except PolyfedError as error:
+            kit.fail(f"after its last round: {error}")
+    straight = kit.run(training=four, evaluation=Evaluation(every=SHORT.rounds))
+    found = worlds.difference(worlds.everything(straight), worlds.everything(longer))
+    if found is not None:
+        kit.fail(
+            f"after the two rounds that were planned, two more end otherwise than four at once: {found}; what depends "
+            "on the number of rounds (server.rounds, training.rounds) is said in `planned`"
+        )
+
+
 class _Stop:
     """A tracker that interrupts a round."""
 

@@ -77,6 +77,12 @@ class Spy(Method):
         return inner.rigid
 
     @property
+    def planned(self) -> str:
+        """That of the method."""
+        inner: Method = vars(self)["inner"]
+        return inner.planned
+
+    @property
     def accepts_late(self) -> bool:
         """That of the method."""
         inner: Method = vars(self)["inner"]

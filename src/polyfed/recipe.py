@@ -269,6 +269,11 @@ class RunSettings(Settings):
         "float32", description="what networks train in; bf16: matrix products and convolutions in bfloat16"
     )
     checkpoint_every: Positive = Field(5, description="rounds between checkpoints")
+    keep: Literal["last", "best"] = Field(
+        "last",
+        description="whose weights the run's models are: those after the last round, or after that with the best "
+        "validation accuracy",
+    )
     out: str | None = Field(None, description="run folder; default: runs/<recipe>-<method>-seed<seed>")
     label: str | None = Field(None, description="name of the run in tables; default: the method's")
     track: list[Literal["tensorboard"]] = Field([], description="live curves, written into the run folder")
@@ -281,7 +286,8 @@ class RunSettings(Settings):
     )
 
     def _idle(self) -> set[str]:
-        return {key for key in ("track", "published", "changed", "modules") if not getattr(self, key)}
+        idle = {key for key in ("track", "published", "changed", "modules") if not getattr(self, key)}
+        return idle | ({"keep"} if self.keep == "last" else set())
 
     @field_validator("published")
     @classmethod

@@ -222,6 +222,7 @@ def prepare(
         dataset=source.name,
         settings=recipe.to_dict(),
         label=recipe.run.label,
+        keep=recipe.run.keep,
         trackers=[*trackers, *(live if out is not None else ())],
         timings=timings,
     )

@@ -124,7 +124,7 @@ def test_networks_for_texts_get_their_number_of_words(
     builders = {name: lambda: network}
     guide = Guide(Architectures(builders, lambda model, variant: model, 0, torch.device("cpu")))
     about = {"architecture": name, "zoo": True, "classes": 2, "feature_dim": None, "input": {"shape": [5]}}
-    guide.add(3, exported(network), {**about, "vocabulary": 30, "vectors": vectors})
+    guide.add(3, exported(network), {**about, "vocabulary": 30, "vectors": vectors, "round": 1})
     (lines,) = re.findall(r"```python\n(.*?)```", guide.text(), flags=re.DOTALL)
     assert ("words=32" in lines) == (vectors is None)
     assert ("words up in the vectors of 'words.txt'" in guide.text()) == (vectors is not None)

@@ -92,6 +92,8 @@ class Deployed(Federation):
             raise RequestError(
                 "[devices]: expected none, as nodes are devices of their own, came a section that deals some"
             )
+        if recipe.run.keep != "last":
+            raise RequestError("run.keep: expected 'last', as nodes keep their last two states and no more, got 'best'")
         if recipe.privacy.target:
             raise RequestError(
                 f"privacy.target: expected noise in numbers, which every node reads in its own recipe, came "

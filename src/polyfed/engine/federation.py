@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -43,7 +43,7 @@ from polyfed.engine.executors import Executor, Job, Outcome, Scoring, at_work, h
 from polyfed.engine.fit import check_companion, check_fit
 from polyfed.engine.folder import RunFolder, writing
 from polyfed.engine.guide import Guide
-from polyfed.engine.history import History, result_of, stopped_after
+from polyfed.engine.history import History, best_round, result_of, stopped_after
 from polyfed.engine.pool import chosen
 from polyfed.engine.private import check_rows
 from polyfed.engine.simulation import Clock, Effort, Simulation, memory_needs
@@ -110,6 +110,8 @@ class Federation:
             cohorts of 32.
         out: run folder; None writes nothing. checkpoint_every: rounds between checkpoints.
         dataset: name for the records. settings: the resolved recipe, if there is one. label: name of the run in tables.
+        keep: whose weights are the run's models: those after the last round, or after the one with the best validation
+            accuracy of the main stage (the first, where several are equal).
         trackers: who watches: functions of a round's record, and objects with any of `Tracker`'s methods.
         metrics: figures of your own, name -> function of a client's counts (C, C), int64, rows the true class, columns
             the predicted one; NaN where it is not defined. They stand in records and tables beside the others.
@@ -150,6 +152,7 @@ class Federation:
         dataset: str = "own data",
         settings: Mapping[str, Any] | None = None,
         label: str | None = None,
+        keep: Literal["last", "best"] = "last",
         trackers: Sequence[object] = (),
         metrics: Mapping[str, Measure] | None = None,
         timings: bool = False,
@@ -167,7 +170,7 @@ class Federation:
         self.devices = devices or Devices()
         self.defence, self.hostile = defence or Defence(), hostile or Hostile()
         self._hostile = drawn(self.hostile, len(self.clients), seed)
-        _check_settings(self.clients, self.training, self.evaluation, self.availability)
+        _check_settings(self.clients, self.training, self.evaluation, self.availability, keep)
         self.simulation = Simulation(self.devices, len(self.clients), seed)
         self.seed = seed
         self.shared_test = test
@@ -232,7 +235,8 @@ class Federation:
         crew = Crew(method, self.architectures, self.clients, self.store, auc)
         say = functools.partial(self._tell, "message")
         self.executor: Executor = chosen(executor, workers, crew, self.training, say, settings)
-        self.checkpoint_every = checkpoint_every
+        self.checkpoint_every, self.keep = checkpoint_every, keep
+        self._best: Snapshot | None = None  # where no folder holds it
         self.timings = timings
         self.facts: dict[str, Any] = {
             "method": (settings or {}).get("method", {}).get("name") or method.name or type(method).__name__,
@@ -313,10 +317,11 @@ class Federation:
                 while not self._is_over():
                     number = len(self.history) + 1
                     self._round_or_undo(number)
-                    if number % self.checkpoint_every == 0 or self._is_over():
+                    if number % self.checkpoint_every == 0 or self._is_over() or self._best_round(number) == number:
                         self._checkpoint(number)
                 self._close()
                 result = result_of(self.history, self.facts, self._members())
+                result["models_of_round"] = self._show()
                 if self.folder is not None:
                     if self.folder.read_result() is not None:  # of fewer rounds
                         self.folder.clear_made()
@@ -630,10 +635,42 @@ class Federation:
     def _checkpoint(self, number: int) -> None:
         if self.folder is not None:
             with writing(self.folder.path):
-                checkpoint.write(self.folder.checkpoints, self._snapshot(number))
+                checkpoint.write(self.folder.checkpoints, self._snapshot(number), self._best_round)
+        elif self._best_round(number) == number:
+            self._best = self._snapshot(number)
+
+    def _best_round(self, upto: int) -> int | None:
+        """The best round so far, where its models are wanted."""
+        return best_round(self.history[:upto]) if self.keep == "best" else None
+
+    def _show(self) -> int:
+        """Be what the federation was after the round whose models are wanted; gives its number."""
+        last = self.history[-1]["round"]
+        number = self._best_round(last)
+        if number is None or number == last:
+            return int(last)
+        snapshot = self._best
+        if self.folder is not None:
+            snapshot = checkpoint.of_round(self.folder.checkpoints, number, len(self.clients), self.store)
+        assert snapshot is not None
+        history, self.history = self.history, []
+        self._take_back(snapshot)
+        self.history = history
+        return number
 
     def _latest(self, folder: RunFolder, before: int | None = None) -> Snapshot | None:
-        return checkpoint.latest(folder.checkpoints, len(self.clients), self.store, folder.records, before)
+        return checkpoint.latest(folder.checkpoints, len(self.clients), self.store, self._expect(folder), before)
+
+    def _expect(self, folder: RunFolder) -> Callable[[int], None]:
+        """What must be there besides a checkpoint of a round: the records up to it, and the best one's checkpoint."""
+
+        def expect(number: int) -> None:
+            records = folder.records(number)
+            best = best_round(records) if self.keep == "best" else None
+            if best not in (None, number) and not checkpoint.is_whole(folder.checkpoints, best or 0):
+                raise RequestError(f"that of the best round before it, {best}, is damaged")
+
+        return expect
 
     def _restore(self) -> int:
         """Go back to the run folder's last checkpoint; the number of its round, 0 where there is none."""
@@ -759,6 +796,7 @@ class Federation:
             "knobs": self.facts["knobs"],
             "variant": self.method.variant(self.server, client.id),
             "companion": None if self.architectures.chosen is None else self.architectures.chosen.network,
+            "round": self.server.round,
             **({} if modules is None else {"modules": modules}),
         }
 
@@ -775,6 +813,8 @@ class Federation:
         self.history = self.folder.rounds(last)
         if snapshot is not None and snapshot.round == last:
             self._take_back(snapshot)
+            self.history = self.folder.rounds(last)
+            self._show()
             return self._finished(result)
         present = self.attendance.present(last)
         return Run(result, History(self.history), _Models(self._gone, present), self.folder.path)
@@ -791,12 +831,13 @@ class Federation:
     def _settings(self) -> dict[str, Any]:
         """What a run folder records of a federation that was made in Python."""
         knobs = {k: v for k, v in self.facts["knobs"].items() if v is not None}
+        kept = {} if self.keep == "last" else {"keep": self.keep}
         return {
             "method": {"name": self.facts["method"], **knobs},
             "training": self.training.in_effect(),
             "evaluation": self.evaluation.in_effect(),
             **{name: self.facts[name] for name in _OPTIONAL if name in self.facts},
-            "run": {"seed": self.seed, "precision": self.facts["precision"], **self._stacked},
+            "run": {"seed": self.seed, "precision": self.facts["precision"], **self._stacked, **kept},
             "federation": {
                 "dataset": self.facts["dataset"],
                 "architectures": [client.architecture for client in self.clients],
@@ -934,7 +975,7 @@ def first_of(clients: Sequence[Client]) -> dict[str, Client]:
 
 
 def _check_settings(
-    clients: Sequence[Client], training: Training, evaluation: Evaluation, availability: Availability
+    clients: Sequence[Client], training: Training, evaluation: Evaluation, availability: Availability, keep: str
 ) -> None:
     """What the settings ask of each other and of the clients."""
     joiners = availability.joiners
@@ -948,11 +989,17 @@ def _check_settings(
             f"availability.join_round: expected at most training.rounds = {training.rounds}, came "
             f"{availability.join_round}"
         )
-    if evaluation.patience and not any(len(client.data.validation) for client in clients):
-        raise RequestError(
-            "evaluation.patience: expected validation data, by which a run stops early, came none; give data.split a "
-            "validation part ('8:1:1', 'official:9:1')"
-        )
+    if any(len(client.data.validation) for client in clients):
+        return
+    for key, asked, why in (
+        ("evaluation.patience", evaluation.patience > 0, "by which a run stops early"),
+        ("run.keep = 'best'", keep == "best", "by which the best round is told"),
+    ):
+        if asked:
+            raise RequestError(
+                f"{key}: expected validation data, {why}, came none; give data.split a validation part ('8:1:1', "
+                "'official:9:1')"
+            )
 
 
 def _count(number: int, noun: str) -> str:

@@ -50,7 +50,9 @@ class Guide:
     def text(self) -> str:
         """The whole file."""
         words = [_WORDS] if any(about.get("texts") for about in self._about.values()) else []
-        return "\n".join([_HEAD, *words, *(self._section(*key, numbers) for key, numbers in self._clients.items())])
+        after = [f"Weights are those after round {about['round']}.\n" for about in self._about.values()][:1]
+        sections = [self._section(*key, numbers) for key, numbers in self._clients.items()]
+        return "\n".join([_HEAD, *after, *words, *sections])
 
     def _section(self, name: str, as_built: bool, numbers: list[int]) -> str:
         more = f", ... {numbers[-1]} ({len(numbers)} in all)" if len(numbers) > _SHOWN else ""

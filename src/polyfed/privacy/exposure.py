@@ -213,7 +213,8 @@ def _sources(asked: Sequence[str] | None, kind: Kind) -> list[str]:
 
 def _last_round(record: RunRecord, client: int) -> int:
     """The last round in which the client worked, and was not refused."""
-    for line in reversed(record.rounds):
+    upto = record.result.get("models_of_round", len(record.rounds))  # whose network is at hand
+    for line in reversed(record.rounds[:upto]):
         refused = {entry["client"] for entry in line.get("refused") or ()}
         if client in (line.get("clients") or ()) and client not in refused:
             return int(line["round"])

@@ -10,7 +10,7 @@ from polyfed.core.method import Method, not_a_knob
 from polyfed.errors import RequestError
 from polyfed.registry import METHODS, imported, is_own, nearest
 
-__all__ = ["label_of", "method_class"]
+__all__ = ["label_of", "method_class", "with_knobs"]
 
 
 def method_class(name: str, beside: Sequence[str] = (), others: Iterable[str] = ()) -> type[Method]:
@@ -22,14 +22,15 @@ def method_class(name: str, beside: Sequence[str] = (), others: Iterable[str] = 
         others: further names that would have been understood, for the message.
 
     Raises:
-        RequestError: no such method, or it is none.
+        RequestError: no such method; or the user's is none, or has no knobs.
     """
     if not is_own(name):
         if name not in METHODS:
             hint = "" if not {":", "."} & set(name) else "; a method of your own is 'package.module:Class'"
             raise RequestError(f"unknown method '{name}'{hint or nearest(name, {*METHODS, *others})}")
-        return _checked(name, METHODS[name])
-    return _checked(name, imported("method", name, beside))
+        registered: type[Method] = METHODS[name]
+        return registered
+    return with_knobs(name, imported("method", name, beside))
 
 
 def label_of(name: str) -> str:
@@ -41,7 +42,12 @@ def label_of(name: str) -> str:
     return name.replace(":", ".")
 
 
-def _checked(name: str, kind: Any) -> type[Method]:
+def with_knobs(name: str, kind: Any) -> type[Method]:
+    """The class, if it is one of a method, with knobs.
+
+    Raises:
+        RequestError: it is not.
+    """
     if not isinstance(kind, type) or not issubclass(kind, Method):
         given = f"the class {kind.__name__}" if isinstance(kind, type) else f"an object of {type(kind).__name__}"
         raise RequestError(f"method '{name}': expected a class that extends polyfed.Method, got {given}")

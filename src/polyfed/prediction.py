@@ -7,6 +7,7 @@ of and in what form it takes its inputs. Neither the data set nor the recipe is 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import functools
 import hashlib
 import io
@@ -240,7 +241,8 @@ def _built(entry: Mapping[str, Any], method: Method, shape: tuple[int, ...]) -> 
 
 def _method(name: str, knobs: Mapping[str, Any], beside: Sequence[str]) -> Method:
     """The method with the knobs of a JSON file, in which tuples are lists."""
-    return TypeAdapter(method_class(name, beside)).validate_json(json.dumps(knobs))
+    kind = method_class(name, beside)
+    return TypeAdapter(kind).validate_json(json.dumps(knobs)) if dataclasses.is_dataclass(kind) else kind()
 
 
 def _folders(entry: Mapping[str, Any]) -> Sequence[str]:

@@ -60,7 +60,7 @@ from polyfed.data.text import Words
 from polyfed.data.transforms import augmentation
 from polyfed.engine.devices import Devices, attendance_in_effect
 from polyfed.errors import RequestError
-from polyfed.own_methods import label_of, method_class
+from polyfed.own_methods import label_of, method_class, with_knobs
 from polyfed.recorded import parse_toml
 from polyfed.registry import MODELS, PARTITIONS, folders_of, nearest
 from polyfed.report import published
@@ -478,7 +478,7 @@ class Recipe(Settings):
 
     def _build(self, choice: MethodChoice, place: str) -> Any:
         try:
-            kind: Any = method_class(choice.name, self._beside, self.methods)
+            kind: Any = with_knobs(choice.name, method_class(choice.name, self._beside, self.methods))
         except RequestError as problem:
             raise RequestError(f"{place}: {problem}" if place != "method" else str(problem)) from problem.__cause__
         known = [field.name for field in dataclasses.fields(kind)]

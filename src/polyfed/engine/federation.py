@@ -53,6 +53,7 @@ from polyfed.engine.tracking import Tracker as Tracker
 from polyfed.engine.tracking import tell, watcher
 from polyfed.engine.workers import Crew
 from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError
+from polyfed.registry import is_own
 
 
 @dataclass(frozen=True)
@@ -239,7 +240,7 @@ class Federation:
         self._best: Snapshot | None = None  # where no folder holds it
         self.timings = timings
         self.facts: dict[str, Any] = {
-            "method": (settings or {}).get("method", {}).get("name") or method.name or type(method).__name__,
+            "method": _called(method, settings),
             "knobs": dataclasses.asdict(method) if dataclasses.is_dataclass(method) else {},
             "label": label,
             "dataset": dataset,
@@ -952,6 +953,8 @@ def _at(stage: str, number: int) -> Iterator[None]:
     """Errors of the server half name the stage and the round."""
     try:
         yield
+    except RunError as error:
+        raise RunError(f"server, round {number}, {stage}: {error}") from error
     except PolyfedError:
         raise
     except Exception as error:
@@ -1000,6 +1003,12 @@ def _check_settings(
                 f"{key}: expected validation data, {why}, came none; give data.split a validation part ('8:1:1', "
                 "'official:9:1')"
             )
+
+
+def _called(method: Method, settings: Mapping[str, Any] | None) -> str:
+    """A method's name, by which it can be made again; one of the user's own goes by that of the recipe."""
+    asked = (settings or {}).get("method", {}).get("name", "")
+    return asked if is_own(asked) else method.name or type(method).__name__
 
 
 def _count(number: int, noun: str) -> str:

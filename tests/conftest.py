@@ -43,6 +43,7 @@ OF_SOME = {
     "awkward_data",
     "data_are_shuffled",
     "global_generators_untouched",
+    "goes_on_after_its_end",
     "knobs_bite",
     "other_seed_other_result",
     "same_seed_same_result",

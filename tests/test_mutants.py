@@ -86,9 +86,18 @@ CAUGHT_BY = {
     broken.Unshuffled: "data_are_shuffled",
     broken.DropsTheLastBatch: "awkward_data",
     broken.StateInPlace: "nothing_written_in_place",
+    broken.NobodyInPlace: "nothing_written_in_place",
+    broken.UploadsInPlace: "nothing_written_in_place",
+    broken.LabelsInPlace: "nothing_written_in_place",
+    broken.ShrinksInTheLoss: "nothing_written_in_place",
+    broken.FloatInAMessage: "speaks_in_tensors",
+    broken.FloatComesDown: "speaks_in_tensors",
+    broken.FloatInAState: "speaks_in_tensors",
+    broken.NoDecorator: "has_knobs",
     broken.HiddenState: "state_is_explicit",
     broken.StateInTheMethod: "state_is_explicit",
     broken.BroadcastCounts: "broadcast_without_side_effects",
+    broken.PlansInSilence: "goes_on_after_its_end",
     broken.DividesByAll: "silence_is_not_zero",
     broken.CrashesWithoutAnswers: "any_subset",
     broken.LastUploadWins: "order_of_uploads",
@@ -119,3 +128,34 @@ def test_there_are_enough() -> None:
     defined = {k for k in vars(broken).values() if isinstance(k, type) and k.__module__ == broken.__name__}
     assert defined == set(CAUGHT_BY)
     assert len(CAUGHT_BY) >= 15
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (broken.FloatInAMessage, "upload puts something else than tensors into a message: expected tensors in "),
+        (broken.FloatComesDown, "got float as 'rate/of the server'; write torch.tensor(0.5)"),
+        (broken.FloatInAState, "aggregate puts something else than tensors into the server's state: "),
+        (broken.NoDecorator, "the field 'strength' is no knob: write @knobs (of polyfed.core.method) above the class"),
+    ],
+)
+def test_what_all_else_rests_on_is_one_line_alone(kind: type[Method], says: str) -> None:
+    """And not the same error again for every other property."""
+    (line,) = testing.violations(kind()).values()
+    assert says in line
+    assert "\n" not in line
+
+
+def test_a_class_in_place_of_a_method_is_one_line() -> None:
+    assert testing.violations(FedAvg) == {  # type: ignore[arg-type]
+        "has_knobs": "FedAvg: expected a method, FedAvg(), got its class"
+    }
+
+
+def test_pytest_asks_nothing_else_either() -> None:
+    asked = testing.conformance(broken.FloatInAMessage())
+    with pytest.raises(testing.Nonconformance, match="upload puts something else"):
+        asked("speaks_in_tensors")
+    with pytest.raises(pytest.skip.Exception, match="not asked before speaks_in_tensors holds"):
+        asked("learns")
+    testing.conformance(FedAvg())("declared")

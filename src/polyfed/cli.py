@@ -822,6 +822,11 @@ def _print_run(result: Mapping[str, Any], path: Path | None) -> None:
         if result.get("stopped_by") != "budget":
             why = "the validation accuracy no longer rose (evaluation.patience)"
         _print(f"stopped after round {stopped}, as {why}")
+    kept, last = result.get("models_of_round"), (result["stopped_after"] or result["rounds"]) + result["closed"]
+    if kept is not None and kept != last:
+        best = result["accuracy_best_by_validation"]
+        score = "" if best is None else f": accuracy {100 * best:.2f} %"
+        _print(f"the models are those of round {kept}, the best by validation{score}")
     for unit, epsilon in result.get("epsilon", {}).items():
         of = result["epsilon_of"][unit]
         given = ", for given weights" if of == ["features"] else ""

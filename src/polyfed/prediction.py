@@ -13,7 +13,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,8 @@ from polyfed.data.text import WORDS_FILE, Vocabulary, Words
 from polyfed.data.transforms import Prepare
 from polyfed.errors import RequestError, described
 from polyfed.models.zoo import build
+from polyfed.own_methods import method_class
 from polyfed.recorded import SUM_FILE, parse_json
-from polyfed.registry import METHODS
 
 __all__ = ["ClientModel", "Predictions", "load_model", "predict"]
 
@@ -184,7 +184,7 @@ def _predicted(model: ClientModel, inputs: Inputs) -> Predictions:
 def load_model(run: str | Path, client: int, device: str = "cpu") -> ClientModel:
     """A client's personal model from a finished run's folder; nothing is unpickled.
 
-    Architectures of your own ("package.module:function") must be importable, methods of your own registered.
+    Networks and methods of your own ("package.module:name") are imported, from where the run found them.
 
     Raises:
         RequestError: no finished run, no such client, a damaged file, weights that do not fit the network, a network
@@ -213,7 +213,7 @@ def load_model(run: str | Path, client: int, device: str = "cpu") -> ClientModel
             _vocabulary(entry, folder),
         )
         prepare = _prepare(entry["prepare"], client)
-        method = _method(entry["method"], entry["knobs"])
+        method = _method(entry["method"], entry["knobs"], _folders(entry))
         files = {file: _checked(folder / file, wanted) for file, wanted in entry["sha256"].items()}
         state = next((from_bytes(data) for file, data in files.items() if file != name), {})
         with scoped_global(0):  # initial weights are drawn, and overwritten
@@ -254,7 +254,16 @@ def _built(entry: Mapping[str, Any], method: Method, shape: tuple[int, ...]) -> 
     own, companion = entry["architecture"], entry.get("companion")
     words = None if entry.get("vocabulary") is None else Words(vocabulary=entry["vocabulary"]).ids
     builders = {
-        name: functools.partial(build, name, shape, entry["classes"], entry["feature_dim"], words, fetch=False)
+        name: functools.partial(
+            build,
+            name,
+            shape,
+            entry["classes"],
+            entry["feature_dim"],
+            words,
+            fetch=False,
+            beside=_folders(entry),
+        )
         for name in (own, companion)
         if name is not None
     }
@@ -262,10 +271,18 @@ def _built(entry: Mapping[str, Any], method: Method, shape: tuple[int, ...]) -> 
     return architectures.template(own, entry["variant"])
 
 
-def _method(name: str, knobs: Mapping[str, Any]) -> Method:
+def _method(name: str, knobs: Mapping[str, Any], beside: Sequence[str]) -> Method:
     """The method with the knobs of a JSON file, in which tuples are lists."""
-    kind: type[Method] = METHODS[name]
+    kind = method_class(name, beside)
     return TypeAdapter(kind).validate_json(json.dumps(knobs)) if dataclasses.is_dataclass(kind) else kind()
+
+
+def _folders(entry: Mapping[str, Any]) -> Sequence[str]:
+    """Where the run found modules of its user's own."""
+    folders = entry.get("modules", [])
+    if not isinstance(folders, list) or not all(isinstance(folder, str) for folder in folders):
+        raise ValueError(f"expected a list of folders as 'modules', got {folders!r:.60}")
+    return folders
 
 
 def _entry(run: Path, client: int) -> tuple[str, Mapping[str, Any]]:

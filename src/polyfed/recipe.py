@@ -36,7 +36,7 @@ from __future__ import annotations
 import dataclasses
 import keyword
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -60,8 +60,9 @@ from polyfed.data.text import Words
 from polyfed.data.transforms import augmentation
 from polyfed.engine.devices import Devices, attendance_in_effect
 from polyfed.errors import RequestError
+from polyfed.own_methods import label_of, method_class, with_knobs
 from polyfed.recorded import parse_toml
-from polyfed.registry import METHODS, MODELS, PARTITIONS, nearest
+from polyfed.registry import MODELS, PARTITIONS, folders_of, nearest
 from polyfed.report import published
 
 __all__ = ["Data", "MethodChoice", "Models", "Recipe", "RunSettings"]
@@ -270,6 +271,11 @@ class RunSettings(Settings):
         "float32", description="what networks train in; bf16: matrix products and convolutions in bfloat16"
     )
     checkpoint_every: Positive = Field(5, description="rounds between checkpoints")
+    keep: Literal["last", "best"] = Field(
+        "last",
+        description="whose weights the run's models are: those after the last round, or after that with the best "
+        "validation accuracy",
+    )
     out: str | None = Field(None, description="run folder; default: runs/<recipe>-<method>-seed<seed>")
     label: str | None = Field(None, description="name of the run in tables; default: the method's")
     track: list[Literal["tensorboard"]] = Field([], description="live curves, written into the run folder")
@@ -277,9 +283,13 @@ class RunSettings(Settings):
     profile: str | None = Field(None, description="kept by a run: the profiles that were laid over its recipe")
     profile_note: str | None = Field(None, description="kept by a run: their notes")
     changed: list[str] = Field([], description="kept by a run: what --set has changed of its recipe")
+    modules: list[str] = Field(
+        [], description="kept by a run: folders that hold the modules of one's own that its recipe names"
+    )
 
     def _idle(self) -> set[str]:
-        return {key for key in ("track", "published", "changed") if not getattr(self, key)}
+        idle = {key for key in ("track", "published", "changed", "modules") if not getattr(self, key)}
+        return idle | ({"keep"} if self.keep == "last" else set())
 
     @field_validator("published")
     @classmethod
@@ -317,6 +327,7 @@ class Recipe(Settings):
     hostile: Hostile = Field(default_factory=Hostile)
     run: RunSettings = Field(default_factory=RunSettings)
     _stem: str = PrivateAttr("recipe")
+    _beside: tuple[str, ...] = PrivateAttr(())  # where modules of one's own are looked for, too
     _own: MethodChoice | None = PrivateAttr(None)  # [method] as the file has it, before `choose`
 
     # making -------------------------------------------------------------------------------------------------
@@ -335,7 +346,7 @@ class Recipe(Settings):
         executor: str | None = None,
         profile: str | None = None,
     ) -> Recipe:
-        """Read a recipe file.
+        """Read a recipe file. Modules of one's own that it names may lie beside it, or in the present folder.
 
         Args:
             path: the TOML file.
@@ -352,16 +363,34 @@ class Recipe(Settings):
         run = {"seed": seed, "out": None if out is None else str(out), "device": device, "workers": workers}
         run["executor"] = executor
         settings = _merged(settings, {"run": {k: v for k, v in run.items() if v is not None}})
-        return cls.from_dict(settings, "-".join([_stem(path), *_names(profile)]))
+        beside = [str(path.parent.absolute()), str(Path.cwd())]
+        return cls.from_dict(settings, "-".join([_stem(path), *_names(profile)]), beside=beside)
 
     @classmethod
-    def from_dict(cls, settings: Mapping[str, Any], stem: str = "recipe", profile: str | None = None) -> Recipe:
+    def of_run(cls, folder: str | Path) -> Recipe:
+        """The recipe that a run folder keeps; modules of one's own are looked for where the run found them.
+
+        Raises:
+            RequestError: see `load`.
+        """
+        path = Path(folder) / "recipe.toml"
+        return cls.from_dict(_read(path), _stem(path))
+
+    @classmethod
+    def from_dict(
+        cls,
+        settings: Mapping[str, Any],
+        stem: str = "recipe",
+        profile: str | None = None,
+        beside: Sequence[str] = (),
+    ) -> Recipe:
         """Check settings as a TOML file would give them; ``[method]`` then holds all its knobs.
 
         Args:
             settings: section -> key -> value.
             stem: what the experiment is called, for the default run folder.
             profile: see `load`.
+            beside: folders in which modules of one's own are looked for where Python does not find them by itself.
 
         Raises:
             RequestError: see `load`.
@@ -378,6 +407,7 @@ class Recipe(Settings):
         except ValidationError as error:
             raise RequestError(one_line(error, cls, sections=cls.sections())) from None
         recipe._stem, recipe._own = stem, recipe.method
+        recipe._beside = tuple(dict.fromkeys([*beside, *recipe.run.modules]))
         try:
             augmentation(recipe.training.augment)
         except RequestError as problem:
@@ -394,8 +424,6 @@ class Recipe(Settings):
         Raises:
             RequestError: neither a method nor one of ``[methods]``, or knobs that do not fit.
         """
-        if name not in METHODS and name not in self.methods:
-            raise RequestError(f"unknown method '{name}'{nearest(name, {*METHODS, *self.methods})}")
         table = self.methods.get(name)
         knobs = {} if table is None else table.knobs
         method = name if table is None else table.name
@@ -404,7 +432,8 @@ class Recipe(Settings):
             knobs |= own.knobs
         chosen = self.model_copy(update={"method": MethodChoice(name=method, **knobs)})
         chosen._build(chosen.method, "method")
-        return chosen.with_run(label=None if name == method else name)
+        label = label_of(name)  # a method of one's own has one, too, as its name has a colon
+        return chosen.with_run(label=None if label == method else label)
 
     def with_run(self, **changes: Any) -> Recipe:
         """The same recipe with other values in ``[run]``.
@@ -450,6 +479,11 @@ class Recipe(Settings):
         name = re.sub(r"[^A-Za-z0-9_.+=-]+", "-", self.name)  # a label may hold anything
         return self.run.out or f"runs/{self.stem}-{name}-seed{self.run.seed}"
 
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """Folders in which modules of one's own are looked for where Python does not find them by itself."""
+        return self._beside
+
     def variants(self) -> list[str]:
         """The names that the recipe itself offers to `choose`: its own method, and ``[methods]``."""
         return list(dict.fromkeys([(self._own or self.method).name, *self.methods]))
@@ -459,10 +493,10 @@ class Recipe(Settings):
         return self._build(self.method, "method")
 
     def _build(self, choice: MethodChoice, place: str) -> Any:
-        if choice.name not in METHODS:
-            hint = nearest(choice.name, METHODS)
-            raise RequestError(f"{place}: unknown method '{choice.name}'{hint}")
-        kind = METHODS[choice.name]
+        try:
+            kind: Any = with_knobs(choice.name, method_class(choice.name, self._beside, self.methods))
+        except RequestError as problem:
+            raise RequestError(f"{place}: {problem}" if place != "method" else str(problem)) from problem.__cause__
         known = [field.name for field in dataclasses.fields(kind)]
         # a knob may be a word that Python keeps for itself: the paper's `lambda` is the field `lambda_`
         knobs = {f"{k}_" if keyword.iskeyword(k) and f"{k}_" in known else k: v for k, v in choice.knobs.items()}
@@ -483,11 +517,23 @@ class Recipe(Settings):
         for section in ("data", "training", "evaluation", *optional, "run"):
             settings[section] = getattr(self, section).in_effect()
         settings["availability"] = attendance_in_effect(self.availability, self.devices)
+        settings["run"].pop("modules", None)
+        if folders := folders_of(_texts(settings), self._beside):
+            settings["run"]["modules"] = folders
         return {section: table for section, table in settings.items() if table}
 
     def dumps(self) -> str:
         """The resolved recipe as TOML."""
         return tomli_w.dumps(self.to_dict())
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in settings, among them the names of modules of one's own."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(inner)
 
 
 # reading ------------------------------------------------------------------------------------------------------

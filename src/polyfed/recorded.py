@@ -171,6 +171,7 @@ RESULT: dict[str, Any] = {
         )
     ],
     "stopped_after": _Maybe(int),
+    "models_of_round": int,
     "closed": bool,
     "refused": int,
     "samples_per_second": _Maybe(_NUMBER),

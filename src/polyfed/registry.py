@@ -7,29 +7,103 @@ resolved on first use, or an object registered by the user.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+import importlib.machinery
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from polyfed.errors import RequestError
 from polyfed.errors import nearest as nearest
 
+_OWN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_SCHEMES = {"timm", "torchvision", "hf", "hub", "images", "csv", "clients", "npz", "flwr"}  # no modules of one's own
 
-def imported(what: str, name: str) -> Any:
-    """The object of the user's that is called ``"package.module:attribute"``; `what` it is, for the message.
+
+def imported(what: str, name: str, beside: Sequence[str] = ()) -> Any:
+    """The object of the user's that is called ``"package.module:attribute"``.
+
+    The one place where code is imported that a recipe, a command line or a run folder names.
+
+    Args:
+        what: what it is ("method"), for messages.
+        name: as above.
+        beside: folders in which the module is looked for where Python does not find it by itself.
 
     Raises:
-        RequestError: it cannot be imported, for whatever reason.
+        RequestError: it cannot be imported, for whatever reason, or is hidden by another module of its name.
     """
     module, _, attribute = name.partition(":")
+    _look_in(beside)
     try:
-        return getattr(importlib.import_module(module), attribute)
+        found = importlib.import_module(module)
+        _check_same(module.partition(".")[0], beside)
+        return getattr(found, attribute)
+    except RequestError:
+        raise
     except Exception as error:  # importing runs the user's code
         said = str(error).strip().splitlines()
         reason = ": ".join([type(error).__name__, *said[:1]])
+        hint = _hint(error, module, attribute, beside)
+        raise RequestError(f"cannot import {what} '{name}': {reason}{hint}") from error
+
+
+def _hint(error: Exception, module: str, attribute: str, beside: Sequence[str]) -> str:
+    """What to do about a name that cannot be imported; "" where the module itself is at fault."""
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing is not None and (missing == module or module.startswith(f"{missing}.")):
+        places = ", ".join(beside)
+        looked = f"; looked in {places} and on Python's path" if places else "; looked on Python's path"
+        return f"{looked}: put the module beside the recipe, or its folder on PYTHONPATH"
+    if isinstance(error, AttributeError) and module in sys.modules and not hasattr(sys.modules[module], attribute):
+        known = [name for name in vars(sys.modules[module]) if not name.startswith("_")]
+        hint = nearest(attribute, known)
+        return hint if "did you mean" in hint else "; expected 'package.module:name'"
+    return "" if module and attribute else "; expected 'package.module:name'"
+
+
+_added: list[str] = []  # what `_look_in` has put at the end of Python's path
+
+
+def _look_in(beside: Sequence[str]) -> None:
+    """Have Python find modules in these folders, too: behind all others, so that they hide nothing that is installed.
+
+    They stay there, as a module may import others later. Of two recipes' folders, those asked for last come first.
+    """
+    others = [place for place in sys.path if place not in _added]
+    _added[:] = dict.fromkeys([*(place for place in beside if place not in others), *_added])
+    sys.path[:] = [*others, *_added]
+    importlib.invalidate_caches()  # a file may have been written since
+
+
+def _check_same(package: str, beside: Sequence[str]) -> None:
+    """Whether a module is the one of these folders, where it is in one of them.
+
+    Raises:
+        RequestError: it is hidden by another one of the same name.
+    """
+    wanted = importlib.machinery.PathFinder.find_spec(package, list(beside))
+    loaded = getattr(sys.modules[package], "__spec__", None)
+    if wanted is None or wanted.origin is None or loaded is None or loaded.origin is None:
+        return
+    if Path(wanted.origin).resolve() != Path(loaded.origin).resolve():
         raise RequestError(
-            f"cannot import {what} '{name}': {reason}; expected 'package.module:function', importable from here "
-            "(is its folder on PYTHONPATH?)"
-        ) from error
+            f"expected the module '{package}' of {wanted.origin}, got that of {loaded.origin}, which Python has "
+            "already or finds first; rename one of them"
+        )
+
+
+def folders_of(names: Iterable[str], beside: Sequence[str]) -> list[str]:
+    """Those of the folders that hold a module of one's own among these names ("package.module:attribute")."""
+    packages = {name.partition(":")[0].partition(".")[0] for name in names if is_own(name)}
+    finder = importlib.machinery.PathFinder
+    return [place for place in beside if any(finder.find_spec(package, [place]) for package in packages)]
+
+
+def is_own(name: str) -> bool:
+    """Whether a name is that of something of one's own, ``"package.module:attribute"``."""
+    return _OWN.fullmatch(name.partition("@")[0]) is not None and name.partition(":")[0] not in _SCHEMES
 
 
 class Registry(Mapping[str, Any]):

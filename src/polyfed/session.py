@@ -73,6 +73,7 @@ class Prepared:
             "words": data.words,
             "feature_columns": data.feature_columns,
             "image_size": data.image_size,
+            "beside": recipe.beside,
         }
         key = (data.name, data.root, options, *rows)
         if self._source is None or self._source[0] != key:
@@ -88,7 +89,7 @@ class Prepared:
     def dealt(self, recipe: Recipe) -> Federated:
         """The data set as it is dealt to clients: a function of ``[data]`` and the seed, never of the method."""
         data, seed = recipe.data, recipe.run.seed
-        key = (data, data.client_count, seed)
+        key = (data, data.client_count, recipe.beside, seed)
         if self._dealt is None or self._dealt[0] != key:
             dealt = federate(
                 self.source(recipe),
@@ -123,9 +124,9 @@ class Prepared:
         stored_as_is = normalised(dealt.source, recipe.models.architectures)
         if data.public is None:
             return Public(dealt.holdout, stored_as_is)
-        key = (data, seed)
+        key = (data, recipe.beside, seed)
         if self._public is None or self._public[0] != key:
-            other = load(data.public, data.root, image_size=data.image_size)
+            other = load(data.public, data.root, image_size=data.image_size, beside=recipe.beside)
             drawn = public_inputs(other, dealt.source, data.public_rows, numpy_generator(seed, "data public"))
             self._public = (key, drawn)
         return Public(self._public[1], stored_as_is, origin="other")
@@ -239,7 +240,7 @@ def prepare(
         label_column=source.label_column,
         vocabulary=source.vocabulary,
         builders={
-            name: functools.partial(build, name, in_shape, dealt.classes, width, source.words)
+            name: functools.partial(build, name, in_shape, dealt.classes, width, source.words, beside=recipe.beside)
             for name in (*names, *companions(method))
         },
         device=recipe.run.device,
@@ -251,6 +252,7 @@ def prepare(
         dataset=source.name,
         settings=recipe.to_dict(),
         label=recipe.run.label,
+        keep=recipe.run.keep,
         trackers=[*trackers, *(live if out is not None else ())],
         timings=timings,
     )
@@ -334,7 +336,8 @@ def run(
         overrides: ``"data.clients=20"``, as ``--set`` on the command line.
         out: run folder; default: the recipe's own, if it names one, else nothing is written. (The command line writes
             to `Recipe.folder`.)
-        resume: go on where the run folder's last checkpoint ends; a finished run is only read.
+        resume: go on where the run folder's last checkpoint ends; a finished run is only read, unless it is to have
+            more rounds now (``overrides=["training.rounds=25"]``): it goes on, to the result of so many from the start.
         force: replace the run that the folder holds, and what `polyfed analyse` and `attack` made of it.
         progress: show how it gets on, on standard error.
         device: "cpu", "cuda", "cuda:1".
@@ -354,7 +357,8 @@ def run(
     folder = resolved.run.out
     if folder is not None:
         _check_place(Path(folder))
-        RunFolder(folder).check(resolved.to_dict(), resume, force)  # before data are loaded
+        planned = resolved.build_method().planned
+        RunFolder(folder).check(resolved.to_dict(), resume, force, planned)  # before data are loaded
     elif resume:
         raise RequestError("expected a run folder to resume from, came none; name it with out=...")
     elif resolved.run.track:
@@ -422,8 +426,8 @@ def compare(
 ) -> Comparison:
     """Run methods x seeds on the same data, and put them side by side. Local is always among them.
 
-    What is already done in `out` is not run again, what was interrupted goes on; a run that fails does not keep the
-    others from running.
+    What is already done in `out` is not run again, what was interrupted goes on, also what is to have more rounds now;
+    a run that fails does not keep the others from running.
 
     Args:
         recipe: a TOML file, or a `Recipe`.
@@ -486,9 +490,9 @@ def _members(base: Recipe, names: Sequence[str], seeds: Sequence[int], folder: P
     if not any(recipe.method.name == "local" for recipe in chosen.values()):
         chosen = {"local": base.choose("local"), **chosen}
     return [
-        Member(name, recipe.with_run(seed=seed, out=None), folder / name / f"seed-{seed}")
+        Member(recipe.name, recipe.with_run(seed=seed, out=None), folder / recipe.name / f"seed-{seed}")
         for seed in seeds
-        for name, recipe in chosen.items()
+        for recipe in chosen.values()
     ]
 
 
@@ -507,8 +511,9 @@ def check_all(members: Sequence[Member], folder: Path, force: bool, data: Prepar
         raise RequestError(f"expected a folder for many runs, came {folder}, which holds a single one")
     for member in members:
         place = RunFolder(member.folder)
-        place.check(member.recipe.to_dict(), resume=not force, force=force)
-        if force or place.read_result() is None:
+        settings = member.recipe.to_dict()
+        place.check(settings, not force, force, member.recipe.build_method().planned)
+        if force or place.finished(settings) is None:
             pending.append(member)
     fitted: set[str] = set()
     for member in pending:

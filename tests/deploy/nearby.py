@@ -34,6 +34,19 @@ def recipe_of(method: str = "local", *, knobs: Mapping[str, Any] | None = None, 
     return Recipe.from_dict(settings)
 
 
+def own_recipe(folder: Path, module: str) -> Recipe:
+    """The same with a method and a network of one's own, whose module is written into the folder."""
+    (folder / f"{module}.py").write_text(
+        "from polyfed.methods import FedGH\n"
+        "from torch import nn\n\n\n"
+        "class Mine(FedGH):\n    pass\n\n\n"
+        "def net(in_shape, classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, classes))\n"
+    )
+    own = {"method": {"name": f"{module}:Mine"}, "models": {"architectures": [f"{module}:net"]}}
+    return Recipe.from_dict({**SETTINGS, **own}, beside=[str(folder)])
+
+
 class Nearby:
     """A wire to nodes in this process.
 

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -185,6 +186,20 @@ def test_the_app_has_what_was_asked_for(place: Path, monkeypatch: pytest.MonkeyP
         "profile": None,
         "overrides": ["training.lr=0.5", "data.clients=2"],
     }
+
+
+def test_the_nodes_are_told_where_modules_of_ones_own_lie(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    def stand_in(folder: Path, recipe: str, **asked: Any) -> None:
+        told.extend(asked["overrides"])
+        raise RunError("enough")
+
+    monkeypatch.setattr(room.scaffold, "init", stand_in)
+    (place / "own_local.py").write_text("from polyfed.methods import Local\n\n\nclass Mine(Local):\n    pass\n")
+    with pytest.raises(RunError, match="enough"):
+        local("recipe.toml", nodes=2, method="own_local:Mine", out="run")
+    assert told == ["data.clients=2", f'run.modules=["{place}"]']
 
 
 def slow(*values: object) -> object:

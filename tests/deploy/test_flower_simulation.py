@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import queue
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Pipe
@@ -14,9 +15,9 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from deploy.nearby import DATA, recipe_of
+from deploy.nearby import DATA, own_recipe, recipe_of
 from deploy.test_served import KERNELS, ONE, told
-from polyfed import session
+from polyfed import registry, session
 from polyfed.core.client import Client
 from polyfed.core.networks import exported
 from polyfed.deploy import errands, simulation
@@ -116,6 +117,18 @@ def same(found: Run, expected: Run) -> None:
 def test_the_numbers_are_those_of_one_process(method: str, options: Mapping[str, Any]) -> None:
     recipe = recipe_of(method, **options)
     same(run(elsewhere(recipe)), run(recipe))
+
+
+def test_a_method_and_a_network_of_ones_own_are_found_there_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = own_recipe(tmp_path, "own_simulated")
+    expected = run(recipe)
+    errands._recipe.cache_clear()
+    monkeypatch.delitem(sys.modules, "own_simulated")
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(tmp_path)])
+    monkeypatch.setattr(registry, "_added", [])
+    same(run(elsewhere(recipe)), expected)
 
 
 def test_a_run_goes_on_with_another_executor(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from deploy.nearby import DATA, FIRST_NODE, Nearby, recipe_of
+from deploy.nearby import DATA, FIRST_NODE, Nearby, own_recipe, recipe_of
 from polyfed.core.networks import exported
 from polyfed.deploy import roster
 from polyfed.deploy.letters import Letter, unpack
@@ -87,6 +87,13 @@ def test_nodes_give_the_same_numbers(tmp_path: Path, method: str, options: Mappi
     same(recipe, run, tmp_path)
     score = [] if recipe.build_method().scored != "received" else ["score"] * 3
     assert wire.kinds() == ["hello"] * 3 + (["train"] * 3 + score) * 2 + ["finish"] * 3
+
+
+def test_a_method_and_a_network_of_ones_own_are_found_beside_the_recipe(tmp_path: Path) -> None:
+    recipe = own_recipe(tmp_path, "own_served")
+    run = serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5)
+    same(recipe, run, tmp_path)
+    assert run.result["method"] == "own_served:Mine"
 
 
 @pytest.mark.slow

@@ -136,7 +136,7 @@ def test_networks_for_texts_get_their_number_of_words(
     guide = Guide(Architectures(builders, lambda model, variant: model, 0, torch.device("cpu")))
     about = {"architecture": name, "zoo": True, "classes": 2, "feature_dim": None, "class_names": ["a", "b"]}
     about |= {"input": {"shape": [5], "type": "int64"}, "texts": {"column": "said"}, "prepare": None}
-    guide.add(3, exported(network), {**about, "vocabulary": 30, "vectors": vectors})
+    guide.add(3, exported(network), {**about, "vocabulary": 30, "vectors": vectors, "round": 1})
     lines, inputs = re.findall(r"```python\n(.*?)```", guide.text(), flags=re.DOTALL)
     assert ("model(x)" in inputs) == (vectors is None)
     assert ("words=32" in lines) == (vectors is None)

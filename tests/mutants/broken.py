@@ -234,6 +234,76 @@ class StateInPlace(FedAvg):
         server.state["model union"] = dict(before)
 
 
+class NobodyInPlace(FedAvg):
+    """State written into where nobody has answered: what a copy of the server holds changes with it."""
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        if uploads:
+            return super().aggregate(server, uploads)
+        for value in group(server.state, "model union").values():
+            value.mul_(0.9)
+        return None
+
+
+class UploadsInPlace(FedAvg):
+    """What came up is scaled in place, and only where a single client has answered."""
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        if len(uploads) == 1:
+            for message in uploads.values():
+                for value in group(message, "model").values():
+                    value.mul_(1.0).add_(0.1)
+        super().aggregate(server, uploads)
+
+
+class LabelsInPlace(Local):
+    """A client's own labels are written into, for good."""
+
+    def receive(self, client: Client, message: Message) -> Context:
+        client.data.train.y[0] = 0 if client.data.train.y[0] else 1
+        return {}
+
+
+class ShrinksInTheLoss(Local):
+    """The loss writes into the weights, behind the optimiser's back."""
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.99)
+        return cross_entropy(model(batch.x), batch.y, batch.w)
+
+
+class FloatInAMessage(FedAvg):
+    """A plain number goes up, in place of a tensor."""
+
+    def upload(self, client: Client, trained: Trained) -> Message:
+        message: Any = {**super().upload(client, trained), "n": float(client.n)}
+        return message
+
+
+class FloatComesDown(FedAvg):
+    """A plain number comes down, in a group."""
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        message: Any = {**super().broadcast(server, client_id), "rate": {"of the server": 0.5}}
+        return message
+
+
+class FloatInAState(FedAvg):
+    """A plain number is kept in the server's state."""
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        super().aggregate(server, uploads)
+        server.state["count"] = len(uploads)  # type: ignore[assignment]
+
+
+class NoDecorator(FedAvg):
+    """Its field is no knob, as `knobs` does not stand above the class."""
+
+    strength: float = 0.5
+
+
 _momentum: dict[str, Tensor] = {}
 
 
@@ -291,6 +361,17 @@ class CrashesWithoutAnswers(FedAvg):
         if 0.0 in (sum(counts) / len(counts),):
             return
         super().aggregate(server, uploads)
+
+
+class PlansInSilence(FedAvg):
+    """How far the server goes depends on how many rounds are planned, and nobody is told."""
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        old = group(server.state, "model union")
+        super().aggregate(server, uploads)
+        share = server.round / server.rounds
+        new = group(server.state, "model union")
+        server.state["model union"] = {name: old[name] + share * (new[name] - old[name]) for name in new}
 
 
 class LastUploadWins(FedAvg):

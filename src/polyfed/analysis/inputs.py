@@ -89,7 +89,7 @@ def dealt_as_in(run: RunRecord, data: Prepared | None = None) -> Federated:
     path = run.path / "recipe.toml"
     if not run.recipe.get("data", {}).get("name"):
         raise RequestError(f"expected a recipe that names the data in {path}, came none: the run was given its data")
-    dealt = (data or Prepared()).dealt(Recipe.load(path))
+    dealt = (data or Prepared()).dealt(Recipe.of_run(run.path))
     had = [row.get("samples") for row in _table(run.result)]
     now = [len(client.train) for client in dealt.clients]
     if None not in had and had and had != now:

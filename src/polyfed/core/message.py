@@ -34,14 +34,31 @@ def flatten(message: Message) -> dict[str, Tensor]:
     for name, value in message.items():
         if _SEPARATOR in name:
             raise RunError(f"expected message names without '{_SEPARATOR}', came '{name}'")
-        entries = (
-            {name: value} if isinstance(value, Tensor) else {f"{name}{_SEPARATOR}{k}": v for k, v in value.items()}
-        )
-        for key, entry in entries.items():
-            if not isinstance(entry, Tensor):
-                raise RunError(f"expected tensors in a message, came {type(entry).__name__} under '{key}'")
-            flat[key] = entry
+        if isinstance(value, Tensor):
+            flat[name] = value
+        else:
+            flat |= {f"{name}{_SEPARATOR}{key}": entry for key, entry in _members(name, value).items()}
     return flat
+
+
+def _members(name: str, value: object) -> Group:
+    """The tensors of a group.
+
+    Raises:
+        RunError: it is none, but a number, say.
+    """
+    if not isinstance(value, Mapping):
+        raise _no_tensor(name, value)
+    for key, entry in value.items():
+        if not isinstance(entry, Tensor):
+            raise _no_tensor(f"{name}{_SEPARATOR}{key}", entry)
+    return value
+
+
+def _no_tensor(name: str, value: object) -> RunError:
+    number = isinstance(value, int | float)
+    hint = f"; write torch.tensor({value!r})" if number else ""
+    return RunError(f"expected tensors in messages and states, got {type(value).__name__} as '{name}'{hint}")
 
 
 def unflatten(flat: Group) -> State:
@@ -87,13 +104,16 @@ def from_bytes(data: bytes) -> State:
 
 def read_only(message: Message) -> Message:
     """A view of the message whose entries cannot be replaced; the receiver copies what it keeps."""
-    return MappingProxyType({k: v if isinstance(v, Tensor) else MappingProxyType(dict(v)) for k, v in message.items()})
+    return MappingProxyType(
+        {k: v if isinstance(v, Tensor) else MappingProxyType(dict(_members(k, v))) for k, v in message.items()}
+    )
 
 
 def copied(message: Message) -> State:
     """The message in tensors of its own, on the CPU, in the plain order of their entries."""
     return {
-        k: _own(v) if isinstance(v, Tensor) else {name: _own(t) for name, t in v.items()} for k, v in message.items()
+        k: _own(v) if isinstance(v, Tensor) else {name: _own(t) for name, t in _members(k, v).items()}
+        for k, v in message.items()
     }
 
 
@@ -107,14 +127,14 @@ def in_plain_order(state: Message) -> State:
     Copies those that lie otherwise (a network's may lie channels last): sums over them would round otherwise.
     """
     return {
-        k: v.contiguous() if isinstance(v, Tensor) else {name: t.contiguous() for name, t in v.items()}
+        k: v.contiguous() if isinstance(v, Tensor) else {name: t.contiguous() for name, t in _members(k, v).items()}
         for k, v in state.items()
     }
 
 
 def shallow(state: Message) -> State:
     """New dictionaries around the same tensors: enough to undo changes to a state."""
-    return {k: v if isinstance(v, Tensor) else dict(v) for k, v in state.items()}
+    return {k: v if isinstance(v, Tensor) else dict(_members(k, v)) for k, v in state.items()}
 
 
 def group(message: Message, name: str) -> Group:

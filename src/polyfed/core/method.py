@@ -7,6 +7,7 @@ are replaced and never written into.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, dataclass_transform
@@ -48,6 +49,15 @@ def _told(kind: type[Any], complaints: ValidationError) -> str:
     """The line that a recipe gives, of knobs set in Python."""
     names = [field.name for field in fields(kind)]
     return one_line(complaints, kind, (kind.name or kind.__name__,), names)
+
+
+def not_a_knob(kind: type[Any]) -> str | None:
+    """The first field of a method's class that `knobs` does not stand above, so that it is none; None: all are."""
+    for base in reversed(kind.__mro__):
+        fields = [name for name, said in inspect.get_annotations(base).items() if "ClassVar" not in str(said)]
+        if fields and issubclass(base, Method) and "__pydantic_validator__" not in vars(base):
+            return fields[0]
+    return None
 
 
 class Batch(NamedTuple):
@@ -221,6 +231,11 @@ class Method:
     def rigid(self) -> Mapping[str, str]:
         """What of an upload cannot be clipped, noised, thinned out or replaced: name -> what it holds, for refusals."""
         return {}
+
+    @property
+    def planned(self) -> str:
+        """What depends on how many rounds are planned, in words; "": nothing does, and a finished run can go on."""
+        return ""
 
     @property
     def by_row(self) -> bool:

@@ -31,6 +31,7 @@ class Asked:
     columns: tuple[str, ...]
     words: Words
     image_size: int | None
+    beside: Sequence[str] = ()  # where a module of theirs is looked for, too
 
 
 def _own_images(name: str, folder: Path, asked: Asked) -> Source:
@@ -111,7 +112,7 @@ def from_function(name: str, asked: Asked) -> Source:
     refuse_words(name, asked.words)
     refuse_splits(name, asked.train_splits)
     try:
-        function = imported("data set", name)
+        function = imported("data set", name, asked.beside)
     except RequestError as error:
         raise RequestError(f"{error}; before a path: {listed(READERS)}") from error.__cause__
     if not callable(function):

@@ -13,7 +13,6 @@ import contextlib
 import importlib.util
 import inspect
 import os
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +41,7 @@ from polyfed.data.samples import Samples
 from polyfed.data.source import Source, channel_statistics, from_tensors
 from polyfed.data.text import Words, labelled
 from polyfed.errors import RequestError
-from polyfed.registry import DATASETS, nearest
+from polyfed.registry import DATASETS, is_own, nearest
 
 __all__ = ["Source", "channel_statistics", "digits", "from_tensors", "load", "parquet", "sentiment140"]
 
@@ -54,7 +53,6 @@ _FASHION_MNIST = ((0.2860,), (0.3530,))  # the values usually quoted
 _SVHN = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))  # no statistics: FedIN's code maps the pixels to -1..1, so we do
 
 _HUB = "hub:"
-_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 def load(
@@ -70,6 +68,7 @@ def load(
     words: Words | None = None,
     feature_columns: Sequence[str] | None = None,
     image_size: int | None = None,
+    beside: Sequence[str] = (),
 ) -> Source:
     """Load a data set by name.
 
@@ -93,6 +92,7 @@ def load(
         words: how texts are read; with a column, Parquet files, CSV files and data sets of the Hub hold texts.
         feature_columns: of a table, which columns to learn from; default: all that hold numbers.
         image_size: of image folders, pixels a side; needed where images differ in size. Others are not resized here.
+        beside: folders in which ``package.module`` is looked for where Python does not find it by itself.
 
     Raises:
         RequestError: an unknown name (with the nearest), files that are missing or wrong, or an option that the data
@@ -110,11 +110,11 @@ def load(
         return from_images(name, read)
     if subset is not None or revision is not None:
         raise RequestError(f"expected subset and revision with a name 'hub:owner/name' only, came '{name}'")
-    asked = Asked(image_column, label_column, feature_columns, train_splits, tuple(columns), words, image_size)
+    asked = Asked(image_column, label_column, feature_columns, train_splits, tuple(columns), words, image_size, beside)
     kind, _, path = name.partition(":")
     if f"{kind}:" in READERS:
         return READERS[f"{kind}:"](name, _located(path, root), asked)
-    if name not in DATASETS and _FUNCTION.fullmatch(name):
+    if name not in DATASETS and is_own(name):
         return from_function(name, asked)
     if name in DATASETS:
         return _registered(name, root, image_column, label_column, tuple(train_splits), tuple(columns), words)

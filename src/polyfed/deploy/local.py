@@ -104,15 +104,18 @@ def local(
         if seconds is not None and not 0 < seconds < float("inf"):
             raise RequestError(f"expected --{what} as seconds, more than 0, came {seconds:g}")
     changes = [*overrides, *([] if nodes is None else [f"data.clients={nodes}"])]
-    asked: dict[str, Any] = {"method": method, "overrides": changes, "seed": seed, "profile": profile}
     chosen = Recipe.load(recipe, changes, method=method, seed=seed, profile=profile, out=out)
+    modules = chosen.to_dict()["run"].get("modules")
+    if modules is not None:  # they lie beside the recipe, and the nodes read a copy of it in another folder
+        changes.append(f"run.modules={json.dumps(modules)}")
+    asked: dict[str, Any] = {"method": method, "overrides": changes, "seed": seed, "profile": profile}
     folder = Path(chosen.folder).absolute()
-    RunFolder(folder).check(chosen.to_dict(), resume, force)
+    RunFolder(folder).check(chosen.to_dict(), resume, force, chosen.build_method().planned)
     scaffold.app_settings(**asked)
     config = {"out": str(folder), "resume": resume, "force": force, "deadline": float(deadline)}
     _told(config)  # whether Flower's command line can be told all this
     federation = session.prepare(chosen, out=folder)  # whether data, models and method fit
-    if resume and RunFolder(folder).read_result() is not None:
+    if resume and RunFolder(folder).finished(chosen.to_dict()) is not None:
         return _read(folder)
     until = None if timeout is None else time.monotonic() + timeout
     with stops_on_signals(), _kept(folder, resume) as kept, _temporary() as temporary:

@@ -176,7 +176,7 @@ class Turn:
         shape, width = tuple(source.train.x.shape[1:]), recipe.models.feature_dim
         beside = _companion(recipe, self._method, task.companion or self._name, self._name)
         builders = {
-            name: functools.partial(build, name, shape, len(self._names), width, source.words)
+            name: functools.partial(build, name, shape, len(self._names), width, source.words, beside=recipe.beside)
             for name in {self._name, beside, *companions(self._method)}
         }
         self._architectures = architectures_of(
@@ -335,7 +335,7 @@ def _dealt(recipe: Recipe, place: Place, data: Prepared) -> tuple[Federated, int
     settings = recipe.to_dict()
     kept = {key: value for key, value in settings["data"].items() if key in _OF_ROWS}
     alone = {**settings, "data": {**kept, "name": place.data, "clients": 1}}
-    dealt = data.dealt(Recipe.from_dict(alone))
+    dealt = data.dealt(Recipe.from_dict(alone, beside=recipe.beside))
     if dealt.source.vocabulary is not None and recipe.data.vectors is None:
         raise RequestError(
             "node-config: expected data.vectors in the recipe for a node's own texts, as all must number words alike, "

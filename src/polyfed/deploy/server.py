@@ -92,6 +92,8 @@ class Deployed(Federation):
             raise RequestError(
                 "[devices]: expected none, as nodes are devices of their own, came a section that deals some"
             )
+        if recipe.run.keep != "last":
+            raise RequestError("run.keep: expected 'last', as nodes keep their last two states and no more, got 'best'")
         if recipe.privacy.target:
             raise RequestError(
                 f"privacy.target: expected noise in numbers, which every node reads in its own recipe, came "
@@ -107,7 +109,13 @@ class Deployed(Federation):
         self.unseen = {said.architecture for said in expected if not is_known(said, recipe)}
         builders: dict[str, Builder] = {
             name: functools.partial(
-                build, name, tuple(first.shape), len(names), recipe.models.feature_dim, max(first.words, 0) or None
+                build,
+                name,
+                tuple(first.shape),
+                len(names),
+                recipe.models.feature_dim,
+                max(first.words, 0) or None,
+                beside=recipe.beside,
             )
             for name in companions(method)
         }
@@ -276,14 +284,14 @@ def serve(
         raise RequestError("hostile: expected none in a deployment, whose clients are what they are, came some")
     path = Path(out or recipe.folder)
     folder = RunFolder(path)
-    folder.check(recipe.to_dict(), resume, force)
+    folder.check(recipe.to_dict(), resume, force, recipe.build_method().planned)
 
     def say(text: str) -> None:
         tell(trackers, "message", text)
 
     diary, office, data = Diary(path / DIARY, resume), Office(wire, deadline), Prepared()
     roster = Roster(recipe, office, diary, count, say)
-    if not (resume and roster.known and folder.read_result() is not None):
+    if not (resume and roster.known and folder.finished(recipe.to_dict()) is not None):
         roster.gather(min_nodes or count)
     settled: set[int] = set()  # clients with whom there is a federation
     while True:

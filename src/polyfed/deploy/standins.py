@@ -98,4 +98,5 @@ def builder(said: Introduction, recipe: Recipe, classes: int) -> Builder:
     if not is_known(said, recipe):
         return functools.partial(Unseen, said, classes)
     words = said.words or None
-    return functools.partial(build, said.architecture, tuple(said.shape), classes, recipe.models.feature_dim, words)
+    width, shape = recipe.models.feature_dim, tuple(said.shape)
+    return functools.partial(build, said.architecture, shape, classes, width, words, beside=recipe.beside)

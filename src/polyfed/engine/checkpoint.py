@@ -2,8 +2,8 @@
 
 `checkpoint/round-000010/` holds `weights.safetensors`, the rows of the clients' weights; `clients.safetensors` and
 `server.safetensors`, their states; `late.safetensors` if uploads are under way; and `index.json`, which has the others'
-checksums and its own. It appears by one rename. The last two are kept: if the newest is damaged, or the records up to
-its round are, the one before it is used, and said so.
+checksums and its own. It appears by one rename. The last two are kept, and that of the best round where its models are
+wanted: if the newest is damaged, or the records up to its round are, the one before it is used, and said so.
 
 Rows are written and read one by one. Those of an architecture and variant are two entries, "0 floats" (K, P) and, where
 there are other types than float32, "0 others" (K, bytes); whose they are, and what lies where, is in the metadata.
@@ -58,8 +58,11 @@ class Snapshot:
     late: Sequence[LateUpload] = ()
 
 
-def write(folder: Path, snapshot: Snapshot) -> None:
-    """Write a checkpoint, then drop all but the last `KEPT`."""
+def write(folder: Path, snapshot: Snapshot, best: Callable[[int], int | None] = lambda _: None) -> None:
+    """Write a checkpoint, then drop all but the last `KEPT`, and those of the best rounds up to each of these.
+
+    best: the best round up to a number; None where none is kept.
+    """
     final = folder / _name(snapshot.round)
     if final.exists() and _is_whole(final):
         return
@@ -72,9 +75,11 @@ def write(folder: Path, snapshot: Snapshot) -> None:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # or a full disk stays full
     sync_folder(folder)
-    kept = [path for path in _all(folder) if path.name <= final.name][-KEPT:]  # those behind it could not be used
+    last = [path.name for path in _all(folder) if path.name <= final.name][-KEPT:]  # those behind it could not be used
+    best_ones = [best(_number(name)) for name in last]
+    kept = {*last, *(_name(number) for number in best_ones if number is not None)}
     for other in _all(folder):
-        if other not in kept:
+        if other.name not in kept:
             shutil.rmtree(other)
 
 
@@ -98,6 +103,7 @@ def latest(
     clients: int,
     store: Store | None = None,
     records: Callable[[int], object] = lambda _: None,
+    before: int | None = None,
 ) -> Snapshot | None:
     """The newest checkpoint that is whole, or None where there is none.
 
@@ -106,11 +112,12 @@ def latest(
         clients: how many clients the federation has.
         store: where their weights go; None: they are left out.
         records: raises a `PolyfedError` where those of the rounds up to a number are not all there.
+        before: only those of earlier rounds than this.
 
     Raises:
         RequestError: there are checkpoints and none of them is whole; or it is whole, and of other clients or networks.
     """
-    found = _all(folder)
+    found = [path for path in _all(folder) if before is None or path.name < _name(before)]
     for path in reversed(found):
         try:
             snapshot = _read(path, clients)
@@ -130,9 +137,38 @@ def latest(
     return None
 
 
+def of_round(folder: Path, number: int, clients: int, store: Store) -> Snapshot:
+    """The checkpoint of a round.
+
+    Raises:
+        RequestError: it is not there, or not whole.
+    """
+    path = folder / _name(number)
+    try:
+        return replace(_read(path, clients), weights=_rows(path, clients, store))
+    except _DAMAGE as error:
+        raise RequestError(f"expected a whole checkpoint in {path}, got another: {error}") from None
+
+
+def is_whole(folder: Path, number: int) -> bool:
+    """Whether the checkpoint of a round is there as it was written."""
+    return _is_whole(folder / _name(number))
+
+
+def remove(folder: Path, number: int) -> None:
+    """Remove the checkpoint of a round, if there is one."""
+    shutil.rmtree(folder / _name(number), ignore_errors=True)
+    sync_folder(folder)
+
+
 def _name(number: int) -> str:
     """The folder of the checkpoint after a round."""
     return f"round-{number:06d}"
+
+
+def _number(name: str) -> int:
+    """The round of a checkpoint's folder."""
+    return int(name.rpartition("-")[2])
 
 
 def _all(folder: Path) -> list[Path]:

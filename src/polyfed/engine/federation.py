@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -54,7 +54,7 @@ from polyfed.engine.executors import Executor, Job, Outcome, Scoring, at_work, h
 from polyfed.engine.fit import check_companion, check_fit
 from polyfed.engine.folder import RunFolder, writing
 from polyfed.engine.guide import Guide
-from polyfed.engine.history import History, result_of, stopped_after
+from polyfed.engine.history import History, best_round, result_of, stopped_after
 from polyfed.engine.notebook import of_federation, of_run
 from polyfed.engine.pool import chosen
 from polyfed.engine.private import check_rows
@@ -65,7 +65,7 @@ from polyfed.engine.tracking import Tracker as Tracker
 from polyfed.engine.tracking import tell, watcher
 from polyfed.engine.workers import Crew
 from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError, described
-from polyfed.registry import TRACKERS
+from polyfed.registry import TRACKERS, is_own
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,8 @@ class Federation:
             cohorts of 32.
         out: run folder; None writes nothing. checkpoint_every: rounds between checkpoints.
         dataset: name for the records. settings: the resolved recipe, if there is one. label: name of the run in tables.
+        keep: whose weights are the run's models: those after the last round, or after the one with the best validation
+            accuracy of the main stage (the first, where several are equal).
         trackers: who watches: functions of a round's record, and objects with any of `Tracker`'s methods.
         metrics: figures of your own, name -> function of a client's counts (C, C), int64, rows the true class, columns
             the predicted one; NaN where it is not defined. They stand in records and tables beside the others.
@@ -168,6 +170,7 @@ class Federation:
         dataset: str = "own data",
         settings: Mapping[str, Any] | None = None,
         label: str | None = None,
+        keep: Literal["last", "best"] = "last",
         trackers: Sequence[object] = (),
         metrics: Mapping[str, Measure] | None = None,
         timings: bool = False,
@@ -189,7 +192,7 @@ class Federation:
         public, out, device = public_of(public), folder_of(out), str(device)
         test = None if test is None else samples_of(test, "test")
         self._hostile = drawn(self.hostile, len(self.clients), seed)
-        _check_settings(self.clients, self.training, self.evaluation, self.availability)
+        _check_settings(self.clients, self.training, self.evaluation, self.availability, keep)
         self.simulation = Simulation(self.devices, len(self.clients), seed)
         self.seed = seed
         self.shared_test = test
@@ -257,10 +260,11 @@ class Federation:
         crew = Crew(method, self.architectures, self.clients, self.store, auc)
         say = functools.partial(self._tell, "message")
         self.executor: Executor = chosen(executor, workers, crew, self.training, say, settings)
-        self.checkpoint_every = checkpoint_every
+        self.checkpoint_every, self.keep = checkpoint_every, keep
+        self._best: Snapshot | None = None  # where no folder holds it
         self.timings = timings
         self.facts: dict[str, Any] = {
-            "method": method.name or type(method).__name__,
+            "method": _called(method, settings),
             "knobs": dataclasses.asdict(method) if dataclasses.is_dataclass(method) else {},
             "label": label,
             "dataset": dataset,
@@ -319,6 +323,9 @@ class Federation:
             force: replace the run that the folder holds.
             progress: show how it gets on, on standard error.
 
+        A finished run goes on, too, where more rounds are planned now than it had: it ends as if they had been from the
+        start.
+
         Raises:
             RequestError: the run folder is taken, or holds another recipe's run; nothing has been written then.
             RunError: a client or the server failed; says which, when and where.
@@ -338,11 +345,11 @@ class Federation:
     def _run(self, resume: bool, force: bool) -> Run:
         if self.folder is None:
             return self._all_rounds()
-        self.folder.check(self.settings, resume, force)
-        result = self.folder.read_result() if resume else None
+        self.folder.check(self.settings, resume, force, self.method.planned)
+        result = self.folder.finished(self.settings) if resume else None
         if result is not None:
             return self._read(result)
-        with self.folder.open(self.settings, resume, force):
+        with self.folder.open(self.settings, resume, force, self.method.planned):
             return self._all_rounds()
 
     def _all_rounds(self) -> Run:
@@ -360,11 +367,14 @@ class Federation:
                 while not self._is_over():
                     number = len(self.history) + 1
                     self._round_or_undo(number)
-                    if number % self.checkpoint_every == 0 or self._is_over():
+                    if number % self.checkpoint_every == 0 or self._is_over() or self._best_round(number) == number:
                         self._checkpoint(number)
                 self._close()
                 result = result_of(self.history, self.facts, self._members())
+                result["models_of_round"] = self._show()
                 if self.folder is not None:
+                    if self.folder.read_result() is not None:  # of fewer rounds
+                        self.folder.clear_made()
                     self._write_models(self.folder)
                     self.folder.write_result(result)
             except KeyboardInterrupt:
@@ -685,24 +695,99 @@ class Federation:
     def _checkpoint(self, number: int) -> None:
         if self.folder is not None:
             with writing(self.folder.path):
-                checkpoint.write(self.folder.checkpoints, self._snapshot(number))
+                checkpoint.write(self.folder.checkpoints, self._snapshot(number), self._best_round)
+        elif self._best_round(number) == number:
+            self._best = self._snapshot(number)
 
-    def _latest(self, folder: RunFolder) -> Snapshot | None:
-        return checkpoint.latest(folder.checkpoints, len(self.clients), self.store, folder.records)
+    def _best_round(self, upto: int) -> int | None:
+        """The best round so far, where its models are wanted."""
+        return best_round(self.history[:upto]) if self.keep == "best" else None
+
+    def _show(self) -> int:
+        """Be what the federation was after the round whose models are wanted; gives its number."""
+        last = self.history[-1]["round"]
+        number = self._best_round(last)
+        if number is None or number == last:
+            return int(last)
+        snapshot = self._best
+        if self.folder is not None:
+            snapshot = checkpoint.of_round(self.folder.checkpoints, number, len(self.clients), self.store)
+        assert snapshot is not None
+        history, self.history = self.history, []
+        self._take_back(snapshot)
+        self.history = history
+        return number
+
+    def _latest(self, folder: RunFolder, before: int | None = None) -> Snapshot | None:
+        return checkpoint.latest(folder.checkpoints, len(self.clients), self.store, self._expect(folder), before)
+
+    def _expect(self, folder: RunFolder) -> Callable[[int], None]:
+        """What must be there besides a checkpoint of a round: the records up to it, and the best one's checkpoint."""
+
+        def expect(number: int) -> None:
+            records = folder.records(number)
+            best = best_round(records) if self.keep == "best" else None
+            if best not in (None, number) and not checkpoint.is_whole(folder.checkpoints, best or 0):
+                raise RequestError(f"that of the best round before it, {best}, is damaged")
+
+        return expect
 
     def _restore(self) -> int:
         """Go back to the run folder's last checkpoint; the number of its round, 0 where there is none."""
-        snapshot = None if self.folder is None else self._latest(self.folder)
+        longer = self.folder is not None and self.folder.has_fewer_rounds(self.settings)
+        snapshot = None if self.folder is None else self._from_where(self.folder, longer)
         if self.folder is None or snapshot is None:
             if self.folder is not None:
                 self.folder.rounds(0)
             self._take_back(Snapshot(0, {}, dict.fromkeys(range(len(self.clients))), {c.id: {} for c in self.clients}))
             self.history = []
             self._begin_left_out()
-            return 0
-        self._take_back(snapshot)
-        self.history = self.folder.rounds(snapshot.round)
-        return snapshot.round
+        else:
+            self._take_back(snapshot)
+            self.history = self.folder.rounds(snapshot.round)
+        if self.folder is not None and longer:
+            if self.history:
+                self._unscore(self.folder)
+            self.folder.write_recipe(self.settings)  # at last: whoever is killed before begins as before
+        return len(self.history)
+
+    def _from_where(self, folder: RunFolder, longer: bool) -> Snapshot | None:
+        """The checkpoint to go on from: the last one; for more rounds than there were to be, that before a closing one.
+
+        Raises:
+            RequestError: there was one and it has gone, or what the closing round gave away cannot be taken back.
+        """
+        snapshot = self._latest(folder)
+        if snapshot is None and folder.read_result() is not None:
+            raise RequestError(f"expected a checkpoint to go on from in {folder.checkpoints}, got none; use --force")
+        if snapshot is None or not longer:
+            return snapshot
+        *self.history, last = folder.records(snapshot.round)
+        if not last["closing"] or self._has_stopped():
+            return snapshot
+        if last.get("releases"):
+            raise RequestError(
+                f"{folder.path} cannot go on for more rounds: its closing round has given away what counts in epsilon; "
+                "choose another --out or --force"
+            )
+        earlier = self._latest(folder, before=snapshot.round)
+        if earlier is None:
+            place = folder.checkpoints
+            raise RequestError(f"expected the checkpoint before the closing round in {place}, got none; use --force")
+        checkpoint.remove(folder.checkpoints, snapshot.round)
+        return earlier
+
+    def _unscore(self, folder: RunFolder) -> None:
+        """Take the scores out of the record of the round that was to be the last one, if it is not due otherwise."""
+        *before, last = self.history
+        number = last["round"]
+        if not last["evaluated"] or last["closing"] or number % self.evaluation.every == 0:
+            return
+        self.history = before
+        if not self._is_last(number):
+            last = {**last, "evaluated": False, **NOT_EVALUATED}
+            folder.replace_last(last)
+        self.history = [*before, last]
 
     def _check_memory(self) -> None:
         """Whose network does not fit its device."""
@@ -749,6 +834,7 @@ class Federation:
         words: of texts, the checksum of the file of words.
         """
         models, x, prepare = self.settings.get("models"), client.data.train.x, client.prepare
+        modules = self.settings.get("run", {}).get("modules")
         texts = self.vocabulary
         normalised = dataclasses.asdict(prepare) if isinstance(prepare, Prepare) else None
         plain = "plain" if prepare is as_floats else None
@@ -771,6 +857,8 @@ class Federation:
             "knobs": self.facts["knobs"],
             "variant": self.method.variant(self.server, client.id),
             "companion": None if self.architectures.chosen is None else self.architectures.chosen.network,
+            "round": self.server.round,
+            **({} if modules is None else {"modules": modules}),
         }
 
     def _finished(self, result: Mapping[str, Any]) -> Run:
@@ -786,6 +874,8 @@ class Federation:
         self.history = self.folder.rounds(last)
         if snapshot is not None and snapshot.round == last:
             self._take_back(snapshot)
+            self.history = self.folder.rounds(last)
+            self._show()
             return self._finished(result)
         present = self.attendance.present(last)
         return Run(result, History(self.history), _Models(self._gone, present), self.folder.path)
@@ -802,12 +892,13 @@ class Federation:
     def _settings(self) -> dict[str, Any]:
         """What a run folder records of a federation that was made in Python."""
         knobs = {k: v for k, v in self.facts["knobs"].items() if v is not None}
+        kept = {} if self.keep == "last" else {"keep": self.keep}
         return {
             "method": {"name": self.facts["method"], **knobs},
             "training": self.training.in_effect(),
             "evaluation": self.evaluation.in_effect(),
             **{name: self.facts[name] for name in _OPTIONAL if name in self.facts},
-            "run": {"seed": self.seed, "precision": self.facts["precision"], **self._stacked},
+            "run": {"seed": self.seed, "precision": self.facts["precision"], **self._stacked, **kept},
             "federation": {
                 "dataset": self.facts["dataset"],
                 "architectures": [client.architecture for client in self.clients],
@@ -922,6 +1013,8 @@ def _at(stage: str, number: int) -> Iterator[None]:
     """Errors of the server half name the stage and the round."""
     try:
         yield
+    except RunError as error:
+        raise RunError(f"server, round {number}, {stage}: {error}") from error
     except PolyfedError:
         raise
     except Exception as error:
@@ -945,7 +1038,7 @@ def first_of(clients: Sequence[Client]) -> dict[str, Client]:
 
 
 def _check_settings(
-    clients: Sequence[Client], training: Training, evaluation: Evaluation, availability: Availability
+    clients: Sequence[Client], training: Training, evaluation: Evaluation, availability: Availability, keep: str
 ) -> None:
     """What the settings ask of each other and of the clients."""
     joiners = availability.joiners
@@ -959,11 +1052,23 @@ def _check_settings(
             f"availability.join_round: expected at most training.rounds = {training.rounds}, came "
             f"{availability.join_round}"
         )
-    if evaluation.patience and not any(len(client.data.validation) for client in clients):
-        raise RequestError(
-            "evaluation.patience: expected validation data, by which a run stops early, came none; give data.split a "
-            "validation part ('8:1:1', 'official:9:1')"
-        )
+    if any(len(client.data.validation) for client in clients):
+        return
+    for key, asked, why in (
+        ("evaluation.patience", evaluation.patience > 0, "by which a run stops early"),
+        ("run.keep = 'best'", keep == "best", "by which the best round is told"),
+    ):
+        if asked:
+            raise RequestError(
+                f"{key}: expected validation data, {why}, came none; give data.split a validation part ('8:1:1', "
+                "'official:9:1')"
+            )
+
+
+def _called(method: Method, settings: Mapping[str, Any] | None) -> str:
+    """A method's name, by which it can be made again; one of the user's own goes by that of the recipe."""
+    asked = (settings or {}).get("method", {}).get("name", "")
+    return asked if is_own(asked) else method.name or type(method).__name__
 
 
 def _count(number: int, noun: str) -> str:

@@ -29,6 +29,7 @@ from torch import Tensor
 from polyfed.core.message import Message, to_bytes
 from polyfed.data.text import WORDS_FILE
 from polyfed.engine.cohort import stack_size
+from polyfed.engine.longer import obstacle, rounds_of
 from polyfed.errors import RequestError, RunError
 from polyfed.recorded import (
     ANALYSIS,
@@ -104,12 +105,16 @@ class RunFolder:
         """Where the checkpoints lie."""
         return self.path / "checkpoint"
 
-    def check(self, settings: Mapping[str, Any], resume: bool, force: bool) -> None:
+    def check(self, settings: Mapping[str, Any], resume: bool, force: bool, planned: str = "") -> None:
         """Whether `open` would succeed.
+
+        Args:
+            settings: of the run. With `resume` they may have more rounds than those of the run that the folder holds.
+            resume, force: see `open`. planned: what of the method depends on the number of rounds.
 
         Raises:
             RequestError: the folder holds a run and neither `resume` nor `force` was given, it holds a run of another
-                recipe, or something else lies in its place.
+                recipe or one that cannot go on for more rounds, or something else lies in its place.
         """
         if resume and force:
             raise RequestError("expected one of --resume and --force, came both")
@@ -124,9 +129,9 @@ class RunFolder:
                 "(force=True)"
             )
         if resume and present:
-            self._same_recipe(settings)
+            self._same_recipe(settings, planned)
 
-    def _same_recipe(self, settings: Mapping[str, Any]) -> None:
+    def _same_recipe(self, settings: Mapping[str, Any], planned: str) -> None:
         path = self.path / "recipe.toml"
         try:
             stored = parse_toml(path.read_bytes())
@@ -134,11 +139,18 @@ class RunFolder:
         except (OSError, ValueError) as error:
             raise RequestError(f"expected the run's recipe in {path}, came nothing readable: {error}") from None
         asked = tomllib.loads(tomli_w.dumps(settings))
+        before, now = rounds_of(stored), rounds_of(asked)
+        if before < now:
+            stored = {**stored, "training": {**stored.get("training", {}), "rounds": now}}
         if difference := _first_difference(stored, asked) or _other_stacks(stored.get("run", {}), asked.get("run", {})):
             raise RequestError(f"{self.path} holds another recipe's run: {difference}; choose another --out or --force")
+        if before < now and (why := obstacle(asked, self.read_result(), planned)):
+            raise RequestError(
+                f"{self.path} cannot go on from {before} to {now} rounds: {why}; choose another --out or --force"
+            )
 
     @contextlib.contextmanager
-    def open(self, settings: Mapping[str, Any], resume: bool, force: bool) -> Iterator[None]:
+    def open(self, settings: Mapping[str, Any], resume: bool, force: bool, planned: str = "") -> Iterator[None]:
         """Make the folder ready, after `check`, and keep other processes out of it within the block.
 
         With `force` the old run's own files go, with the analyses and attacks made of it, and nothing else. What a
@@ -147,11 +159,11 @@ class RunFolder:
         Raises:
             RequestError: see `check`; or another process is at work in the folder.
         """
-        self.check(settings, resume, force)
+        self.check(settings, resume, force, planned)
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         with _held(self.path):
-            self.check(settings, resume, force)  # it may have changed hands meanwhile
+            self.check(settings, resume, force, planned)  # it may have changed hands meanwhile
             with writing(self.path):
                 if force:
                     self._clear()
@@ -159,16 +171,29 @@ class RunFolder:
                     for left in place.glob(".*.tmp"):
                         _remove(left)
                 if not (self.path / "recipe.toml").exists():
-                    write_atomically(self.path / "recipe.toml", tomli_w.dumps(settings).encode())
+                    self.write_recipe(settings)
             yield
 
-    def _clear(self) -> None:
+    def has_fewer_rounds(self, settings: Mapping[str, Any]) -> bool:
+        """Whether the run that the folder holds was to have fewer rounds than these settings."""
+        return rounds_of(parse_toml((self.path / "recipe.toml").read_bytes())) < rounds_of(settings)
+
+    def write_recipe(self, settings: Mapping[str, Any]) -> None:
+        """Keep the settings; they replace those that are there."""
+        with writing(self.path):
+            write_atomically(self.path / "recipe.toml", tomli_w.dumps(settings).encode())
+
+    def clear_made(self) -> None:
+        """Remove the analyses and attacks that were made of the run, and nothing else."""
         for folder in (self.path / name for name in (ANALYSIS, ATTACK)):
             for made in [] if folder.is_symlink() else folder.glob("*"):
                 if made.suffix in _MADE_FORMS and made.is_file():
                     _remove(made)
             with contextlib.suppress(OSError):  # somebody else's files are in it, or there is none
                 folder.rmdir()
+
+    def _clear(self) -> None:
+        self.clear_made()
         for name in _OURS:
             _remove(self.path / name)
 
@@ -204,9 +229,16 @@ class RunFolder:
         """`records`; later ones, and a half-written last line, are cut off the file."""
         kept, lines = self.records(upto), self._lines()
         if len(lines) > upto:
-            with writing(self.path):
-                write_atomically(self.path / "rounds.jsonl", b"".join(lines[:upto]))
+            self._write_lines(lines[:upto])
         return kept
+
+    def replace_last(self, record: Mapping[str, Any]) -> None:
+        """Put another record in the place of the last one."""
+        self._write_lines([*self._lines()[:-1], seal(record) + b"\n"])
+
+    def _write_lines(self, lines: Sequence[bytes]) -> None:
+        with writing(self.path):
+            write_atomically(self.path / "rounds.jsonl", b"".join(lines))
 
     def _lines(self) -> list[bytes]:
         path = self.path / "rounds.jsonl"
@@ -231,6 +263,11 @@ class RunFolder:
         except (OSError, ValueError) as error:
             raise RequestError(f"expected a run's result in {path}, came something else: {error}") from None
         return dict(result)
+
+    def finished(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The result of a run that has all the rounds of these settings behind it, or None."""
+        result = self.read_result()
+        return None if result is None or result.get("rounds", 0) < rounds_of(settings) else result
 
     @contextlib.contextmanager
     def models(self) -> Iterator[Callable[[int, Mapping[str, Tensor], Message, Mapping[str, Any]], None]]:
@@ -309,6 +346,7 @@ def _other_stacks(stored: Mapping[str, Any], asked: Mapping[str, Any]) -> str | 
 
 _MAY_DIFFER = {f"run.{key}" for key in ("out", "checkpoint_every", "executor", "workers", "label", "track")}
 _MAY_DIFFER |= {"run.published", "run.profile_note", "run.changed"}  # what stands beside results or is said of them
+_MAY_DIFFER |= {"run.modules"}  # where modules lie, on this machine
 
 
 def _first_difference(stored: Mapping[str, Any], asked: Mapping[str, Any], place: str = "") -> str | None:

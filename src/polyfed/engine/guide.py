@@ -65,7 +65,8 @@ class Guide:
         """The whole file."""
         networks = [self._section(*key, numbers) for key, numbers in self._clients.items()]
         inputs = [self._section_of_inputs(json.loads(form), numbers) for form, numbers in self._inputs.items()]
-        return "\n".join([_HEAD, *networks, *inputs])
+        after = [f"Weights are those after round {about['round']}.\n" for about in self._about.values()][:1]
+        return "\n".join([_HEAD, *after, *networks, *inputs])
 
     def _section_of_inputs(self, form: Mapping[str, Any], numbers: list[int]) -> str:
         whose = f" of clients {_listed(numbers)}" if len(self._inputs) > 1 else ""
@@ -101,7 +102,8 @@ class Guide:
         own, about = self._own[name], self._about[name]
         if about["zoo"]:
             words = None if about.get("vocabulary") is None else Words(vocabulary=about["vocabulary"]).ids
-            return source(name, own, tuple(about["input"]["shape"]), about["classes"], about["feature_dim"], words)
+            shape, beside = tuple(about["input"]["shape"]), about.get("modules", ())
+            return source(name, own, shape, about["classes"], about["feature_dim"], words, beside)
         kind = type(own.original if isinstance(own, Adapted) else own)
         place = [f"from {kind.__module__} import {kind.__name__}"] if kind.__qualname__.isidentifier() else []
         return [*place, f"model = {kind.__name__}(...)  # with the arguments that it had for the run"]

@@ -60,12 +60,21 @@ def _numbers(record: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, 
             yield path, value
 
 
-def best_by_validation(records: Sequence[Mapping[str, Any]], stage: str) -> float | None:
-    """Test accuracy of the (first) round with the best validation accuracy; None without validation data."""
-    candidates = [r for r in records if r["validation"] is not None and stage in r["accuracy"]]
+def best_round(records: Sequence[Mapping[str, Any]]) -> int | None:
+    """The (first) round with the best validation accuracy, a closing one included; None without validation data."""
+    candidates = [record for record in records if record["validation"] is not None]
     if not candidates:
         return None
-    best = max(candidates, key=lambda r: r["validation"])
+    return int(max(candidates, key=lambda record: record["validation"])["round"])
+
+
+def best_by_validation(records: Sequence[Mapping[str, Any]], stage: str) -> float | None:
+    """Test accuracy of the best round of those that have one; None without validation data."""
+    scored = [record for record in records if stage in record["accuracy"]]
+    number = best_round(scored)
+    if number is None:
+        return None
+    best = next(record for record in scored if record["round"] == number)
     return float(best["accuracy"][stage]["mean"])
 
 

@@ -63,6 +63,10 @@ class FedKD(companion.Accompanied):
     def rigid(self) -> Mapping[str, str]:
         return dict.fromkeys(low_rank.GROUPS, "an update in low rank, of which clipping and noise spoil the factors")
 
+    @property
+    def planned(self) -> str:
+        return "the energy that is sent" if self.energy_start != self.energy_end else ""
+
     def beside(self, own: Any, companion_: Any) -> nn.Module:
         pair = companion.Pair(own, companion_)
         pair.projector = nn.Linear(companion_.feature_dim, own.feature_dim, bias=False)

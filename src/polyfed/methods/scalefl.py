@@ -81,6 +81,10 @@ class ScaleFL(submodels.Slicing):
     statistics: submodels.Statistics = "all"
     weighting: shared_model.Weighting = "uniform"  # of the mean of an entry; "samples": by training samples
 
+    @property
+    def planned(self) -> str:
+        return "when early exits begin to learn from the last one" if 0 < self.distil_from < 1 else ""
+
     def exchanges(self, round: int) -> Sequence[Exchange]:
         return submodels.exchanges(self.statistics)
 

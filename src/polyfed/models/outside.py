@@ -16,7 +16,7 @@ import importlib
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from polyfed.functional.modes import evaluating
 from polyfed.models.adapt import Adapted, split
 from polyfed.models.split import SplitModel, check_request
 from polyfed.models.vit import DEPTHS, LARGE, from_timm
-from polyfed.registry import MODELS
+from polyfed.registry import MODELS, imported
 
 FIRST_BLOCKS = (  # what ends the extractor unless the name says otherwise: the first of these that can be cut after
     "layer1", "stages.0", "trunk_output.block1", "denseblock1", "encoder_layer_0", "blocks.0", "layers.0", "layer.0",
@@ -153,6 +153,7 @@ def source(
     classes: int,
     feature_dim: int | None = None,
     words: int | None = None,
+    beside: Sequence[str] = (),
 ) -> list[str]:
     """Lines of Python that make ``model``, a network that takes the exported weights of `model`.
 
@@ -161,13 +162,13 @@ def source(
     Args:
         name: the architecture's. model: what `polyfed.models.build` made of the other arguments.
         in_shape: of one sample. classes: C. feature_dim: of the projection, if there is one. words: how many ids texts
-            have, if the samples are texts.
+            have, if the samples are texts. beside: folders with modules of the user's own.
     """
     name = name.partition("@")[0].removesuffix(_PRETRAINED)
     package, _, called = name.partition(":")
     given = f"{tuple(in_shape)}, {classes}"
     if not isinstance(model, Adapted):
-        more = {"feature_dim": feature_dim, "words": words}
+        more = {"feature_dim": feature_dim, "words": words, "beside": list(beside) or None}
         given += "".join(f", {key}={value}" for key, value in more.items() if value is not None)
         return ["from polyfed.models import build", f"model = build({name!r}, {given})"]
     if package == "timm":
@@ -187,11 +188,12 @@ def source(
             "model = AutoModelForImageClassification.from_config(config)",
         ]
     else:
-        kind, function = type(model.original), getattr(importlib.import_module(package), called)
+        kind, function = type(model.original), imported("model", name)
         if words is not None and "words" in inspect.signature(function).parameters:
             given += f", words={words}"
         unwrap = "" if model.found else f".original  # or a {kind.__module__}.{kind.__qualname__} made by yourself"
-        lines = [f"from {package} import {called}", f"model = {called}({given}){unwrap}"]
+        found = ["import sys", *(f"sys.path.append({folder!r})" for folder in beside)] if beside else []
+        lines = [*found, f"from {package} import {called}", f"model = {called}({given}){unwrap}"]
     return lines + _projection(model)
 
 

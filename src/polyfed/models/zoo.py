@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -43,6 +43,7 @@ def build(
     feature_dim: int | None = None,
     words: int | Tensor | None = None,
     fetch: bool = True,
+    beside: Sequence[str] = (),
 ) -> SplitModel:
     """A fresh model with its architecture's name set; weights are drawn from torch's current generator.
 
@@ -59,6 +60,7 @@ def build(
         words: of texts: how many ids there are, or their fixed vectors (V, E); goes to builders with a parameter of
             this name, and to no others.
         fetch: whether ``"timm:resnet10t?pretrained"`` gets its weights; False: they are drawn, for who loads others.
+        beside: folders in which ``package.module`` is looked for where Python does not find it by itself.
 
     Raises:
         RequestError: no such model or builder; the data do not fit the network; the builder failed or returned
@@ -68,7 +70,9 @@ def build(
     64
     """
     called, _, end = name.partition("@")
-    builder = outside.made_by(called, fetch) or (imported("model", called) if ":" in called else MODELS[called])
+    builder = outside.made_by(called, fetch)
+    if builder is None:
+        builder = imported("model", called, beside) if ":" in called else MODELS[called]
     made = _call(name, builder, in_shape, classes, words)
     if end and isinstance(made, SplitModel):
         raise RequestError(f"model '{called}' is a SplitModel already; expected no '@{end}' behind its name")

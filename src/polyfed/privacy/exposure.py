@@ -139,7 +139,7 @@ def expose(
     network = split(model.network).requires_grad_(False)
     record = find_runs(folder)[0]
     at = _last_round(record, client)
-    recipe = Recipe.load(Path(folder) / "recipe.toml")
+    recipe = Recipe.of_run(folder)
     train, classes = _images(recipe, record, client)
     own = Client(model.architecture, train=train, prepare=model.prepare)
     own.id, own.seed, own.round, own.classes = client, recipe.run.seed, at, classes
@@ -213,7 +213,8 @@ def _sources(asked: Sequence[str] | None, kind: Kind) -> list[str]:
 
 def _last_round(record: RunRecord, client: int) -> int:
     """The last round in which the client worked, and was not refused."""
-    for line in reversed(record.rounds):
+    upto = record.result.get("models_of_round", len(record.rounds))  # whose network is at hand
+    for line in reversed(record.rounds[:upto]):
         refused = {entry["client"] for entry in line.get("refused") or ()}
         if client in (line.get("clients") or ()) and client not in refused:
             return int(line["round"])

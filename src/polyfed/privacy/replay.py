@@ -146,23 +146,22 @@ def replay(record: RunRecord, clients: Sequence[int]) -> Replay:
     Raises:
         RequestError: an unfinished run, one without a recipe, no such client, or it does not come out as recorded.
     """
-    path = record.path / "recipe.toml"
     if not record.finished:
         raise RequestError(f"expected the folder of a finished run, came {record.path}, which holds no result.json")
     if "data" not in record.recipe:
         raise RequestError(
             f"expected a run of a recipe, whose last rounds can be run again, came {record.path}, made in Python"
         )
-    recipe = Recipe.load(path)
+    recipe = Recipe.of_run(record.path)
     stacked = recipe.run.executor == "cohort" or recipe.run.device != "cpu"
-    recipe = recipe.with_run(track=[], out=None, **({} if stacked else {"executor": "serial"}))
+    recipe = recipe.with_run(track=[], out=None, keep="last", **({} if stacked else {"executor": "serial"}))
     rounds = last_heard(record)
     for client in clients:
         if client not in rounds:
             raise RequestError(f"client {client} took part in no round of {record.path}, and sent nothing")
     first = min(rounds[client] for client in clients)
     with tempfile.TemporaryDirectory(prefix="polyfed-replay-") as place:
-        begun = _begun(record.path, first, Path(place))
+        begun = _begun(record.path, first, Path(place), recipe)
         federation = prepare(recipe, out=begun)
         compression = federation.compression
         wire = Wire(federation.executor, lambda message, down: arrived(compression, message, down), rounds)
@@ -172,7 +171,7 @@ def replay(record: RunRecord, clients: Sequence[int]) -> Replay:
     return Replay(record, recipe, federation, wire, equal)
 
 
-def _begun(run: Path, first: int, place: Path) -> Path | None:
+def _begun(run: Path, first: int, place: Path, recipe: Recipe) -> Path | None:
     """A copy of a run folder as it was before round `first`, as near as its checkpoints go; None: at the start."""
     rounds = {int(folder.name[-6:]): folder for folder in sorted((run / "checkpoint").glob("round-[0-9]*"))}
     earlier = [number for number in rounds if number < first]
@@ -181,8 +180,8 @@ def _begun(run: Path, first: int, place: Path) -> Path | None:
     folder = place / "run"
     newest = rounds[max(earlier)]
     shutil.copytree(newest, folder / "checkpoint" / newest.name)
-    for name in ("recipe.toml", "rounds.jsonl"):
-        shutil.copyfile(run / name, folder / name)
+    shutil.copyfile(run / "rounds.jsonl", folder / "rounds.jsonl")
+    (folder / "recipe.toml").write_text(recipe.dumps(), encoding="utf-8")
     return folder
 
 

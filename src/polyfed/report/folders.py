@@ -187,10 +187,12 @@ def _read(folder: Path) -> RunRecord:
     if (folder / "result.json").exists():
         result = _parse(folder / "result.json", parse_json, RESULT)
         _check_result(folder / "result.json", result)
-    else:
-        wanted = recipe.get("training", {}).get("rounds")
+    wanted = recipe.get("training", {}).get("rounds")
+    if not result or (wanted or 0) > result["rounds"]:
         of = f" of {wanted}" if wanted else ""
-        notes.insert(0, f"{folder}: unfinished, {len(rounds)}{of} rounds done, no result.json")
+        why = f"result.json is of {result['rounds']}" if result else "no result.json"
+        notes.insert(0, f"{folder}: unfinished, {len(rounds)}{of} rounds done, {why}")
+        result = {}
     return RunRecord(folder, result, rounds, recipe, notes=tuple(notes))
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from polyfed.core.method import Method
 from polyfed.testing.kit import Bite, Kit, Nonconformance, NotAsked, Reduction
-from polyfed.testing.properties import PROPERTIES
+from polyfed.testing.properties import FIRST, PROPERTIES
 
 __all__ = ["PROPERTIES", "Bite", "Kit", "Nonconformance", "Reduction", "check", "conformance", "violations"]
 
@@ -36,6 +36,8 @@ def violations(method: Method, only: Sequence[str] | None = None, **options: Any
             PROPERTIES[name](kit)
         except Nonconformance as error:
             found[name] = str(error)
+            if name in FIRST:
+                break
         except NotAsked:
             continue
     return found
@@ -56,9 +58,14 @@ def conformance(method: Method, **options: Any) -> Callable[..., None]:
     import pytest
 
     kit = Kit(method=method, **options)
+    unsound: dict[str, str] = {}
 
     @pytest.mark.parametrize("property_", applicable(kit))
     def test(property_: str) -> None:
+        if not unsound:
+            unsound.update(violations(method, FIRST, **options) or {"": ""})
+        if property_ not in FIRST and "" not in unsound:
+            pytest.skip(f"not asked before {next(iter(unsound))} holds")
         try:
             PROPERTIES[property_](kit)
         except NotAsked as reason:

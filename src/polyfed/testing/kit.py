@@ -213,6 +213,9 @@ class _Watch:
     def every(self, hook: str, call: Callable[..., Any], *arguments: Any) -> Any:
         """Around all hooks."""
         given = [(place, t, t.detach().clone()) for one in arguments for place, t in tensors(one)]
+        if hook in ("gradients", "loss", "predict"):
+            weights = arguments[0].named_parameters()
+            given += [(f" the network's '{name}'", p, p.detach().clone()) for name, p in weights]
         draws = global_draws()
         for one in arguments:
             bound = getattr(one, "bound", None)

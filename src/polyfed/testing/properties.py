@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, flatten, from_bytes, nbytes, not_finite, to_bytes
-from polyfed.core.method import Batch, Context, Gradients, Method, Needs
+from polyfed.core.message import Message, copied, flatten, from_bytes, nbytes, not_finite, to_bytes
+from polyfed.core.method import Batch, Context, Gradients, Method, Needs, not_a_knob
 from polyfed.core.randomness import scoped_global
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Stage, Training
 from polyfed.data.samples import Samples
 from polyfed.engine.federation import Federation
-from polyfed.errors import Interrupted, PolyfedError, RequestError
+from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError
 from polyfed.testing import world as worlds
 from polyfed.testing.kit import Bite, Kit, Nonconformance, NotAsked, Scene, beside, others, replaced, subsets
 from polyfed.testing.spy import Spy, global_draws, logged_seeds
@@ -36,6 +36,56 @@ def _property(function: Property) -> Property:
     return function
 
 
+# what all others take for granted -----------------------------------------------------------------------------------
+
+
+@_property
+def has_knobs(kit: Kit) -> None:
+    """It is an object of a class with `knobs` above it, so that its fields are settings and nothing changes them."""
+    method, kind = kit.method, type(kit.method)
+    if isinstance(method, type):
+        raise Nonconformance(f"{method.__name__}: expected a method, {method.__name__}(), got its class")
+    write = f"write @knobs (of polyfed.core.method) above the class {kind.__name__}"
+    if (field := not_a_knob(kind)) is not None:
+        kit.fail(f"the field '{field}' is no knob: {write}")
+    if not dataclasses.is_dataclass(method) or not kind.__dataclass_params__.frozen:
+        kit.fail(f"expected a frozen dataclass of knobs: {write}")
+
+
+@_property
+def speaks_in_tensors(kit: Kit) -> None:
+    """Messages and states are tensors by name, or groups of them: no plain numbers."""
+
+    def look(call: Callable[..., Message], first: Any, second: Any) -> Message:
+        message = call(first, second)
+        _all_tensors(kit, "upload" if isinstance(first, Client) else "broadcast", "a message", message)
+        _all_tensors(kit, "the method", "a state", first.state)
+        return message
+
+    def aggregate(call: Callable[..., None], server: Server, uploads: Mapping[int, Message]) -> None:
+        call(server, uploads)
+        _all_tensors(kit, "aggregate", "the server's state", server.state)
+
+    federation = kit.usual.federation(Spy(kit.method, broadcast=look, upload=look, aggregate=aggregate), SHORT)
+    try:
+        federation.run()
+    except PolyfedError as error:
+        if isinstance(error.__cause__, Nonconformance):
+            raise error.__cause__ from None
+        # whatever else is wrong is found by the others
+
+
+def _all_tensors(kit: Kit, who: str, where: str, message: Message) -> None:
+    """Whether a message or a state holds nothing but tensors."""
+    try:
+        flatten(message)
+    except RunError as error:
+        kit.fail(f"{who} puts something else than tensors into {where}: {error}")
+
+
+FIRST = (has_knobs.__name__, speaks_in_tensors.__name__)  # where one of these does not hold, no other is asked
+
+
 # what it says of itself -------------------------------------------------------------------------------------------
 
 
@@ -45,8 +95,6 @@ def declared(kit: Kit) -> None:
     method, kind = kit.method, type(kit.method)
     if not method.name or not method.paper:
         kit.fail("expected a name and the paper it comes from (`name`, `paper`)")
-    if not dataclasses.is_dataclass(method) or not kind.__dataclass_params__.frozen:
-        kit.fail("expected a frozen dataclass of knobs (@polyfed.core.method.knobs)")
     if not kind.__doc__ or kind.__doc__.startswith(f"{kind.__name__}("):
         kit.fail("expected a docstring that says what it does")
     if any(type(other) is not kind or other == method for other in method.also_scored.values()):
@@ -421,8 +469,23 @@ def nothing_aliased(kit: Kit) -> None:
 
 @_property
 def nothing_written_in_place(kit: Kit) -> None:
-    """Messages, states, contexts and data are replaced and never written into."""
+    """Messages, states, contexts and data are replaced and never written into, whoever answers."""
     _no_offence(kit, "written")
+
+    def look(scene: Scene) -> None:
+        for chosen in subsets(sorted(scene.uploads)):
+            trial = beside(scene.server)
+            trial.state = copied(scene.server.state)
+            uploads = {number: copied(scene.uploads[number]) for number in chosen}
+            given = {"the server's state": trial.state, **{f"the upload of client {i}": m for i, m in uploads.items()}}
+            tensors = [(f"{whose}, '{name}'", t) for whose, m in given.items() for name, t in flatten(m).items()]
+            before = [tensor.clone() for _, tensor in tensors]
+            kit.method.aggregate(trial, uploads)
+            for (place, now), was in zip(tensors, before, strict=True):
+                if worlds.difference({"": now}, {"": was}) is not None:
+                    kit.fail(f"aggregate writes into {place}, when of {sorted(scene.uploads)} only {chosen} answer")
+
+    kit.aggregations(kit.usual, SHORT, look)
 
 
 @_property
@@ -458,6 +521,29 @@ def state_is_explicit(kit: Kit) -> None:
     )
     if worlds.records(straight) != worlds.records(resumed):
         kit.fail("resumed after two of four rounds, its records are others")
+
+
+@_property
+def goes_on_after_its_end(kit: Kit) -> None:
+    """Two rounds that were all, and two more after them, are four rounds bit for bit; or `planned` says why not."""
+    if kit.method.planned:
+        raise NotAsked(f"{kit.method.planned} depends on the number of rounds")
+    four = SHORT.model_copy(update={"rounds": 4})
+    with tempfile.TemporaryDirectory(prefix="polyfed-") as place:
+        out = Path(place) / "run"
+        kit.run(out=out)
+        longer = kit.usual.federation(kit.method, four, evaluation=Evaluation(every=SHORT.rounds), out=out)
+        try:
+            longer.run(resume=True)
+        except PolyfedError as error:
+            kit.fail(f"after its last round: {error}")
+    straight = kit.run(training=four, evaluation=Evaluation(every=SHORT.rounds))
+    found = worlds.difference(worlds.everything(straight), worlds.everything(longer))
+    if found is not None:
+        kit.fail(
+            f"after the two rounds that were planned, two more end otherwise than four at once: {found}; what depends "
+            "on the number of rounds (server.rounds, training.rounds) is said in `planned`"
+        )
 
 
 class _Stop:

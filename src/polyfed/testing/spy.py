@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.architectures import Companion
-from polyfed.core.client import Client
+from polyfed.core.client import Client, Public
 from polyfed.core.message import flatten
 from polyfed.core.method import Method, Needs
 from polyfed.core.server import Server
@@ -77,6 +77,12 @@ class Spy(Method):
         return inner.rigid
 
     @property
+    def planned(self) -> str:
+        """That of the method."""
+        inner: Method = vars(self)["inner"]
+        return inner.planned
+
+    @property
     def accepts_late(self) -> bool:
         """That of the method."""
         inner: Method = vars(self)["inner"]
@@ -92,16 +98,24 @@ def tensors(thing: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
     if isinstance(thing, Tensor):
         yield place, thing
     elif isinstance(thing, Server):
-        yield from tensors(thing.state, "the server's state")
+        yield from tensors(thing.state, " the server's state")
+        yield from tensors(_of_public(thing.public), " the public data")
     elif isinstance(thing, Client):
-        yield from tensors(thing.state, f"client {thing.id}'s state")
-        yield from tensors(thing.data.train.x, f"client {thing.id}'s data")
+        yield from tensors(thing.state, f" client {thing.id}'s state")
+        parts = (thing.data.train, thing.data.validation, thing.data.test)
+        yield from tensors([(part.x, part.y) for part in parts], f" client {thing.id}'s data")
+        yield from tensors(_of_public(thing.public), " the public data")
     elif isinstance(thing, Mapping):
         for name, value in thing.items():
             yield from tensors(value, f"{place} '{name}'")
     elif isinstance(thing, tuple | list):
         for value in thing:
             yield from tensors(value, place)
+
+
+def _of_public(public: Public | None) -> tuple[Tensor, ...]:
+    """The tensors of what everybody may see."""
+    return () if public is None else (public.samples.x, public.samples.y)
 
 
 def storages(message: Mapping[str, Any]) -> dict[int, str]:

@@ -1,0 +1,61 @@
+"""A method's class by its name: registered, or ``"package.module:Class"`` of the user's."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from polyfed.core.method import Method, not_a_knob
+from polyfed.errors import RequestError
+from polyfed.registry import METHODS, imported, is_own, nearest
+
+__all__ = ["label_of", "method_class", "with_knobs"]
+
+
+def method_class(name: str, beside: Sequence[str] = (), others: Iterable[str] = ()) -> type[Method]:
+    """The class.
+
+    Args:
+        name: of a registered method, or ``"package.module:Class"``.
+        beside: folders in which the module is looked for, too.
+        others: further names that would have been understood, for the message.
+
+    Raises:
+        RequestError: no such method; or the user's is none, or has no knobs.
+    """
+    if not is_own(name):
+        if name not in METHODS:
+            hint = "" if not {":", "."} & set(name) else "; a method of your own is 'package.module:Class'"
+            raise RequestError(f"unknown method '{name}'{hint or nearest(name, {*METHODS, *others})}")
+        registered: type[Method] = METHODS[name]
+        return registered
+    return with_knobs(name, imported("method", name, beside))
+
+
+def label_of(name: str) -> str:
+    """What a method is called in tables and folders.
+
+    >>> label_of("mine:Gentle"), label_of("fedavg")
+    ('mine.Gentle', 'fedavg')
+    """
+    return name.replace(":", ".")
+
+
+def with_knobs(name: str, kind: Any) -> type[Method]:
+    """The class, if it is one of a method, with knobs.
+
+    Raises:
+        RequestError: it is not.
+    """
+    if not isinstance(kind, type) or not issubclass(kind, Method):
+        given = f"the class {kind.__name__}" if isinstance(kind, type) else f"an object of {type(kind).__name__}"
+        raise RequestError(f"method '{name}': expected a class that extends polyfed.Method, got {given}")
+    field = not_a_knob(kind)
+    if field is not None or not dataclasses.is_dataclass(kind):
+        what = "" if field is None else f", so that '{field}' is no knob"
+        raise RequestError(
+            f"method '{name}': expected @knobs (of polyfed.core.method) above the class {kind.__name__}, got a class "
+            f"without it{what}"
+        )
+    return kind

@@ -1,0 +1,337 @@
+"""A finished run that goes on for more rounds ends as if they had been planned from the start, or is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+import polyfed as pf
+from polyfed.engine import federation as room
+from polyfed.engine.folder import RunFolder
+from polyfed.engine.longer import obstacle
+from polyfed.errors import Interrupted, RequestError, RunError
+from polyfed.methods import ScaleFL
+from polyfed.methods.fedkd import FedKD
+from polyfed.prediction import load_model
+from polyfed.recipe import Recipe
+from polyfed.report.folders import find_runs
+
+SETTINGS: Mapping[str, Any] = {
+    "data": {"name": "digits", "clients": 3, "max_rows": 150, "holdout": 30, "split": "6:2:2"},
+    "models": {"architectures": ["digits-cnn1"]},
+    "method": {"name": "fedgh"},
+    "training": {"rounds": 3, "batch_size": 10, "lr": 0.05},
+    "run": {"executor": "serial", "checkpoint_every": 2},
+}
+CLOSING = {"method": {"name": "fedrep", "final_head_epochs": 1}}
+AVERAGE = {"method": {"name": "fedhenn", "rad_size": 10, "setting": "homogeneous", "final_average": True}}
+
+
+def recipe(rounds: int, **sections: Mapping[str, Any]) -> Recipe:
+    """Sections are laid over the settings; a method replaces the method."""
+    laid = {name: {**SETTINGS.get(name, {}), **table} for name, table in sections.items() if name != "method"}
+    method = {"method": sections["method"]} if "method" in sections else {}
+    settings = {**SETTINGS, **laid, **method}
+    settings["training"] = {**settings["training"], "rounds": rounds}
+    return Recipe.from_dict(settings)
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key not in ("seconds", "seal")} for line in lines]
+
+
+def content(folder: Path) -> dict[str, Any]:
+    """All that a run leaves, without what differs between equal runs."""
+    result = json.loads((folder / "result.json").read_text())
+    for key in ("seconds", "samples_per_second", "workers"):
+        del result[key]
+    models = {path.name: path.read_bytes() for path in (folder / "models").iterdir()}
+    last = max((folder / "checkpoint").iterdir())
+    state = {path.name: tensors(path) for path in last.glob("*.safetensors")}
+    return {"records": records(folder), "result": result, "models": models, "last": last.name, "state": state}
+
+
+def tensors(path: Path) -> dict[str, bytes]:
+    """Tensors by name, whatever their order in the file."""
+    return {name: tensor.numpy().tobytes() for name, tensor in load_file(path).items()}
+
+
+CASES: dict[str, Mapping[str, Any]] = {
+    "fedgh": {},
+    "fedavg, steps": {
+        "method": {"name": "fedavg"},
+        "training": {"lr_schedule": "step", "lr_decay": 0.5, "lr_step": 2, "lr_warmup": 2},
+    },
+    "a closing round": CLOSING,
+    "another closing round": AVERAGE,
+    "scored in every second round": {"evaluation": {"every": 2, "extra_stages": ["received"]}},
+    "late uploads, drops, joiners": {
+        "method": {"name": "fedavg"},
+        "data": {"clients": 6},
+        "availability": {"late": 0.5, "drop": 0.2, "joiners": 1, "join_round": 3},
+        "training": {"participation": 0.7},
+    },
+    "patience that does not run out": {"evaluation": {"patience": 5, "every": 2}},
+    "noise, and a budget that lasts": {
+        "method": {"name": "fedavg"},
+        "privacy": {"clip": 1.0, "noise": 5.0, "budget": 100.0},
+        "evaluation": {"every": 2},
+    },
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_ends_as_if_it_had_been_planned(case: str, tmp_path: Path) -> None:
+    sections = CASES[case]
+    pf.run(recipe(3, **sections), out=tmp_path / "longer")
+    longer = pf.run(recipe(5, **sections), out=tmp_path / "longer", resume=True)
+    straight = pf.run(recipe(5, **sections), out=tmp_path / "straight")
+    assert content(tmp_path / "longer") == content(tmp_path / "straight")
+    assert longer.result["rounds"] == 5
+    assert len(longer.models) == len(straight.models)
+    kept = [Recipe.of_run(tmp_path / name).with_run(out=None) for name in ("longer", "straight")]
+    assert kept[0].to_dict() == kept[1].to_dict()
+    again = pf.run(recipe(5, **sections), out=tmp_path / "longer", resume=True)
+    assert again.result == longer.result, "finished: it is only read"
+
+
+def test_in_worker_processes_too(tmp_path: Path) -> None:
+    pool = {"run": {"executor": "pool", "workers": 2}}
+    pf.run(recipe(3, **CLOSING, **pool), out=tmp_path / "longer")
+    run = pf.run(recipe(5, **CLOSING, **pool), out=tmp_path / "longer", resume=True)
+    assert run.result["workers"] == 2
+    pf.run(recipe(5, **CLOSING), out=tmp_path / "straight")
+    assert content(tmp_path / "longer") == content(tmp_path / "straight")
+
+
+def test_also_twice_and_from_one_that_was_interrupted(tmp_path: Path) -> None:
+    folder = tmp_path / "longer"
+    with pytest.raises(Interrupted):
+        pf.run(recipe(3, **CLOSING), out=folder, trackers=[Stop(2)])
+    for rounds in (4, 5):
+        pf.run(recipe(rounds, **CLOSING), out=folder, resume=True)
+    pf.run(recipe(5, **CLOSING), out=tmp_path / "straight")
+    assert content(folder) == content(tmp_path / "straight")
+
+
+class Stop:
+    """A tracker that interrupts the run after a round."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
+        if record["round"] == self.number:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("number", [4, 5, 6])
+def test_interrupted_on_the_way_it_goes_on_and_nothing_is_lost(number: int, tmp_path: Path) -> None:
+    """After a round, after the last one, after the closing one."""
+    folder = tmp_path / "longer"
+    pf.run(recipe(3, **CLOSING), out=folder)
+    before = {path.name: path.read_bytes() for path in [folder / "result.json", *(folder / "models").iterdir()]}
+    with pytest.raises(Interrupted):
+        pf.run(recipe(5, **CLOSING), out=folder, resume=True, trackers=[Stop(number)])
+    assert {path.name: path.read_bytes() for path in [folder / "result.json", *(folder / "models").iterdir()]} == before
+    load_model(folder, 0)
+    (found,) = find_runs(folder)
+    assert not found.finished
+    assert found.notes == (f"{folder}: unfinished, {number} of 5 rounds done, result.json is of 3",)
+    with pytest.raises(RequestError, match=r"training\.rounds was 5, now 3"):
+        pf.run(recipe(3, **CLOSING), out=folder, resume=True)
+    pf.run(recipe(5, **CLOSING), out=folder, resume=True)
+    pf.run(recipe(5, **CLOSING), out=tmp_path / "straight")
+    assert content(folder) == content(tmp_path / "straight")
+
+
+@pytest.mark.parametrize("step", ["remove", "rounds", "replace_last", "write_recipe", "write_result"])
+def test_killed_between_any_two_steps_the_same_command_goes_on(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sections = {**CLOSING, "evaluation": {"every": 2}}
+    folder = tmp_path / "longer"
+    pf.run(recipe(3, **sections), out=folder)
+    owner: Any = room.checkpoint if step == "remove" else RunFolder
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, step, killed(getattr(owner, step)))
+        with pytest.raises(RuntimeError, match="killed"):
+            pf.run(recipe(5, **sections), out=folder, resume=True)
+    pf.run(recipe(5, **sections), out=folder, resume=True)
+    pf.run(recipe(5, **sections), out=tmp_path / "straight")
+    assert content(folder) == content(tmp_path / "straight")
+
+
+def killed(function: Any) -> Any:
+    """Dies after it has done its work."""
+
+    def die(*arguments: Any) -> None:
+        function(*arguments)
+        raise RuntimeError("killed")
+
+    return die
+
+
+def test_what_was_made_of_the_shorter_run_goes_when_the_new_result_is_there(tmp_path: Path) -> None:
+    pf.run(recipe(3), out=tmp_path / "run")
+    for name in ("analysis", "attack"):
+        (tmp_path / "run" / name).mkdir()
+        (tmp_path / "run" / name / "labels.png").write_text("")
+        (tmp_path / "run" / name / "mine.txt").write_text("")
+    pf.run(recipe(4), out=tmp_path / "run", resume=True)
+    left = sorted(path.name for path in (tmp_path / "run").glob("a*/*"))
+    assert left == ["mine.txt", "mine.txt"], "files of somebody else stay"
+
+
+def test_a_comparison_goes_on_with_its_members(tmp_path: Path) -> None:
+    for rounds in (2, 3):
+        done = pf.compare(recipe(rounds), ["fedgh"], out=tmp_path / "all")
+        assert done.failures == {}
+        assert done.table is not None
+    assert len(records(tmp_path / "all" / "fedgh" / "seed-0")) == 3
+    pf.run(recipe(3), out=tmp_path / "straight")
+    assert records(tmp_path / "all" / "fedgh" / "seed-0") == records(tmp_path / "straight")
+    assert json.loads((tmp_path / "all/fedgh/seed-0/result.json").read_text())["rounds"] == 3
+
+
+# what cannot be -----------------------------------------------------------------------------------------------------
+
+REFUSED: dict[str, tuple[Mapping[str, Any], str]] = {
+    "cosine": (
+        {"training": {"lr_schedule": "cosine"}},
+        "the learning rates of training.lr_schedule = 'cosine' depend on the number of rounds",
+    ),
+    "target": (
+        {"method": {"name": "fedavg"}, "privacy": {"clip": 1.0, "target": 100.0}},
+        "the noise for privacy.target depends on the number of rounds",
+    ),
+    "energy": ({"method": {"name": "fedkd"}}, "the energy that is sent depends on the number of rounds"),
+    "patience": (
+        {"evaluation": {"patience": 1, "min_delta": 1.0}},
+        "it stopped early, after round 2 (evaluation.patience), and would stop there again",
+    ),
+    "budget": (
+        {"method": {"name": "fedavg"}, "privacy": {"clip": 1.0, "noise": 5.0, "budget": 1.2}},
+        "(privacy.budget), and would stop there again",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_depends_on_the_number_of_rounds_is_refused(case: str, tmp_path: Path) -> None:
+    sections, says = REFUSED[case]
+    folder = tmp_path / "run"
+    pf.run(recipe(3, **sections), out=folder)
+    before = content(folder)
+    with pytest.raises(RequestError) as refused:
+        pf.run(recipe(5, **sections), out=folder, resume=True)
+    assert str(refused.value).startswith(f"{folder} cannot go on from 3 to 5 rounds: ")
+    assert says in str(refused.value)
+    assert content(folder) == before
+    with pytest.raises(RequestError, match="cannot go on"):
+        pf.compare(recipe(5, **sections), [recipe(5, **sections).method.name], out=_as_member(folder, tmp_path))
+
+
+def _as_member(folder: Path, tmp_path: Path) -> Path:
+    method = Recipe.of_run(folder).method.name
+    shutil.copytree(folder, tmp_path / "all" / method / "seed-0")
+    return tmp_path / "all"
+
+
+def test_what_a_method_plans_is_its_own_word() -> None:
+    assert (FedKD().planned, FedKD(energy_start=0.9, energy_end=0.9).planned) == ("the energy that is sent", "")
+    assert ScaleFL().planned == "when early exits begin to learn from the last one"
+    assert {ScaleFL(distil_from=share).planned for share in (0.0, 1.0)} == {""}
+    assert obstacle({"training": {"rounds": 5, "lr_schedule": "step"}}, None, "") is None
+
+
+def test_a_closing_round_that_gave_something_away_is_not_taken_back(tmp_path: Path) -> None:
+    noisy = {**CLOSING, "privacy": {"sgd_clip": 1.0, "sgd_noise": 5.0}}
+    pytest.importorskip("opacus")
+    pf.run(recipe(2, **noisy), out=tmp_path / "run")
+    before = content(tmp_path / "run")
+    with pytest.raises(RequestError, match="its closing round has given away what counts in epsilon"):
+        pf.run(recipe(3, **noisy), out=tmp_path / "run", resume=True)
+    assert content(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("gone", ["all", "the last regular one"])
+def test_without_a_checkpoint_nothing_begins_anew(gone: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    pf.run(recipe(3, **CLOSING), out=folder)
+    before = {path.name: path.read_bytes() for path in folder.glob("*.*")}
+    for checkpoint in (folder / "checkpoint").iterdir():
+        if gone == "all" or checkpoint.name == "round-000003":
+            shutil.rmtree(checkpoint)
+    with pytest.raises(RequestError, match="expected "):
+        pf.run(recipe(5, **CLOSING), out=folder, resume=True)
+    assert {path.name: path.read_bytes() for path in folder.glob("*.*")} == before
+    assert pf.run(recipe(3, **CLOSING), out=folder, resume=True).result["rounds"] == 3
+
+
+def test_a_damaged_last_checkpoint_costs_rounds_and_no_bits(tmp_path: Path) -> None:
+    pf.run(recipe(3), out=tmp_path / "run")
+    (tmp_path / "run" / "checkpoint" / "round-000003" / "index.json").write_text("{}")
+    with pytest.warns(UserWarning, match="is damaged"):
+        pf.run(recipe(5), out=tmp_path / "run", resume=True)
+    pf.run(recipe(5), out=tmp_path / "straight")
+    assert content(tmp_path / "run") == content(tmp_path / "straight")
+
+
+def test_fewer_rounds_and_other_settings_are_still_another_run(tmp_path: Path) -> None:
+    pf.run(recipe(3), out=tmp_path / "run")
+    for other, says in (
+        (recipe(2), "training.rounds was 3, now 2"),
+        (recipe(5, training={"lr": 0.1}), "training.lr was 0.05, now 0.1"),
+    ):
+        with pytest.raises(RequestError, match=says):
+            pf.run(other, out=tmp_path / "run", resume=True)
+
+
+def test_a_federation_made_in_python_goes_on(tmp_path: Path) -> None:
+    from polyfed.session import prepare
+
+    def federation(rounds: int, name: str) -> pf.Federation:
+        made = prepare(recipe(rounds), out=tmp_path / name)
+        clients = [replace_data(client) for client in made.clients]
+        options = {"out": tmp_path / name, "executor": "serial", "class_names": made.class_names}
+        return pf.Federation(clients, pf.methods.FedGH(), made.training, builders=made_builders(), **options)
+
+    federation(2, "run").run()
+    federation(4, "run").run(resume=True)
+    federation(4, "straight").run()
+    assert content(tmp_path / "run") == content(tmp_path / "straight")
+
+
+def replace_data(client: pf.Client) -> pf.Client:
+    data, prepare = client.data, client.prepare
+    return pf.Client("digits-cnn1", train=data.train, test=data.test, validation=data.validation, prepare=prepare)
+
+
+def made_builders() -> dict[str, Any]:
+    from polyfed.models.zoo import build
+
+    return {"digits-cnn1": lambda: build("digits-cnn1", (1, 8, 8), 10)}
+
+
+def test_a_full_disk_in_between_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "run"
+    pf.run(recipe(3), out=folder)
+
+    def full(self: RunFolder, result: Mapping[str, Any]) -> None:
+        raise RunError("cannot write")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "write_result", full)
+        with pytest.raises(RunError):
+            pf.run(recipe(5), out=folder, resume=True)
+    assert json.loads((folder / "result.json").read_text())["rounds"] == 3
+    pf.run(recipe(5), out=folder, resume=True)
+    assert json.loads((folder / "result.json").read_text())["rounds"] == 5

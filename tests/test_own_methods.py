@@ -1,0 +1,314 @@
+"""Methods, networks and data of one's own by name: from the command line, in recipes, and out of run folders."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import polyfed as pf
+from polyfed import cli, registry
+from polyfed.errors import RequestError
+from polyfed.own_methods import method_class
+from polyfed.prediction import load_model
+from polyfed.recipe import Recipe
+from polyfed.registry import folders_of, imported
+
+MODULE = '''
+"""All of one's own."""
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import nn
+
+import polyfed as pf
+from polyfed.core.method import knobs
+from polyfed.methods import FedAvg, FedGH
+
+
+@knobs
+class Gentle(FedGH):
+    """FedGH whose header goes only a part of the way."""
+
+    share: Annotated[float, Field(ge=0, le=1)] = 1.0  # of the way; 1 is FedGH
+
+    def aggregate(self, server, uploads):
+        before = server.state["header"]
+        super().aggregate(server, uploads)
+        after = server.state["header"]
+        server.state["header"] = {k: before[k] + self.share * (after[k] - before[k]) for k in before}
+
+
+class Bare(pf.Method):
+    """Without knobs."""
+
+
+class Forgotten(FedAvg):
+    """The decorator is missing."""
+
+    strength: float = 0.5
+
+
+METHOD = Gentle()
+
+
+def net(in_shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, classes))
+
+
+def rows():
+    x = torch.randint(0, 256, (300, 1, 8, 8), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    return x, torch.arange(300) % 10
+'''
+RECIPE = """
+[data]
+name = "digits"
+clients = 3
+max_train = 40
+max_test = 20
+
+[models]
+architectures = ["digits-cnn1", "digits-cnn2"]
+
+[method]
+name = "fedgh"
+
+[training]
+rounds = 1
+batch_size = 10
+"""
+VARIANT = '\n[methods.half-way]\nname = "own_all:Gentle"\nshare = 0.5\n'
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Python's path and modules are those from before the test."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(registry, "_added", [])
+    before = {*sys.modules}
+    yield
+    for name in {*sys.modules} - before:
+        if name.startswith("own_"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A recipe with a module beside it, in a folder that is neither on Python's path nor the present one."""
+    place = tmp_path / "project"
+    place.mkdir()
+    (place / "mine.toml").write_text(RECIPE)
+    (place / "own_all.py").write_text(MODULE)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    return place
+
+
+def polyfed(*words: str | Path) -> int:
+    return cli.status([*map(str, words)])
+
+
+def forget() -> None:
+    """As in a new process."""
+    sys.modules.pop("own_all", None)
+    sys.path[:] = [place for place in sys.path if place not in registry._added]
+    registry._added.clear()
+
+
+def test_a_method_by_name_from_the_run_to_what_is_made_of_it(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", project / "mine.toml", "--method", "own_all:Gentle", "--set", "method.share=0.5", "-q"]
+    assert polyfed(*words) == 0
+    folder = Path("runs/mine-own_all.Gentle-seed0")
+    kept = tomllib.loads((folder / "recipe.toml").read_text())
+    assert kept["method"]["name"] == "own_all:Gentle"
+    assert kept["run"]["label"] == "own_all.Gentle"
+    assert kept["run"]["modules"] == [str(project)]
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["method"], result["label"]) == ("own_all:Gentle", "own_all.Gentle")
+    assert result["knobs"]["share"] == 0.5
+
+    np.save("new.npy", np.zeros((2, 1, 8, 8), dtype=np.uint8))
+    for after in (
+        ["predict", folder, "new.npy", "--client", "0"],
+        ["attack", folder, "--images", "1", "--steps", "1", "--tv", "0"],
+        ["analyse", folder, "--figures", "labels,cka"],
+        ["leakage", folder, "--shadows", "0", "--images", "0"],
+        ["report", folder],
+        [*words, "--resume"],
+    ):
+        forget()
+        assert polyfed(*after) == 0, capsys.readouterr().err
+    assert "own_all.Gentle" in (folder / "comparison.md").read_text()
+    assert type(load_model(folder, 0).method).__name__ == "Gentle"
+
+
+def test_in_a_recipe_with_networks_and_data_in_worker_processes(project: Path) -> None:
+    (project / "mine.toml").write_text(RECIPE.replace('"fedgh"', '"own_all:Gentle"\nshare = 1.0') + VARIANT)
+    more = ['models.architectures=["own_all:net"]', 'data.name="own_all:rows"']
+    pooled = pf.run(project / "mine.toml", overrides=[*more, "run.executor=pool"], workers=2, out="pooled")
+    assert pooled.result["workers"] == 2
+    forget()
+    serial = pf.run(project / "mine.toml", overrides=[*more, "run.executor=serial"])
+    assert pooled.result["accuracy_per_client"] == serial.result["accuracy_per_client"]
+    plain = pf.run(project / "mine.toml", method="fedgh", overrides=[*more, "run.executor=serial"])
+    assert plain.result["accuracy_per_client"] == serial.result["accuracy_per_client"], "share = 1 is FedGH"
+    guide = Path("pooled/models/README.md").read_text()
+    assert f"sys.path.append({str(project)!r})" in guide
+
+
+def test_compare_check_and_sweep_take_such_a_name(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "mine.toml").write_text(RECIPE + VARIANT)
+    path = project / "mine.toml"
+    assert polyfed("compare", path, "--methods", "own_all:Gentle,half-way,fedgh", "-q", "--out", "all") == 0
+    members = {folder.name for folder in Path("all").iterdir() if folder.is_dir()}
+    assert members == {"local", "own_all.Gentle", "half-way", "fedgh"}
+    rows = json.loads(Path("all/comparison.json").read_text())["tables"][0]["rows"]
+    assert {row["name"] for row in rows} == members
+    assert polyfed("check", path, "--methods", "local,own_all:Gentle") == 0
+    assert "own_all:Gentle  yes" in capsys.readouterr().out
+    assert polyfed("check", path, "--method", "own_all:Gentle") == 0
+    assert capsys.readouterr().out.startswith("own_all.Gentle on digits")
+    words = ["--method", "own_all:Gentle", "--set", "method.share=0.5,1", "-q", "--out", "swept"]
+    assert polyfed("sweep", path, *words) == 0
+    assert {folder.name for folder in Path("swept").iterdir() if folder.is_dir()} == {"local", "share=0.5", "share=1"}
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("own_all:Gentel", "module 'own_all' has no attribute 'Gentel'; did you mean 'Gentle'?"),
+        ("own_al:Gentle", "No module named 'own_al'; looked in {project}, {here} and on Python's path"),
+        ("own_all.Gentle", "unknown method 'own_all.Gentle'; a method of your own is 'package.module:Class'"),
+        ("own_all:", "unknown method 'own_all:'; a method of your own is 'package.module:Class'"),
+        ("own_all:net", "expected a class that extends polyfed.Method, got an object of function"),
+        ("own_all:METHOD", "expected a class that extends polyfed.Method, got an object of Gentle"),
+        ("own_all:nn", "expected a class that extends polyfed.Method, got an object of module"),
+        ("own_all:Bare", "expected @knobs (of polyfed.core.method) above the class Bare, got a class without it"),
+        ("own_all:Forgotten", "above the class Forgotten, got a class without it, so that 'strength' is no knob"),
+    ],
+)
+def test_what_is_no_method_is_one_line(project: Path, name: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert polyfed("run", project / "mine.toml", "--method", name) == 2
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert says.format(project=project, here=Path.cwd()) in said
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ("shar = 0.5", "unknown key 'methods.half-way.shar'; did you mean 'share'?"),
+        ("share = 2.0", "methods.half-way.share: expected at most 1, came 2.0"),
+        ("share = 'much'", "methods.half-way.share: expected a number, came 'much'"),
+    ],
+)
+def test_knobs_are_checked_like_built_in_ones(project: Path, table: str, says: str) -> None:
+    (project / "mine.toml").write_text(RECIPE + VARIANT.replace("share = 0.5", table))
+    with pytest.raises(RequestError) as refused:
+        Recipe.load(project / "mine.toml")
+    assert str(refused.value) == says
+
+
+def test_a_module_that_has_gone_is_one_line_that_says_where_it_was(project: Path) -> None:
+    pf.run(project / "mine.toml", method="own_all:Gentle", out="run")
+    np.save("new.npy", np.zeros((2, 1, 8, 8), dtype=np.uint8))
+    shutil.move(project / "own_all.py", "own_all.py.gone")
+    forget()
+    with pytest.raises(RequestError, match=f"No module named 'own_all'; looked in {project} and on Python's path: put"):
+        load_model("run", 0)
+    with pytest.raises(RequestError, match="No module named 'own_all'"):
+        Recipe.of_run("run")
+    shutil.move("own_all.py.gone", project / "own_all.py")
+    load_model("run", 0)
+
+
+def test_a_run_folder_is_no_place_for_modules(project: Path) -> None:
+    """A reader of a run folder imports nothing that lies in it, nor in the present folder."""
+    pf.run(project / "mine.toml", method="own_all:Gentle", out="run")
+    (project / "own_all.py").unlink()
+    Path("run/own_all.py").write_text("raise SystemExit('run from a run folder')")
+    Path("own_all.py").write_text("raise SystemExit('run from the present folder')")
+    forget()
+    for read in (lambda: load_model("run", 0), lambda: Recipe.of_run("run")):
+        with pytest.raises(RequestError, match="cannot import method"):
+            read()
+
+
+def test_folders_in_an_index_of_models_are_texts(project: Path) -> None:
+    pf.run(project / "mine.toml", method="own_all:Gentle", out="run")
+    path = Path("run/models/index.json")
+    index = json.loads(path.read_text())
+    for folders in ("/tmp", [3]):
+        index["client-000.safetensors"]["modules"] = folders
+        path.write_text(json.dumps(index))
+        Path("run/models/index.json.sha256").unlink(missing_ok=True)
+        with pytest.raises(RequestError, match="expected a list of folders as 'modules'"):
+            load_model("run", 0)
+
+
+def test_a_recipe_without_modules_keeps_no_folder(project: Path) -> None:
+    run = pf.run(project / "mine.toml", out="run")
+    assert run.path is not None
+    assert "modules" not in tomllib.loads((run.path / "recipe.toml").read_text())["run"]
+    assert "modules" not in json.loads((run.path / "models" / "index.json").read_text())["client-000.safetensors"]
+
+
+def test_a_module_in_the_present_folder_is_found_and_remembered(project: Path) -> None:
+    shutil.move(project / "own_all.py", "own_all.py")
+    recipe = Recipe.load(project / "mine.toml", method="own_all:Gentle")
+    assert recipe.to_dict()["run"]["modules"] == [str(Path.cwd())]
+    forget()
+    assert Recipe.from_dict(recipe.to_dict()).build_method() == recipe.build_method()
+
+
+def test_two_modules_of_one_name_are_not_taken_for_each_other(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "own_twin.py").write_text(f"def which():\n    return '{name}'\n")
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    assert imported("data set", "own_twin:which", [a])() == "a"
+    with pytest.raises(RequestError, match=r"expected the module 'own_twin' of \S+/b/own_twin.py, got that of \S+/a/"):
+        imported("data set", "own_twin:which", [b])
+    del sys.modules["own_twin"]
+    assert imported("data set", "own_twin:which", [b])() == "b", "the folder asked for comes before those of others"
+
+
+def test_a_folder_beside_hides_nothing_that_is_installed(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('taken for the standard library')")
+    (tmp_path / "own_reader.py").write_text("import json\n\n\ndef read():\n    return json.loads('1')\n")
+    assert imported("data set", "own_reader:read", [str(tmp_path)])() == 1
+    with pytest.raises(RequestError, match="expected the module 'json' of"):
+        imported("data set", "json:loads", [str(tmp_path)])
+
+
+def test_a_package_beside_a_recipe_is_found(tmp_path: Path) -> None:
+    inner = tmp_path / "own_package" / "inner"
+    inner.mkdir(parents=True)
+    (inner / "thing.py").write_text("from own_package.inner import other\n\n\ndef which():\n    return other.VALUE\n")
+    (inner / "other.py").write_text("VALUE = 1\n")
+    name, beside = "own_package.inner.thing:which", [str(tmp_path), str(tmp_path / "not there")]
+    assert imported("data set", name, beside)() == 1
+    assert folders_of([name, "timm:resnet10t", "csv:own", "no name"], beside) == [str(tmp_path)]
+
+
+def test_registered_methods_still_go_by_their_names() -> None:
+    assert method_class("fedgh").name == "fedgh"
+    assert Recipe.from_dict(tomllib.loads(RECIPE)).to_dict()["run"].get("label") is None
+
+
+def test_a_subclass_goes_by_its_own_name_in_records(project: Path) -> None:
+    """It inherits FedGH's `name`, and would otherwise be taken for it."""
+    sys.path.append(str(project))
+    kind: Any = imported("method", "own_all:Gentle")
+    assert kind.name == "fedgh"
+    recipe = Recipe.load(project / "mine.toml", method="own_all:Gentle")
+    assert pf.run(recipe).result["method"] == "own_all:Gentle"

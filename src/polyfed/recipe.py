@@ -130,7 +130,9 @@ class Data(Settings):
     split: str = Field("8:1:1", description="train:validation:test, 'official' or 'official:train:validation'")
     test: Literal["client", "global"] = Field("client", description="whose test rows: each client's own, or one set")
     holdout: Annotated[int, Field(ge=0)] = Field(0, description="rows set aside for the server before the deal")
-    max_train: Positive | None = Field(None, description="cap of training rows per client")
+    max_train: Positive | Annotated[list[Positive], Field(min_length=1)] | None = Field(
+        None, description="cap of training rows per client; a list: clients take its caps in turn"
+    )
     max_test: Positive | None = Field(None, description="cap of test rows per client")
     halved: Annotated[float, Field(ge=0, le=1)] = Field(
         0.0, description="share of the clients, drawn, that lose half of their training rows; 0 is off"
@@ -663,7 +665,7 @@ def _one_line(error: ValidationError, place: tuple[str, ...] = (), known: Iterab
     complaints = error.errors(include_url=False)
     unknown = [c for c in complaints if c["type"] in ("extra_forbidden", "unexpected_keyword_argument")]
     first = (unknown or complaints)[0]  # an unknown key is often why another is missing
-    depth = 1 if known is not None else len(first["loc"])  # below a knob's name pydantic adds the kinds that it tried
+    depth = 1 if known is not None else _depth(first["loc"])  # below a setting's name pydantic adds the kinds it tried
     keys = (*place, *(str(key).rstrip("_") for key in first["loc"][:depth]))
     where = ".".join(keys)
     others = len({c["loc"][:depth] for c in complaints} - {first["loc"][:depth]})
@@ -681,7 +683,16 @@ def _one_line(error: ValidationError, place: tuple[str, ...] = (), known: Iterab
     choices = [word for c in alike for word in re.findall(r"'([^']*)'", str(c.get("ctx", {}).get("expected", "")))]
     hint = nearest(str(first["input"]), choices) if choices else ""
     hint = hint if "did you mean" in hint else ""
-    return f"{where}: expected {' or '.join(map(_expected, alike))}, came {_shown(first['input'])}{hint}{more}"
+    wanted = " or ".join(dict.fromkeys(map(_expected, alike)))
+    return f"{where}: expected {wanted}, came {_shown(first['input'])}{hint}{more}"
+
+
+def _depth(keys: Sequence[str | int]) -> int:
+    """How many of pydantic's keys lead to a setting of the recipe."""
+    for depth in range(2, len(keys)):
+        if isinstance(keys[depth], str) and not _known_keys(keys[:depth]):
+            return depth
+    return len(keys)
 
 
 def _expected(complaint: Any) -> str:

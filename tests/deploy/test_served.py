@@ -227,6 +227,15 @@ def test_nodes_have_rows_of_their_own(tmp_path: Path) -> None:
     assert {tuple(head.shape) for head in heads} == {(3, 32)}
 
 
+def test_own_rows_are_capped_by_the_clients_own_cap(tmp_path: Path) -> None:
+    rows = [f"{i * 0.1},{-i * 0.2},{'ab'[i % 2]}" for i in range(40)]
+    (tmp_path / "own.csv").write_text("one,two,label\n" + "\n".join(rows) + "\n")
+    recipe = recipe_of("local", data={"clients": 3, "max_train": [30, 8]}, models={"architectures": ["mlp-64-32"]})
+    configs = {client: {"data": f"csv:{tmp_path}/own.csv"} for client in range(3)}
+    run = serve(recipe, Nearby(recipe, tmp_path, (0, 1, 2), configs), out=tmp_path / "out", deadline=5)
+    assert [entry["samples"] for entry in run.result["clients_table"]] == [30, 8, 30]
+
+
 @pytest.mark.parametrize("config", [pytest.param({}, marks=pytest.mark.slow), {"secret-noise": True}])
 def test_the_noise_of_a_nodes_secret_is_its_own(tmp_path: Path, config: Mapping[str, Any]) -> None:
     """With the recipe's rows it is drawn from the run's seed, unless it is asked for; nobody is sent the secret."""

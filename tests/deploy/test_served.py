@@ -74,6 +74,8 @@ def same(recipe: Recipe, run: Run, folder: Path) -> None:
         ("fedavg", ONE),
         ("fedgh", {}),
         ("fedhenn", RAD),
+        ("fedhenn", {**RAD, "knobs": {"rad_size": 10, "control": "own"}}),
+        pytest.param("fedhenn", {**RAD, "knobs": {"rad_size": 10, "control": "permuted"}}, marks=pytest.mark.slow),
         pytest.param("fedin", {"knobs": {"aggregation": "same-shape"}}, marks=pytest.mark.slow),
         pytest.param("scaffold", ONE, marks=pytest.mark.slow),
         pytest.param("fml", {}, marks=pytest.mark.slow),

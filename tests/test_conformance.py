@@ -580,7 +580,17 @@ test_fedhenn_homogeneous = testing.conformance(
     bites={"rad_source": "noise", "rad_chunk": Bite(3, {"eta_schedule": "constant"}), "rad_refresh": 0},
     inert={
         **dict.fromkeys(
-            ("kernel_pool", "kernel_norm", "kernel_weights", "exclude_self", "rank", "exact_rank", "precision"), NO_MEAN
+            (
+                "kernel_pool",
+                "kernel_norm",
+                "kernel_weights",
+                "exclude_self",
+                "control",
+                "rank",
+                "exact_rank",
+                "precision",
+            ),
+            NO_MEAN,
         ),
         **NO_RBF,
         "uploads": "the weights are what is averaged",
@@ -601,6 +611,28 @@ test_fedhenn_kernel_uploads = also(
             kernel_weights="capacity",
             precision="int8",
             eta_schedule="constant",
+        ),
+        skip={"knobs_bite": "asked of the plain form"},
+    )
+)
+
+test_fedhenn_own_kernel = also(
+    testing.conformance(
+        FedHeNN(rad_size=16, rad_batch=8, eta0=0.5, eta_schedule="constant", control="own", kernel_norm="fro"),
+        skip={"knobs_bite": "asked of the plain form"},
+    )
+)
+
+test_fedhenn_permuted_kernel = also(
+    testing.conformance(
+        FedHeNN(
+            rad_size=16,
+            rad_batch=8,
+            eta0=0.5,
+            eta_schedule="constant",
+            control="permuted",
+            uploads="kernels",
+            rad_refresh=0,
         ),
         skip={"knobs_bite": "asked of the plain form"},
     )

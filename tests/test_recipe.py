@@ -160,6 +160,14 @@ def test_what_is_written_holds_every_knob_and_nothing_without_effect(path: Path)
     assert Recipe.load(path, ["data.partition=classes"]).to_dict()["data"]["deal"] == "ring"
 
 
+def test_caps_of_training_rows_by_client_are_kept(path: Path) -> None:
+    recipe = Recipe.load(path, ["data.max_train=[1000, 200]"])
+    assert recipe.data.max_train == [1000, 200]
+    assert Recipe.from_dict(tomllib.loads(recipe.dumps())).data.max_train == [1000, 200]
+    swept = parse(["data.max_train=[1000, 200],[600, 600],500"])
+    assert swept == {"data.max_train": [[1000, 200], [600, 600], 500]}
+
+
 def test_a_knob_may_be_a_word_that_python_keeps_for_itself(path: Path) -> None:
     recipe = Recipe.load(path, ["method.lambda=0.25"], method="fedin")
     assert recipe.build_method().lambda_ == 0.25
@@ -176,6 +184,10 @@ def test_a_knob_may_be_a_word_that_python_keeps_for_itself(path: Path) -> None:
         ({"daata": {}}, "unknown key 'daata'; did you mean 'data'?"),
         ({"data": {"clients": "ten"}}, "data.clients: expected a whole number, came 'ten'"),
         ({"data": {"clients": 0}}, "data.clients: expected at least 1, came 0"),
+        ({"data": {"max_train": "x"}}, "data.max_train: expected a whole number or a list, came 'x'"),
+        ({"data": {"max_train": 0}}, "data.max_train: expected at least 1 or a list, came 0"),
+        ({"data": {"max_train": [40, 1.5]}}, "data.max_train: expected a whole number, came [40, 1.5]"),
+        ({"data": {"max_train": []}}, "data.max_train: expected a whole number or at least 1 entry, came []"),
         ({"data": 3}, "data: expected a table, came 3"),
         ({"training": {"optimizer": "sdg"}}, "did you mean 'sgd'?"),
         ({"training": {"lr": "x", "rounds": 0}}, "(and 1 more)"),

@@ -131,7 +131,9 @@ class Data(Settings):
     split: str = Field("8:1:1", description="train:validation:test, 'official' or 'official:train:validation'")
     test: Literal["client", "global"] = Field("client", description="whose test rows: each client's own, or one set")
     holdout: Annotated[int, Field(ge=0)] = Field(0, description="rows set aside for the server before the deal")
-    max_train: Positive | None = Field(None, description="cap of training rows per client")
+    max_train: Positive | Annotated[list[Positive], Field(min_length=1)] | None = Field(
+        None, description="cap of training rows per client; a list: clients take its caps in turn"
+    )
     max_test: Positive | None = Field(None, description="cap of test rows per client")
     halved: Annotated[float, Field(ge=0, le=1)] = Field(
         0.0, description="share of the clients, drawn, that lose half of their training rows; 0 is off"

@@ -215,6 +215,26 @@ def test_caps_keep_the_skew() -> None:
                 assert kept == mine[: len(kept)]
 
 
+def test_clients_take_the_caps_of_a_list_in_turn() -> None:
+    source = numbered(500, None)
+    one, other, mixed = (deal(source, clients=5, partition="iid", max_train=cap) for cap in (200, 40, [200, 40]))
+    check(mixed, source)
+    assert [len(client.train) for client in mixed.clients] == [200, 40, 200, 40, 200]
+    for k, client in enumerate(mixed.clients):
+        alike = (one, other)[k % 2].clients[k]
+        assert ids(client.train) == ids(alike.train)
+        assert (ids(client.test), ids(client.validation)) == (ids(alike.test), ids(alike.validation))
+    alone = deal(source, clients=5, partition="iid", max_train=[40])
+    assert [ids(client.train) for client in alone.clients] == [ids(client.train) for client in other.clients]
+
+
+def test_no_more_caps_than_clients() -> None:
+    with pytest.raises(RequestError, match=r"^max_train: expected one cap, or a list of at most 5, .*; got 6 caps$"):
+        deal(numbered(500, None), clients=5, partition="iid", max_train=[10] * 6)
+    with pytest.raises(RequestError, match=r"; got 0 caps$"):
+        deal(numbered(500, None), clients=5, partition="iid", max_train=[])
+
+
 # own partitions ------------------------------------------------------------------------------------------------------
 
 
@@ -310,6 +330,7 @@ def test_a_function_that_deals_wrongly(found: Any, said: str) -> None:
         ({"holdout": -1}, "holdout"),
         ({"holdout": 2.5}, "holdout"),
         ({"max_train": 0}, "max_train"),
+        ({"max_train": [10, 0]}, "max_train"),
         ({"halved": 1.5}, "halved: expected a share"),
         ({"max_test": True}, "max_test"),
         ({"clients": 5500, "partition": "iid", "split": "1:0:1"}, "test row for every client, client 500 "),

@@ -74,6 +74,8 @@ def same(recipe: Recipe, run: Run, folder: Path) -> None:
         ("fedavg", ONE),
         ("fedgh", {}),
         ("fedhenn", RAD),
+        ("fedhenn", {**RAD, "knobs": {"rad_size": 10, "control": "own"}}),
+        pytest.param("fedhenn", {**RAD, "knobs": {"rad_size": 10, "control": "permuted"}}, marks=pytest.mark.slow),
         pytest.param("fedin", {"knobs": {"aggregation": "same-shape"}}, marks=pytest.mark.slow),
         ("fedrep", {"knobs": {"aggregation": "same-shape", "head_epochs": 1}}),  # first heads, which nobody sends
         pytest.param("scaffold", ONE, marks=pytest.mark.slow),
@@ -233,6 +235,15 @@ def test_nodes_have_rows_of_their_own(tmp_path: Path) -> None:
     assert run.history[-1]["accuracy"]["personal"]["n"] == 2
     heads = [header(letter) for _, letter in wire.sent if letter.kind == "train"]
     assert {tuple(head.shape) for head in heads} == {(3, 32)}
+
+
+def test_own_rows_are_capped_by_the_clients_own_cap(tmp_path: Path) -> None:
+    rows = [f"{i * 0.1},{-i * 0.2},{'ab'[i % 2]}" for i in range(40)]
+    (tmp_path / "own.csv").write_text("one,two,label\n" + "\n".join(rows) + "\n")
+    recipe = recipe_of("local", data={"clients": 3, "max_train": [30, 8]}, models={"architectures": ["mlp-64-32"]})
+    configs = {client: {"data": f"csv:{tmp_path}/own.csv"} for client in range(3)}
+    run = serve(recipe, Nearby(recipe, tmp_path, (0, 1, 2), configs), out=tmp_path / "out", deadline=5)
+    assert [entry["samples"] for entry in run.result["clients_table"]] == [30, 8, 30]
 
 
 @pytest.mark.parametrize("config", [pytest.param({}, marks=pytest.mark.slow), {"secret-noise": True}])

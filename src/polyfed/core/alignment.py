@@ -48,19 +48,30 @@ class Alignment:
         """From a method's knobs of the same names. mean: whether the target is the mean kernel."""
         if knobs.uploads == "kernels" and not mean:
             raise ValueError("uploads 'kernels': expected setting 'heterogeneous', as the other one averages weights")
+        if knobs.control != "none" and not mean:
+            raise ValueError("control: expected setting 'heterogeneous', as there is no mean kernel in the other")
         kernels = MeanKernel(**{field.name: getattr(knobs, field.name) for field in fields(MeanKernel)})
         source = Rad(knobs.rad_size, knobs.rad_source, knobs.rad_transport, knobs.rad_refresh)
         steps = knobs.rad_batch, knobs.rad_every, knobs.rad_chunk
         return cls(source, kernels if mean else None, knobs.similarity, knobs.width, knobs.eta, *steps)
 
-    @property
-    def problem(self) -> str | None:
-        """Which knobs cannot go together, or None."""
+    def check(self, final_average: bool) -> None:
+        """Refuse knobs that cannot go together. final_average: weights are averaged a last time.
+
+        Raises:
+            ValueError: says which.
+        """
+        if final_average and self.kernels is not None:
+            raise ValueError("final_average: expected setting 'homogeneous', as no weights are averaged in the other")
         if self.similarity == "procrustes" and self.kernels is not None:
-            return "procrustes: expected the representation of one model to turn to, came the mean of kernels"
+            raise ValueError(
+                "procrustes: expected the representation of one model to turn to, came the mean of kernels"
+            )
         if self.kernels is not None and self.kernels.uploads == "kernels" and self.rad.refresh:
-            return f"uploads 'kernels': expected rad_refresh 0, a fixed RAD, came {self.rad.refresh}"
-        return self.rad.problem
+            raise ValueError(f"uploads 'kernels': expected rad_refresh 0, a fixed RAD, came {self.rad.refresh}")
+        problem = self.rad.problem or (None if self.kernels is None else self.kernels.problem)
+        if problem is not None:
+            raise ValueError(problem)
 
     @property
     def needs(self) -> dict[str, Any]:

@@ -95,7 +95,9 @@ def one_line(
     complaints = error.errors(include_url=False)
     unknown = [c for c in complaints if c["type"] in ("extra_forbidden", "unexpected_keyword_argument")]
     first = (unknown or complaints)[0]  # an unknown key is often why another is missing
-    depth = 1 if known is not None else len(first["loc"])  # below a knob's name pydantic adds the kinds that it tried
+    depth = (
+        1 if known is not None else _depth(kind, first["loc"], 1 if place else 2)
+    )  # below a name pydantic adds the kinds it tried
     own = [_spelled(str(key), known) for key in first["loc"][:depth]]
     keys = (*place, *own)
     where = ".".join(keys)
@@ -115,7 +117,22 @@ def one_line(
     choices = [word for c in alike for word in re.findall(r"'([^']*)'", str(c.get("ctx", {}).get("expected", "")))]
     hint = nearest(str(first["input"]), choices) if choices else ""
     hint = hint if "did you mean" in hint else ""
-    return f"{where}: expected {' or '.join(map(_expected, alike))}, came {shown(first['input'])}{hint}{more}"
+    wanted = " or ".join(dict.fromkeys(map(_expected, alike)))
+    return f"{where}: expected {wanted}, came {shown(first['input'])}{hint}{more}"
+
+
+def _depth(kind: type, keys: Sequence[str | int], least: int) -> int:
+    """How many of pydantic's keys lead to a setting.
+
+    Args:
+        kind: a recipe, or one of its sections.
+        keys: pydantic's.
+        least: how many there are at least: section and key, or the key alone.
+    """
+    for depth in range(least, len(keys)):
+        if isinstance(keys[depth], str) and not known_keys(kind, [str(key) for key in keys[:depth]]):
+            return depth
+    return len(keys)
 
 
 def known_keys(kind: type, keys: Sequence[str]) -> list[str]:

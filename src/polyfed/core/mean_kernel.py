@@ -28,6 +28,7 @@ _REMEMBERED = 2**28  # bytes of representations in all that are not computed aga
 
 Pool = Literal["all", "selected", "seen"]
 Strength = Literal["uniform", "samples", "capacity", "validation"]
+Control = Literal["none", "own", "permuted"]
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,19 @@ class _Represented:
 
 @dataclass(frozen=True)
 class MeanKernel:
-    """K_bar = sum_j w_j K_j over `kernel_pool`, as a factor; the attributes are FedHeNN's knobs of the same names."""
+    """K_bar = sum_j w_j K_j over `kernel_pool`, as a factor; the attributes are FedHeNN's knobs of the same names.
+
+    A control sends something else in its place, to show whether it is the peers' kernels that help: "own" K_k alone to
+    client k, "permuted" K_bar with its rows and columns in an order drawn anew for each round, so that none belongs to
+    the input it stands at.
+    """
 
     uploads: Literal["weights", "kernels"]
     kernel_pool: Pool
     kernel_weights: Strength
     kernel_norm: Literal["none", "fro"]
     exclude_self: bool
+    control: Control
     rank: int
     exact_rank: int
     precision: Precision
@@ -56,17 +63,29 @@ class MeanKernel:
     width: float
     landmarks: int
 
+    @property
+    def problem(self) -> str | None:
+        """Why this cannot be, or None."""
+        if self.exclude_self and self.control == "own":
+            return "exclude_self: expected control 'none' or 'permuted', as nothing is left of a client's own kernel"
+        return None
+
+    @property
+    def by_client(self) -> bool:
+        """Whether each client gets a kernel of its own."""
+        return self.exclude_self or self.control == "own"
+
     # server ------------------------------------------------------------------------------------------------
 
     def plan(self, server: Server, selected: Sequence[int]) -> None:
-        """The factor for everybody, or one for each selected client where its own kernel is left out."""
+        """The factor for everybody, or one for each selected client."""
         self.forget(server)
         members = self._members(server)
         streams = {
             owner: FactorStream(self.rank, self.exact_rank, self.kernel_norm)
-            for owner in ([str(i) for i in selected] if self.exclude_self else ["all"])
+            for owner in ([str(i) for i in selected] if self.by_client else ["all"])
         }
-        shares = {owner: self._shares(server, [j for j in members if str(j) != owner]) for owner in streams}
+        shares = {owner: self._shares(server, self._kernels_of(owner, members)) for owner in streams}
         blown_up = 0  # networks with inf or nan on the RAD, as those of finite weights may have
         for j in members:
             a_LD = self._representation(server, j)
@@ -75,19 +94,19 @@ class MeanKernel:
                 continue
             features_LD = self._features(server, j, a_LD)
             for owner, stream in streams.items():
-                if str(j) != owner:
+                if j in shares[owner]:
                     stream.add(features_LD, shares[owner][j])
         if blown_up:
             server.log["kernels_left_out"] = blown_up
         for owner, stream in streams.items():
             if stream.total > 0:
                 made = stream.result()
-                server.state[f"factor {owner}"] = pack(made.matrix, self.precision)
+                server.state[f"factor {owner}"] = pack(self._ordered(server, made.matrix), self.precision)
                 server.log["factor_tail"] = max(made.tail, server.log.get("factor_tail", 0.0))  # part of K_bar left out
 
     def message(self, server: Server, client_id: int) -> Message:
         """Down: the client's factor, packed; nothing where there is none."""
-        name = f"factor {client_id if self.exclude_self else 'all'}"
+        name = f"factor {client_id if self.by_client else 'all'}"
         return {"factor": group(server.state, name)} if name in server.state else {}
 
     def forget(self, server: Server) -> None:
@@ -115,6 +134,18 @@ class MeanKernel:
         everybody = self.kernel_pool == "all" and self.uploads == "weights"  # of who never answered the seeded weights
         chosen = server.clients if everybody else known if self.kernel_pool != "selected" else {*known} & {*last}
         return sorted(chosen)
+
+    def _kernels_of(self, owner: str, members: Sequence[int]) -> list[int]:
+        """Whose kernels are averaged for an owner of a factor: a client's number, or "all"."""
+        if self.control == "own":
+            return [j for j in members if str(j) == owner]
+        return [j for j in members if str(j) != owner]
+
+    def _ordered(self, server: Server, factor_Lr: Tensor) -> Tensor:
+        """The factor as it is, or for the control with its rows in another order."""
+        if self.control != "permuted":
+            return factor_Lr
+        return factor_Lr[torch.randperm(len(factor_Lr), generator=server.generator("permuted"))]
 
     def _representation(self, server: Server, client_id: int) -> Tensor:
         """A_j, as it was uploaded or by a pass."""

@@ -11,7 +11,7 @@ Shapes: N samples, K clients, C classes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,7 +108,7 @@ def federate(
     split: str = "8:1:1",
     test: str = "client",
     holdout: int = 0,
-    max_train: int | None = None,
+    max_train: int | Sequence[int] | None = None,
     max_test: int | None = None,
     halved: float = 0.0,
     natural_column: str | None = None,
@@ -145,7 +145,8 @@ def federate(
         holdout: rows of the training side that are set aside first for the server, equally many of each class as far
             as they go, drawn at random.
         max_train: at most this many training rows per client. The first rows of each class are kept, the classes in
-            the proportion in which the client holds them, so that a cap does not change the label skew.
+            the proportion in which the client holds them, so that a cap does not change the label skew. Several caps:
+            clients take them in turn, client k the (k mod M)th of M.
         max_test: likewise for each client's test rows, or for the common test set.
         halved: share of the clients, drawn at random, that keep half of their training rows (FedHeNN's Figure 3), each
             class in proportion, a single row always; those of a smaller share are among those of a larger one.
@@ -170,9 +171,11 @@ def federate(
     whole("holdout", holdout, 0)
     if not 0 <= halved <= 1:
         raise RequestError(f"halved: expected a share of the clients between 0 and 1, came {halved}")
-    for name, cap in (("max_train", max_train), ("max_test", max_test)):
-        if cap is not None:
-            whole(name, cap, 1)
+    caps = list(max_train) if isinstance(max_train, Sequence) else [max_train]
+    for name, most in (("max_train", caps), ("max_test", [max_test])):
+        for cap in most:
+            if cap is not None:
+                whole(name, cap, 1)
     _check_test_side(source, plan, split, test)
 
     pool = _Pool(source)
@@ -210,7 +213,13 @@ def federate(
             alike = deal_alike(given, pool.y[test_rows])
         trios = [(t, v, test_rows[rows]) for (t, v, _), rows in zip(trios, alike.rows, strict=True)]
 
-    trios = [(_cap(t, pool.y, max_train), v, _cap(own, pool.y, max_test)) for t, v, own in trios]
+    if not 1 <= len(caps) <= len(trios):
+        raise RequestError(
+            f"max_train: expected one cap, or a list of at most {len(trios)}, one for each client; got {len(caps)} caps"
+        )
+    trios = [
+        (_cap(t, pool.y, caps[k % len(caps)]), v, _cap(own, pool.y, max_test)) for k, (t, v, own) in enumerate(trios)
+    ]
     if halved:
         few = set(rng("halved").permutation(len(trios))[: int(halved * len(trios) + 1e-9)].tolist())
         trios = [(_cap(t, pool.y, (len(t) + 1) // 2) if k in few else t, v, own) for k, (t, v, own) in enumerate(trios)]

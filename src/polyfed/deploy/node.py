@@ -334,6 +334,8 @@ def _dealt(recipe: Recipe, place: Place, data: Prepared) -> tuple[Federated, int
         raise RequestError("node-config: expected the recipe's data, as data.test is 'global', came data of its own")
     settings = recipe.to_dict()
     kept = {key: value for key, value in settings["data"].items() if key in _OF_ROWS}
+    if isinstance(kept.get("max_train"), list):
+        kept["max_train"] = kept["max_train"][place.client % len(kept["max_train"])]
     alone = {**settings, "data": {**kept, "name": place.data, "clients": 1}}
     dealt = data.dealt(Recipe.from_dict(alone, beside=recipe.beside))
     if dealt.source.vocabulary is not None and recipe.data.vectors is None:

@@ -6,9 +6,10 @@ Heterogeneous (Algorithm 2): target K_bar = sum_j w_j K_j over the clients' late
 Homogeneous (Algorithm 1):   target is the kernel of the weights received; these are averaged as in FedAvg.
 Sent per round, P floats, a RAD of R bytes (L inputs, 4 L or 8), F (L, r) with F F^T ~ H K_bar H at b bytes a number:
     heterogeneous  down R + b L r,   up 4 P_k, or in kernel uploads b L d_k      homogeneous  down 4 P + R,  up 4 P + 8
-Deviations from the paper: (1) `rad_batch` RAD rows per step, every `rad_every`-th step with the term as much heavier; L
-and 1 are the paper's. (2) K_bar travels as a factor, exact up to `exact_rank` columns; RBF kernels by Nystroem rows.
-(3) The RAD is hold-out rows, theirs the clients'. (4) Its pass is in eval mode. (5) eta(t), that code's; at 0 no RAD.
+Deviations from the paper: (1) `rad_batch` of the L rows enter a step. (2) K_k is formed in each step, or `rad_every`-th
+with the term as much heavier; its boxes do so once per epoch. (3) K_bar travels as a factor, exact up to `exact_rank`
+columns; RBF by Nystroem rows. (4) The RAD is rows held out for the server. (5) Its pass is in eval mode. (6) eta(t) is
+the authors' code's; at 0 no RAD. (7) Algorithm 1's last average is off. (8) Procrustes is scale-free. See the page.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class FedHeNN(Method):
     kernel_weights: mean_kernel.Strength = "uniform"  # w_j by n_j, number of parameters or validation accuracy
     kernel_norm: Literal["none", "fro"] = "none"  # "fro": K_j / ||H K_j H||_F, so that no network's scale dominates
     exclude_self: bool = False  # leave K_k out of client k's K_bar
+    control: mean_kernel.Control = "none"  # a target that should not help: "own" K_k, or K_bar with rows "permuted"
     rank: Annotated[int, Field(ge=1)] = 128  # columns of F, where the exact one would have more than `exact_rank`
     exact_rank: Annotated[int, Field(ge=0)] = 256  # up to so many columns K_bar is sent exactly
     precision: Precision = "float32"  # of F, and of A_k in kernel uploads
@@ -65,9 +67,7 @@ class FedHeNN(Method):
 
     @model_validator(mode="after")
     def _fits(self) -> FedHeNN:
-        average = "final_average: expected setting 'homogeneous', as no weights are averaged in the other"
-        if problem := average * (self.final_average and self.setting == "heterogeneous") or self._alignment.problem:
-            raise ValueError(problem)
+        self._alignment.check(self.final_average)
         return self
 
     @property

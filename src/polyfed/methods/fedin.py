@@ -11,6 +11,7 @@ gradients agree; "project" adds G_local, "adaptive" has lambda = max(1, -2b/a) i
 at one point. (3) Which batch is sent and which pairs come back: random. (4) BatchNorm takes the pairs' own statistics
 and keeps its running ones. (5) Noise (eq. 5, 6) is s + level * std(s) * z. (6) More than B pairs are walked through B
 at a time, round and round. (7) Cuts may differ (core/projections.py). (8) `feature_clip` bounds what is sent.
+(9) w^{t-1} is read as the weights received. (10) Gradients are combined tensor by tensor (`granularity`), not as one.
 """
 
 from __future__ import annotations
@@ -38,8 +39,7 @@ from polyfed.functional.surgery import combine, cosine
 class FedIN(Method):
     """Intermediate layers learning."""
 
-    name: ClassVar[str] = "fedin"
-    paper: ClassVar[str] = "Chan et al., arXiv:2304.00759"
+    name, paper = "fedin", "Chan et al., arXiv:2304.00759"
     differs: ClassVar[str] = "depth between equal cuts, one name having one shape (same-shape, projected: anything)"
     down, up, changes = "P + n_S q", "P + n_S q", ("model",)
     states: ClassVar[str] = "server: w, this round's pairs; client: trained projections"

@@ -15,18 +15,21 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
+from polyfed.core.method import Method
 from polyfed.core.randomness import scoped_global
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
 from polyfed.engine.history import History
-from polyfed.errors import RequestError, RunError
+from polyfed.errors import Interrupted, RequestError, RunError
 from polyfed.methods.local import Local
 from polyfed.report.folders import find_runs
 from polyfed.report.formats import to_csv
 from polyfed.report.tables import comparison, to_text
 
 
-def federation(rounds: int = 2, evaluation: Evaluation | None = None, **options: Any) -> Federation:
+def federation(
+    rounds: int = 2, evaluation: Evaluation | None = None, method: Method | None = None, **options: Any
+) -> Federation:
     """Three clients, two of one network, on three classes; the last one is not scored."""
     g = torch.Generator().manual_seed(0)
     x, y = torch.randn(60, 4, generator=g), torch.arange(60) % 3
@@ -36,7 +39,8 @@ def federation(rounds: int = 2, evaluation: Evaluation | None = None, **options:
     clients = [Client(net, (a[:14], b[:14]), (a[14:], b[14:])) for net, (a, b) in zip(nets, parts, strict=True)]
     clients[2] = Client(nets[2], parts[2])
     training = Training(rounds=rounds, batch_size=5, lr=0.1)
-    return Federation(clients, Local(), training, evaluation, classes=3, **{"executor": "serial", **options})
+    plain = {"executor": "serial", **options}
+    return Federation(clients, method or Local(), training, evaluation, classes=3, **plain)
 
 
 def kappa(counts: Tensor) -> float:
@@ -76,6 +80,51 @@ def test_an_object_may_have_some_of_the_methods_only() -> None:
     run = federation(trackers=[ends, counts]).run()
     assert ends.told is run.result
     assert (counts.begins, counts.done) == (1, 2 * 3)
+
+
+class Remarks(Local):
+    """Has something to say about every round but the first."""
+
+    def remark(self, record: Mapping[str, Any]) -> str:
+        return "" if record["round"] == 1 else "samples " + str(record["samples"])
+
+
+class Hears:
+    """Keeps the messages of a run."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
+
+
+def test_a_methods_first_remark_is_told_and_no_other_not_even_after_resuming(tmp_path: Path) -> None:
+    hears = Hears()
+    run = federation(4, method=Remarks(), trackers=[hears]).run()
+    assert hears.messages == [f"round 2: samples {run.history[1]['samples']}"]
+
+    class Stops:
+        done = 0
+
+        def client_done(self, done: int, total: int) -> None:
+            self.done += 1
+            if self.done == 7:
+                raise KeyboardInterrupt  # in round 3
+
+    with pytest.raises(Interrupted):
+        federation(4, method=Remarks(), trackers=[hears, Stops()], out=tmp_path / "run").run()
+    federation(4, method=Remarks(), trackers=[hears], out=tmp_path / "run").run(resume=True)
+    assert len(hears.messages) == 2
+
+
+def test_a_remark_that_fails_names_round_and_stage() -> None:
+    class Wrong(Local):
+        def remark(self, record: Mapping[str, Any]) -> str:
+            return str(record["nothing"])
+
+    with pytest.raises(RunError, match="server, round 1, remark: KeyError: 'nothing'"):
+        federation(method=Wrong()).run()
 
 
 @pytest.mark.parametrize(

@@ -215,6 +215,30 @@ def test_weights_fall_from_round_to_round_and_stop_at_the_floor():
         assert found == pytest.approx([expected[0] * 2 / 4, expected[1]])
 
 
+class Hears:
+    """Keeps the messages of a run."""
+
+    def __init__(self):
+        self.messages = []
+
+    def message(self, text):
+        self.messages.append(text)
+
+
+def test_it_is_said_once_that_generated_features_drown_the_clients_data():
+    for weight, expected in ((1.0, 0), (200.0, 1)):
+        hears = Hears()
+        fed, watch = federation(FedGen(**SMALL, alpha=weight, beta=weight), clients(MIXED), rounds=4, lr=1e-3)
+        fed.trackers.append(hears)
+        fed.run()
+        assert len(hears.messages) == expected
+        for round in watch.rounds[1:]:
+            sums = round.record["sums"]
+            assert sums["own_loss"] + sums["generated_loss"] == pytest.approx(round.record["train_loss"])
+            assert (sums["generated_loss"] > 10 * sums["own_loss"]) == bool(expected)
+        assert all(text.startswith("round 2: generated features count ") for text in hears.messages)
+
+
 def test_inputs_are_drawn_as_often_as_the_classes_are_there():
     fed, _ = federation(FedGen(**SMALL, rows=4000), clients(MIXED))
     fed.run()

@@ -7,7 +7,7 @@ Shapes: B rows made, Z numbers of noise, C classes, H hidden units, D features, 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,6 +19,8 @@ from polyfed.core.message import Group
 from polyfed.core.networks import split
 
 Ensemble = Literal["losses", "logits"]
+_LEAST = 1e-4  # what `decayed` leaves
+_TOO_MUCH = 10.0  # times the loss on the clients' own data; from here on it hardly counts
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # what Adam keeps of every parameter
 
 
@@ -78,6 +80,29 @@ def likeness(z_BZ: Tensor, made_BD: Tensor) -> Tensor:
     noise_BB = (z_BZ[:, None] - z_BZ[None]).square().mean(-1)
     features_BB = torch.cdist(made_BD, made_BD, p=1) / made_BD.shape[1]
     return (-noise_BB * features_BB).mean().exp()
+
+
+def decayed(weight: float, decay: float, round: int) -> float:
+    """A weight of round 1 in a later round (1-based), never less than 1e-4 unless it was less at first."""
+    return max(weight * decay ** (round - 1), min(weight, _LEAST))
+
+
+def outweighed(sums: Mapping[str, float]) -> str:
+    """A line where generated features count many times as much as the clients' own data; else "".
+
+    Args:
+        sums: "own_loss", on the clients' own data, and "generated_loss", on generated features, as weighted.
+
+    >>> outweighed({"own_loss": 2.0, "generated_loss": 84.0})
+    "generated features count 42 times as much as the clients' own data (loss 84, own 2); lower alpha and beta"
+    >>> outweighed({"own_loss": 2.0, "generated_loss": 8.0})
+    ''
+    """
+    own, generated = sums.get("own_loss", 0.0), sums.get("generated_loss", 0.0)
+    if not own or generated < _TOO_MUCH * own:
+        return ""
+    times = f"{generated / own:.0f} times as much as the clients' own data"
+    return f"generated features count {times} (loss {generated:.3g}, own {own:.3g}); lower alpha and beta"
 
 
 def fit(

@@ -302,7 +302,14 @@ class Method:
         scores: Tensor = model(x)
         return scores
 
-    # accounting -------------------------------------------------------------------------------------------------
+    # the record -------------------------------------------------------------------------------------------------
+    def remark(self, record: Mapping[str, Any]) -> str:
+        """What a user should know about a round, in a line, from its line in `rounds.jsonl`; "" is nothing.
+
+        The first remark of a run is told to those who watch it, and no other.
+        """
+        return ""
+
     def paper_nbytes(self, message: Message) -> int:
         """The message's bytes as the paper counts them; by default all of them."""
         return nbytes(message)

@@ -382,6 +382,16 @@ class Federation:
         self._before = {}  # or rows that nobody needs would stay
         pace = sum(r["seconds"] for r in self.history) / len(self.history)
         self._tell("round", record, pace * max(0, self.training.rounds - number))
+        self._remark()
+
+    def _remark(self) -> None:
+        """Tell what the method has to say about the newest round, unless it has spoken in this run before."""
+        *earlier, newest = self.history
+        with _at("remark", newest["round"]):
+            text = self.method.remark(newest)
+            before = any(self.method.remark(record) for record in earlier) if text else False
+        if text and not before:
+            self._tell("message", f"round {newest['round']}: {text}")
 
     def _round(self, number: int, closing: Sequence[Exchange] = ()) -> dict[str, Any]:
         method, server = self.method, self.server

@@ -8,11 +8,13 @@ Server:    w <- sum_k p_k w_k;  G by Adam on  sum_k omega_ky CE(h_k(G(z, y)), y)
            sum_j n_jy, heads h_k as received, L_div = exp(-mean over pairs |z_a - z_b|^2 |G_a - G_b|).
 Sent per round, P floats of weights and buffers, G's P_G: down 4 P, from round 2 on 4 (P + P_G + C); up 4 (P + C), the
 counts n_ky (int32); P_G = (Z + C + 5) H + (H + 1) D with Z numbers of noise and H hidden units.
-Deviations from the paper (arXiv:2105.10056): (1) the KL term and the weights are those of the authors' code, as is the
-sum of the clients' losses; the paper has the loss of their mean logits ("logits"). (2) Noise is normal, in that code
-uniform. (3) y' follows the counts of those who answered last, so these go down, too; a class with one sample in all is
-not made. (4) No generated features in round 1, when G is untrained. (5) Architectures may differ: weights are averaged
-layer-wise, or within each architecture, while G is of them all. (6) On clients G uses its running statistics.
+Deviations from the paper (arXiv:2105.10056): (1) the KL term and the decay are the authors' code's, where alpha and
+beta are 10 on MNIST; the paper has the first term alone, of weight 1. So is the sum of the clients' losses; the paper
+has the loss of their mean logits ("logits"). (2) Noise is normal, in that code uniform. (3) Classes are drawn as often
+as those who answered last have them, so counts go down, too; in that code all alike. A class with one sample in all is
+not made. (4) Nothing is made in round 1, when G is untrained. (5) Architectures may differ: weights are averaged
+layer-wise, or within each architecture, while G is of them all. (6) On clients G uses its running statistics; its
+training is float64.
 """
 
 from __future__ import annotations
@@ -34,8 +36,6 @@ from polyfed.core.settings import Stage
 from polyfed.functional.losses import cross_entropy, divergence
 from polyfed.functional.modes import untracked_statistics
 
-_LEAST = 1e-4  # of a_t and b_t
-
 
 @knobs
 class FedGen(Method):
@@ -48,8 +48,8 @@ class FedGen(Method):
     states: ClassVar[str] = "server: w, G and its Adam, class counts"
     starts_blank: ClassVar[bool] = True
 
-    alpha: Annotated[float, Field(ge=0)] = 10.0  # weight of the loss on features made for drawn classes; 0 is off
-    beta: Annotated[float, Field(ge=0)] = 10.0  # weight of the KL towards features of the batch's classes; 0 is off
+    alpha: Annotated[float, Field(ge=0)] = 1.0  # weight of the loss on features made for drawn classes; 0 is off
+    beta: Annotated[float, Field(ge=0)] = 1.0  # weight of the KL towards features of the batch's classes; 0 is off
     decay: Annotated[float, Field(gt=0, le=1)] = 0.98  # of both weights, per round; 1 is off
     rows: Annotated[int, Field(ge=1)] | None = None  # R, drawn classes per step; None: the batch size
     noise: Annotated[int, Field(ge=1)] = 32  # Z, numbers of noise that G takes
@@ -115,19 +115,20 @@ class FedGen(Method):
             return {}
         like = next(client.model.parameters())
         generator = {name: t.to(like, copy=True) for name, t in group(message, "generator").items()}
-        a, b = (max(w * self.decay ** (client.round - 1), min(w, _LEAST)) for w in (self.alpha, self.beta))
-        a *= self._rows(client) / client.training.batch_size
+        a, b = (feature_generator.decayed(w, self.decay, client.round) for w in (self.alpha, self.beta))
+        size = client.training.batch_size
+        a *= (self.rows or size) / size
         return {"generator": generator, "counts": tensor(message, "counts").clone(), "weights": like.new_tensor([a, b])}
 
     def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
         if "generator" not in client.context:
             return {}
-        rows, device = self._rows(client), client.context["weights"].device
+        rows, device = self.rows or client.training.batch_size, client.context["weights"].device
         drawn = torch.multinomial(client.context["counts"].double(), rows, replacement=True, generator=generator)
         noise = [torch.randn(n, self.noise, generator=generator) for n in (rows, client.training.batch_size)]
         return {"y": drawn.to(device), "z_y": noise[0].to(device), "z": noise[1].to(device)}
 
-    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
         scores = model(batch.x)
         task = cross_entropy(scores, batch.y, batch.w)
         if "generator" not in context:
@@ -138,12 +139,12 @@ class FedGen(Method):
         with untracked_statistics(model.head):
             of_drawn, teacher = model.head(drawn), model.head(made)
         invented = cross_entropy(of_drawn, context["y"], torch.ones_like(drawn[:, 0]))
-        loss: Tensor = task + a * invented + b * divergence(scores, teacher, batch.w)
-        return loss
+        generated = a * invented + b * divergence(scores, teacher, batch.w)
+        return task + generated, {"own_loss": task, "generated_loss": generated}
 
     def upload(self, client: Client, trained: Trained) -> Message:
         counts = torch.bincount(client.data.train.y, minlength=client.classes).int()
         return {"model": floats(client.model), "counts": counts}
 
-    def _rows(self, client: Client) -> int:
-        return self.rows or client.training.batch_size
+    def remark(self, record: Mapping[str, Any]) -> str:
+        return feature_generator.outweighed(record["sums"])

@@ -20,7 +20,7 @@ from polyfed.core.settings import Stage
 
 HOOKS = (
     "start", "plan", "exchanges", "closing", "broadcast", "aggregate", "variant", "build", "beside", "personal",
-    "receive", "inputs", "loss", "gradients", "phases", "upload", "predict", "paper_nbytes",
+    "receive", "inputs", "loss", "gradients", "phases", "upload", "predict", "remark", "paper_nbytes",
 )  # fmt: skip
 
 Around = Callable[..., Any]  # (call, *arguments) -> result; it decides whether to call

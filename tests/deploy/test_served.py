@@ -75,6 +75,7 @@ def same(recipe: Recipe, run: Run, folder: Path) -> None:
         ("fedgh", {}),
         ("fedhenn", RAD),
         pytest.param("fedin", {"knobs": {"aggregation": "same-shape"}}, marks=pytest.mark.slow),
+        ("fedrep", {"knobs": {"aggregation": "same-shape", "head_epochs": 1}}),  # first heads, which nobody sends
         pytest.param("scaffold", ONE, marks=pytest.mark.slow),
         pytest.param("fml", {}, marks=pytest.mark.slow),
     ],

@@ -88,9 +88,7 @@ def test_the_large_network_is_the_clients_or_another():
     assert moved(deep[0].after["server"], deep[1].after["server"]) > 0
 
 
-@pytest.mark.parametrize(
-    ("aggregation", "architectures"), [("same-shape", MIXED), ("layer-wise", ["shallow", "deep"])]
-)
+@pytest.mark.parametrize(("aggregation", "architectures"), [("same-shape", MIXED), ("layer-wise", ["shallow", "deep"])])
 @pytest.mark.parametrize("network", ["largest", "bn"])
 def test_all_networks_begin_with_the_same_head(aggregation, architectures, network):
     """Round 1 sends the head of the server's network; the mean of heads that began apart would be worth nothing."""

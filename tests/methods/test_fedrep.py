@@ -95,6 +95,54 @@ def test_no_head_in_any_message_nor_at_the_server(architecture: str) -> None:
         assert (round.record["bytes_down"], round.record["bytes_up"]) == (2 * 4 * body,) * 2
 
 
+def first_heads(fed: Any) -> list[dict[str, torch.Tensor]]:
+    """With which every client would begin to work now."""
+
+    def head(number: int) -> dict[str, torch.Tensor]:
+        state = worker(fed, number).model.state_dict()
+        return {name: t.clone() for name, t in state.items() if name.startswith("head.")}
+
+    return [head(client.id) for client in fed.clients]
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "architectures"),
+    [
+        ("layer-wise", ["shallow", "deep", "shallow", "deep"]),
+        ("same-shape", ["wide", "shallow", "broad", "bn", "broad"]),
+    ],
+)
+def test_all_begin_with_the_same_head_wherever_heads_are_of_one_shape(
+    aggregation: Any, architectures: list[str]
+) -> None:
+    method, members = FedRep(head_epochs=1, aggregation=aggregation), clients(architectures, test=10)
+    fed, watch = federation(method, members, rounds=1, participation=0.5)
+    heads = first_heads(fed)
+    for one, other in itertools.combinations(range(len(architectures)), 2):
+        alike = ("broad" in architectures[one]) == ("broad" in architectures[other])
+        assert same(heads[one], heads[other]) == alike
+    bodies = [worker(fed, i).model.state_dict()["extractor.linear.weight"].clone() for i in (0, len(heads) - 2)]
+    assert not torch.equal(bodies[0], bodies[1][: len(bodies[0])]), "the other parts are each client's own draw"
+    other_seed, _ = federation(method, members, rounds=1, seed=1)
+    assert not same(heads[0], first_heads(other_seed)[0])
+    fed.run()
+    for i in set(range(len(heads))) - set(watch.rounds[0].record["clients"]):
+        assert watch.rounds[0].weights[i] is None
+        assert same(first_heads(fed)[i], heads[i]), "a client that was not drawn yet"
+
+
+def test_networks_that_are_handed_over_begin_with_the_first_ones_head_as_with_its_other_weights() -> None:
+    members = [Client(split(Own(), head="last", extractor=None), samples(8, i)) for i in range(3)]
+    fed, _ = federation(FedRep(head_epochs=1), members)
+    first = members[0].given
+    assert first is not None
+    for i in range(3):
+        state = worker(fed, i).model.state_dict()
+        assert same(
+            {n: state[n] for n in state if "last" in n}, {n: t for n, t in first.state_dict().items() if "last" in n}
+        )
+
+
 class Watched(FedRep):
     """Keeps the whole network before every step."""
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.networks import Inventory, fill, split
+from polyfed.core.networks import Inventory, fill, redraw, split
 from polyfed.core.randomness import derive, scoped_global
 from polyfed.errors import RequestError
 from polyfed.models.split import with_projection
@@ -47,6 +47,7 @@ class Architectures:
         beside: puts a client's network and the companion together (`Method.beside`); None: clients train theirs alone.
         blank: clients' own networks begin as zeros (`Method.starts_blank`), which spares drawing their weights.
         precision: what networks train in, see `training`.
+        common_head: the heads of clients' own networks begin alike (`Method.common_head`).
 
     Attributes:
         companion: the companion's architecture, "" without one; its network is always alone. chosen: which network it
@@ -64,6 +65,7 @@ class Architectures:
         others: Mapping[str, Builder] | None = None,
         blank: bool = False,
         precision: Precision = "float32",
+        common_head: bool = False,
     ) -> None:
         self._builders = dict(builders)
         self._build = build
@@ -73,6 +75,8 @@ class Architectures:
             raise RequestError(f"expected the precision 'float32' or 'bf16', came '{precision}'")
         self._precision = precision
         self._blank = blank
+        self._common_head = common_head
+        self._heads: dict[str, dict[str, Tensor]] = {}  # with which an architecture's clients begin, if alike
         self._templates: dict[tuple[str, str, bool], nn.Module] = {}
         self._inventories: dict[tuple[str, str, bool], Inventory] = {}
         self._buffers: dict[tuple[str, str, bool], dict[str, Tensor]] = {}  # the templates', as they were made
@@ -120,11 +124,27 @@ class Architectures:
             model = copy.deepcopy(given) if given is not None else self._builders[architecture]()  # build may cut it
         with scoped_global(derive(self._seed, "build", owner)):
             network = self._build(model, variant)
+        if self._common_head and isinstance(owner, int):
+            split(network).head.load_state_dict(self._first_head(architecture, redrawn=given is None))
         if alone or self._beside is None:
             return network
         companion = self._make(self.companion, "", self.companion, None, alone=True)
         with scoped_global(derive(self._seed, "beside", owner)):
             return self._beside(network, companion)
+
+    def _first_head(self, architecture: str, redrawn: bool) -> dict[str, Tensor]:
+        """The head with which an architecture's clients begin: that of `initial` without an owner.
+
+        redrawn: its layers are drawn once more, by a stream that knows no architecture. So heads of the same layers are
+            the same everywhere, and nobody builds another's network to know its head.
+        """
+        if architecture not in self._heads:
+            head = split(self._make(architecture, "", architecture, None, alone=True)).head
+            if redrawn:
+                with scoped_global(derive(self._seed, "weights", "head")):
+                    redraw(head)
+            self._heads[architecture] = dict(head.state_dict())
+        return self._heads[architecture]
 
     def template(self, architecture: str, variant: str = "", alone: bool = False) -> nn.Module:
         """The one network of this kind, `alone` without the companion; whoever uses it loads weights first."""

@@ -47,7 +47,8 @@ def architectures_of(
         wanted = replace(wanted, network=companion)
     alone = getattr(method.beside, "__func__", None) is Method.beside  # clients train nothing but their own
     beside = None if alone else method.beside
-    return Architectures(builders, method.build, seed, device, wanted, beside, others, method.starts_blank, precision)
+    starts = {"blank": method.starts_blank, "common_head": method.common_head}
+    return Architectures(builders, method.build, seed, device, wanted, beside, others, precision=precision, **starts)
 
 
 class Pair(nn.Module):

@@ -165,6 +165,10 @@ class Method:
     # that the engine need not draw (and for every evaluation draw again) a start that nobody sees
     starts_blank: ClassVar[bool] = False
 
+    # True: the heads of clients' own networks begin alike wherever they have the same layers, not each as its client
+    # draws it. Like all that clients begin with they are a function of the seed, so that nobody sends them
+    common_head: ClassVar[bool] = False
+
     def __init_subclass__(cls, **options: Any) -> None:
         """Who writes a `receive` of its own says anew whether it `starts_blank`."""
         super().__init_subclass__(**options)

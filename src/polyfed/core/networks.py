@@ -69,6 +69,14 @@ def head_names(module: nn.Module) -> dict[str, str]:
     return dict(zip(model.names("head"), model.head.state_dict(), strict=True))
 
 
+def redraw(module: nn.Module) -> None:
+    """Draw the weights of its layers anew, from PyTorch's global generator; a layer that cannot do so keeps its own."""
+    for layer in module.modules():
+        reset = getattr(layer, "reset_parameters", None)
+        if callable(reset):
+            reset()
+
+
 class Composite(nn.Module, abc.ABC):
     """A network around a client's own, that keeps the latter's names when it is exported."""
 

@@ -6,11 +6,11 @@ Client k:  phi_k <- phi;  `head_epochs` epochs of SGD on CE(h_k(phi_k(x)), y) in
 Server:    phi <- sum_k p_k phi_k over those who answered, p_k = 1 / their number (or n_k / sum n_k).
 Sent per round, P floats of weights and float buffers, P_h of them the head's: 4 (P - P_h) bytes each way.
 Scored: the newest phi under the client's own head, the stage `received`, also for clients that were not drawn.
+The first h_k is the same for all clients whose heads have the same layers: a function of the seed, and never sent.
 Deviations from the paper: (1) where architectures differ, phi is averaged layer-wise or within each architecture; the
-paper has one. (2) No head is ever sent, so that each starts from its client's own draw, not from a common one. (3) The
-part that rests is in eval mode: its BatchNorm statistics rest, too; those of phi are averaged like weights.
-(4) `final_head_epochs`, from the authors' code: after the last round everybody fits the head to the newest phi.
-From the authors' code: it weighs by n_k (`weighting = "samples"`).
+paper has one. (2) The part that rests is in eval mode: its BatchNorm statistics rest, too; those of phi are averaged
+like weights. (3) `final_head_epochs`, from the authors' code: after the last round everybody fits the head to the
+newest phi. From the authors' code: it weighs by n_k (`weighting = "samples"`).
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ class FedRep(Method):
     up: ClassVar[str] = "P - P_h"
     states: ClassVar[str] = "client: h_k; server: phi"
     changes: ClassVar[tuple[str, ...]] = ("model",)
+    common_head: ClassVar[bool] = True
 
     aggregation: shared_model.Aggregation = "layer-wise"  # or "same-shape"; alike where all share one architecture
     weighting: shared_model.Weighting = "uniform"  # "samples": p_k in proportion to training samples
-    head_epochs: Annotated[int, Field(ge=0)] = 10  # of the head, under a resting extractor; 0 leaves it as drawn
+    head_epochs: Annotated[int, Field(ge=0)] = 10  # of the head, under a resting extractor; 0 leaves it as it began
     extractor_epochs: Annotated[int, Field(ge=0)] | None = None  # of the extractor; None: training.epochs
     final_head_epochs: Annotated[int, Field(ge=0)] = 0  # everybody's head, after the last round; 0 is off
 

@@ -703,6 +703,7 @@ test_fedselect = testing.conformance(
     bites={"limit": 0.1, "personal_epochs": 2, "shared_epochs": 2},
     reductions=[
         Reduction({"growth": 0.0}, FedAvg(weighting="uniform"), "received"),
+        Reduction({"growth": 0.0, "weighting": "samples"}, FedAvg(), "received"),
         Reduction({"limit": 0.0}, FedAvg(weighting="uniform"), "received"),
     ],
 )
@@ -760,8 +761,8 @@ test_fedmrl = testing.conformance(
 
 WIDE = [lambda: tiny(1, 8, 12)]
 BY_NUMBER = "which rate a client has goes by its number"
-NO_BN = {"scaler": "there is no BatchNorm", "statistics": "there is no BatchNorm"}
-PLAIN = {"rates": "fix_a1", "masked": False, "clip": 0.0}
+NO_BN = {"statistics": "there is no BatchNorm"}
+PLAIN = {"rates": "fix_a1", "masked": False}
 
 test_heterofl = testing.conformance(
     HeteroFL(rates="fix_a1-b1"),
@@ -771,7 +772,10 @@ test_heterofl = testing.conformance(
     skip={"numbering": BY_NUMBER},
     bites={"rates": "dynamic_a1-b1", "clip": 0.05},
     inert=NO_BN,
-    reductions=[Reduction(HeteroFL(**PLAIN), FedAvg(weighting="uniform"), "received", one_architecture=True)],
+    reductions=[
+        Reduction(HeteroFL(**PLAIN), FedAvg(weighting="uniform"), "received", one_architecture=True),
+        Reduction(HeteroFL(**PLAIN, weighting="samples"), FedAvg(), "received", one_architecture=True),
+    ],
 )
 
 test_fedrolex = testing.conformance(

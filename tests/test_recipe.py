@@ -414,3 +414,18 @@ def test_fedhenns_small_profile_is_as_agreed() -> None:
     assert (recipe.data.clients, recipe.training.rounds, recipe.training.epochs) == (100, 20, 2)
     method = recipe.build_method()
     assert (method.rad_size, method.rad_every, method.kernel_pool) == (500, 10, "seen")
+
+
+@pytest.mark.parametrize("profile", [None, "slices"])
+def test_all_rows_of_one_table_weigh_clients_alike(profile: str | None) -> None:
+    """Of those that can weigh them otherwise."""
+    recipe = Recipe.load(ROOT / "recipes" / "shared-weights.toml", profile=profile)
+    methods = {name: recipe.choose(name).build_method() for name in recipe.variants()}
+    assert methods.keys() > ({"heterofl", "fedrolex", "scalefl"} if profile else {"fedin", "scaffold", "fedrep"})
+    assert {getattr(method, "weighting", "samples") for method in methods.values()} == {"samples"}
+
+
+@pytest.mark.parametrize("profile", ["fedet", "fedet,small"])
+def test_fedins_row_of_fedet_is_layer_wise_as_its_appendix_says(profile: str) -> None:
+    recipe = Recipe.load(ROOT / "recipes" / "fedin" / "table1.toml", method="fedet", profile=profile)
+    assert recipe.build_method().aggregation == "layer-wise"

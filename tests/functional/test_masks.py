@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -62,7 +64,8 @@ def test_what_is_cut_is_put_back() -> None:
     assert torch.equal(back["b"], whole["b"])
 
 
-def test_the_mean_of_an_entry_is_over_those_who_share_it() -> None:
+@pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0), (0.25, 3.0, 1.5)])
+def test_the_mean_of_an_entry_is_over_those_who_share_it(weights: Sequence[float]) -> None:
     draws = torch.Generator().manual_seed(2)
     base = {"a": torch.randn(4, 3, generator=draws), "b": torch.randn(5, generator=draws), "c": torch.ones(2)}
     models = [{n: torch.randn(t.shape, generator=draws) for n, t in base.items() if n != "c"} for _ in range(3)]
@@ -71,12 +74,15 @@ def test_the_mean_of_an_entry_is_over_those_who_share_it() -> None:
     held[0]["a"][0], held[1]["a"][0] = True, True
     held[2] = {"a": torch.zeros(4, 3, dtype=torch.bool)}
     held[2]["a"][0] = True
-    mean = masks.entry_wise_mean(models, held, base)
+    mean = masks.entry_wise_mean(models, weights, held, base)
     for place in np.ndindex(4, 3):
-        shown = [float(m["a"][place]) for m, g in zip(models, held, strict=True) if not g["a"][place]]
-        assert float(mean["a"][place]) == pytest.approx(np.mean(shown) if shown else float(base["a"][place]), abs=1e-6)
+        shown = [i for i, group in enumerate(held) if not group["a"][place]]
+        values, shares = [float(models[i]["a"][place]) for i in shown], [weights[i] for i in shown]
+        expected = np.average(values, weights=shares) if shown else float(base["a"][place])
+        assert float(mean["a"][place]) == pytest.approx(expected, abs=1e-6)
     assert torch.equal(mean["a"][0], base["a"][0]), "what nobody shares keeps its value bit for bit"
-    np.testing.assert_allclose(mean["b"], (models[0]["b"] + models[2]["b"]) / 2, atol=1e-6)
+    first, last = weights[0], weights[2]
+    np.testing.assert_allclose(mean["b"], (first * models[0]["b"] + last * models[2]["b"]) / (first + last), atol=1e-6)
     assert torch.equal(mean["c"], base["c"])
 
 
@@ -84,7 +90,8 @@ def test_without_masks_it_is_the_layer_wise_mean() -> None:
     draws = torch.Generator().manual_seed(3)
     base = {"a": torch.zeros(50), "b": torch.zeros(2)}
     models = [{"a": torch.randn(50, generator=draws)} for _ in range(7)]
-    found, plain = masks.entry_wise_mean(models, [{}] * 7, base), layer_wise_mean(models, [1.0] * 7, base)
+    weights = [1.0, 2.0, 0.5, 3.0, 1.0, 7.0, 4.0]
+    found, plain = masks.entry_wise_mean(models, weights, [{}] * 7, base), layer_wise_mean(models, weights, base)
     assert all(torch.equal(found[name], plain[name]) for name in base)
 
 

@@ -59,7 +59,7 @@ def test_round_1_is_heterofls_and_the_next_is_not():
 
 @pytest.mark.parametrize(("letter", "often"), [("b", 3), ("c", 2), ("e", 1)])
 def test_in_as_many_rounds_as_channels_each_is_trained_alike_often(letter, often):
-    history = rounds(FedRolex(rates=f"fix_{letter}1", scaler=False), clients(["shallow"] * 2, 8), rounds=WIDTH)
+    history = rounds(FedRolex(rates=f"fix_{letter}1"), clients(["shallow"] * 2, 8), rounds=WIDTH)
     moved_in = torch.zeros(WIDTH, dtype=torch.int64)
     for j, round in enumerate(history):
         before, after = (state["model"]["extractor.linear.weight"] for state in (round.before, round.after))

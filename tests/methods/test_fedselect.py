@@ -43,10 +43,14 @@ def numpy_step(w: np.ndarray, data: Any, lr: float, moves: np.ndarray) -> np.nda
 
 
 @pytest.mark.parametrize("every", [1, 2])
-@pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
-def test_two_clients_by_hand(every: int, aggregation: Any) -> None:
+@pytest.mark.parametrize(
+    ("aggregation", "weighting"), [("layer-wise", "uniform"), ("layer-wise", "samples"), ("same-shape", "uniform")]
+)
+def test_two_clients_by_hand(every: int, aggregation: Any, weighting: Any) -> None:
     members, total, lr = two_clients(), 6, 0.4
-    method = FedSelect(growth=0.34, limit=0.7, every=every, personal_epochs=2, aggregation=aggregation)
+    knobs = {"aggregation": aggregation, "weighting": weighting}
+    method = FedSelect(growth=0.34, limit=0.7, every=every, personal_epochs=2, **knobs)
+    counts = [client.n if weighting == "samples" else 1 for client in members]
     history = rounds(method, members, {"flat": Flat}, rounds=total, epochs=1, batch_size=8, lr=lr)
     w = Flat().weight.detach().double().numpy()
     own, anchor, mask = [w, w], [w, w], [np.zeros((3, 2), bool)] * 2
@@ -73,8 +77,8 @@ def test_two_clients_by_hand(every: int, aggregation: Any) -> None:
             np.testing.assert_allclose(sent.ravel(), end[~mask[i]], atol=1e-5)
             assert ("mask" in round.up[i]) == (old != mask[i]).any()
         own = ends
-        share = [~m for m in mask]
-        count = sum(s.astype(int) for s in share)
+        share = [n * ~m for n, m in zip(counts, mask, strict=True)]
+        count = sum(share)
         w = np.where(count > 0, sum(s * e for s, e in zip(share, ends, strict=True)) / np.maximum(count, 1), w)
         (model,) = (round.after[name] for name in round.after if name.startswith("model"))
         np.testing.assert_allclose(model["weight"], w, atol=1e-5)

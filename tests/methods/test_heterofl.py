@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +12,7 @@ from toys import CLASSES, NETS, batch, clients, federation, moved, same, samples
 
 from polyfed.core.client import Client
 from polyfed.core.static_norm import collect
-from polyfed.core.submodels import RATES, Scaler, level, rate
+from polyfed.core.submodels import level, rate
 from polyfed.errors import RequestError
 from polyfed.methods import FedAvg, HeteroFL
 from polyfed.recipe import Recipe
@@ -27,45 +25,43 @@ def rounds_of(method, kind="shallow", count=3, labels=None, sizes=(8, 12, 16), *
     return rounds(method, members, **options), members
 
 
-def by_hand(kind, letter, large, data, order, lr, scaler=True, present=None):
+def by_hand(kind, letter, large, data, order, lr, present, clip):
     """One epoch in batches of 4 of a network of its own, made narrow from the start."""
     model = small(kind, letter)
     model.load_state_dict({n: prefix(large[n], t) if n in large else t for n, t in model.state_dict().items()})
-    for layer in model.modules() if scaler else []:
-        if isinstance(layer, nn.BatchNorm1d):
-            layer.register_forward_pre_hook(lambda m, args: (args[0] / RATES[letter],))
     for rows in order.split(4):
-        logits = model(data.x[rows])
-        if present is not None:
-            logits = logits * torch.tensor([float(c in present) for c in range(CLASSES)])
+        logits = model(data.x[rows]) * torch.tensor([float(c in present) for c in range(CLASSES)])
         loss = F.cross_entropy(logits, data.y[rows])
         grads = torch.autograd.grad(loss, list(model.parameters()))
         norm = float(torch.cat([g.flatten() for g in grads]).norm())
         with torch.no_grad():
             for p, g in zip(model.parameters(), grads, strict=True):
-                p -= lr * min(1.0, 1.0 / norm) * g
+                p -= lr * (min(1.0, clip / norm) if clip else 1.0) * g
     return {n: p.detach() for n, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize(("kind", "scaler"), [("shallow", True), ("bn", True), ("bn", False)])
-def test_a_round_is_that_of_networks_made_narrow_by_hand(kind, scaler):
-    labels = [(0, 1, 2), (0, 1), (1, 2)]
-    (round,), members = rounds_of(HeteroFL(rates="fix_a1-b1-c1", scaler=scaler), kind, labels=labels, rounds=1)
+@pytest.mark.parametrize(
+    ("kind", "clip", "weighting"), [("shallow", 0.0, "uniform"), ("bn", 0.5, "uniform"), ("bn", 0.0, "samples")]
+)
+def test_a_round_is_that_of_networks_made_narrow_by_hand(kind, clip, weighting):
+    labels, counts = [(0, 1, 2), (0, 1), (1, 2)], (8, 12, 16) if weighting == "samples" else (1, 1, 1)
+    method = HeteroFL(rates="fix_a1-b1-c1", clip=clip, weighting=weighting)
+    (round,), members = rounds_of(method, kind, labels=labels, rounds=1)
     before, after = round.before["model"], round.after["model"]
     sent = []
     for number, (letter, present) in enumerate(zip("abc", labels, strict=True)):
         data = members[number].data.train
         order = order_of(members[number], number)
-        trained = by_hand(kind, letter, before, data, order, 0.1, scaler, present)
+        trained = by_hand(kind, letter, before, data, order, 0.1, present, clip)
         assert moved(trained, round.up[number]["model"]) < 1e-5
         sent.append(round.up[number]["model"])
         assert round.up[number]["classes"].tolist() == [c in present for c in range(CLASSES)]
     for name, whole in before.items():
         total, count = np.zeros(tuple(whole.shape)), np.zeros(tuple(whole.shape))
-        for model, present in zip(sent, labels, strict=True):
+        for model, present, share in zip(sent, labels, counts, strict=True):
             value = model[name].double().numpy()
             inside = tuple(slice(0, n) for n in value.shape)
-            has = np.ones(value.shape)
+            has = np.full(value.shape, float(share))
             if name.startswith("head."):
                 has[[c for c in range(CLASSES) if c not in present]] = 0
             total[inside] += has * value
@@ -166,35 +162,7 @@ def test_every_client_is_scored_with_the_sub_model_of_its_rate():
         assert run.history[-1]["accuracy_per_client"][number] == pytest.approx(share)
 
 
-# scaler, BatchNorm ----------------------------------------------------------------------------------------------------
-
-
-def test_the_scaler_works_in_front_of_batchnorm_and_in_training_only():
-    plain, scaled = (HeteroFL(scaler=on).build(NETS["bn"](), "b") for on in (False, True))
-    scaled.load_state_dict(plain.state_dict())
-    seen = []
-    for layer in (m for m in scaled.modules() if isinstance(m, nn.BatchNorm1d)):
-        layer.register_forward_hook(lambda m, args, out: seen.append(args[0]))
-    linear, x = scaled.extractor.linear, torch.randn(4, 4)
-    scaled.train()(x)
-    torch.testing.assert_close(seen[0], 2 * F.linear(x, linear.weight, linear.bias))
-    assert len(seen) == 3
-    scaled.eval()
-    assert torch.equal(scaled(x), plain.eval()(x))
-    assert not any(isinstance(m, Scaler) for m in HeteroFL().build(NETS["bn"](), "a").modules())
-    twin = copy.deepcopy(scaled).train()  # a copy scales by its own mode
-    assert torch.equal(scaled(x), plain(x))
-    seen.clear()
-    twin(x)
-    torch.testing.assert_close(seen[0], 2 * F.linear(x, linear.weight, linear.bias))
-
-
-def test_without_batchnorm_there_is_no_scaler():
-    """It would make a narrow network in training another one than the network that is scored."""
-    plain, scaled = (HeteroFL(scaler=on).build(NETS["shallow"](), "b").train() for on in (False, True))
-    scaled.load_state_dict(plain.state_dict())
-    x = torch.randn(4, 4)
-    assert torch.equal(scaled(x), plain(x))
+# BatchNorm ------------------------------------------------------------------------------------------------------------
 
 
 def test_statistics_are_reported_after_the_average_and_metered():

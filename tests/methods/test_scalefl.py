@@ -107,10 +107,10 @@ def widths(level, width=6, features=5):
     return math.ceil(round(share * width, 9)), math.ceil(round(share * features, 9))
 
 
-@pytest.mark.parametrize("kind", ["deep", "deep-bn"])
-def test_a_round_is_that_of_sub_models_trained_by_hand(kind):
+@pytest.mark.parametrize(("kind", "weighting"), [("deep", "uniform"), ("deep", "samples"), ("deep-bn", "uniform")])
+def test_a_round_is_that_of_sub_models_trained_by_hand(kind, weighting):
     members = clients([kind] * 5, [8, 12, 9, 10, 11])
-    method = ScaleFL(gamma=0.4)
+    method, counts = ScaleFL(gamma=0.4, weighting=weighting), [c.n if weighting == "samples" else 1 for c in members]
     (round,) = rounds(method, members, rounds=1)
     before, after, levels = round.before["model"], round.after["model"], level_of(round)
     assert sorted(levels.values()) == list("12345")
@@ -133,12 +133,12 @@ def test_a_round_is_that_of_sub_models_trained_by_hand(kind):
         assert moved({n: w.detach() for n, w in weights.items()}, round.up[number]["model"]) < 1e-5
     for name, whole in before.items():
         total, count = np.zeros(tuple(whole.shape)), np.zeros(tuple(whole.shape))
-        for message in round.up.values():
+        for number, message in round.up.items():
             if name in message["model"]:
                 value = message["model"][name].double().numpy()
                 inside = tuple(slice(0, size) for size in value.shape)
-                total[inside] += value  # every client counts once, however many samples it has
-                count[inside] += 1
+                total[inside] += counts[number] * value
+                count[inside] += counts[number]
         expected = np.where(count > 0, total / np.maximum(count, 1), whole.double().numpy())
         np.testing.assert_allclose(after[name].numpy(), expected, atol=1e-6)
 
@@ -182,7 +182,7 @@ def test_one_level_of_the_whole_network_is_fedavg_that_counts_everybody_once(kin
 def test_levels_of_all_blocks_are_heterofl_without_its_extras(kind):
     members = clients([kind] * 3, [8, 12, 16])
     ours = rounds(ScaleFL(levels="0.5@1"), members)[-1].after
-    theirs = rounds(HeteroFL(rates="fix_b1", scaler=False, masked=False, clip=0.0), members)[-1].after
+    theirs = rounds(HeteroFL(rates="fix_b1", masked=False), members)[-1].after
     assert same(ours["model"], theirs["model"])
     assert kind == "shallow" or same(ours["statistics 1"], theirs["statistics b"])
 

@@ -40,7 +40,7 @@ def fresh(module: nn.Module) -> dict[str, Tensor]:
 def collect(module: nn.Module, x: Tensor, prepare: Prepare, size: int) -> tuple[dict[str, Tensor], int]:
     """Fills the static layers' statistics with the plain means over batches of what the layers see.
 
-    All else runs in eval mode: nothing is dropped out, and a scaler is off. A batch of a single row is left out.
+    All else runs in eval mode: nothing is dropped out. A batch of a single row is left out.
 
     Args:
         module: its statistics are replaced. x: (N, ...) stored inputs, taken in order. size: rows per batch.

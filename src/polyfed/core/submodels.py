@@ -21,7 +21,7 @@ import torch
 from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
-from polyfed.core import static_norm
+from polyfed.core import shared_model, static_norm
 from polyfed.core.channels import narrow, plan_of
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group, nbytes, tensor
@@ -78,24 +78,11 @@ def rate(variant: str) -> float:
 # the network ------------------------------------------------------------------------------------------------------
 
 
-class Scaler(nn.Module):
-    """Makes up for missing channels in training: what enters is divided by the rate. No tensors, so that names stay."""
-
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.rate = rate
-
-    def before(self, layer: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        """What enters a layer."""
-        return (args[0] / self.rate,) if self.training else None
-
-
-def build(model: nn.Module, rate: float, scaler: bool, statistics: Statistics) -> nn.Module:
-    """The network cut in place to the first channels, with a scaler, and with BatchNorm that keeps no statistics.
+def build(model: nn.Module, rate: float, statistics: Statistics) -> nn.Module:
+    """The network cut in place to the first channels, with BatchNorm that keeps no statistics.
 
     Args:
         model: what `plan_of` understands. rate: share of every group's channels.
-        scaler: whether what enters BatchNorm is divided by the rate in training.
         statistics: "running" lets BatchNorm keep its running statistics in training.
 
     Raises:
@@ -106,10 +93,6 @@ def build(model: nn.Module, rate: float, scaler: bool, statistics: Statistics) -
         static_norm.make_static(model)
     if rate < 1:
         narrow(model, plan.kept(lambda size: first(size, rate)))
-        if scaler:
-            model.add_module("width_scaler", divides := Scaler(rate))
-            for layer in static_norm.norms(model):
-                layer.register_forward_pre_hook(divides.before)
     return model
 
 
@@ -132,7 +115,7 @@ def ordered(model: nn.Module, rates: Sequence[float]) -> nn.Module:
     """
     plan = plan_of(model)
     kept = [plan.kept(partial(first, rate=rate)) for rate in rates]
-    build(model, rates[-1], scaler=False, statistics="all")
+    build(model, rates[-1], statistics="all")
     model.prefixes = _Prefixes(plan_of(model), kept)  # type: ignore[assignment]  # no module: an attribute like others
     return model
 
@@ -202,7 +185,7 @@ def average(
     uploads: Mapping[int, Message],
     variants: Mapping[int, str],
     kept: Mapping[int, Kept],
-    weights: Mapping[int, float] | None = None,
+    weighting: shared_model.Weighting,
 ) -> None:
     """Entry-wise means over those who hold the entry: of the weights, or by variant of the statistics.
 
@@ -210,13 +193,13 @@ def average(
 
     Args:
         server: holds the large network. uploads: of the present passage.
-        variants, kept: client number -> its variant, its channels. weights: client number -> its share; None: alike.
+        variants, kept: client number -> its variant, its channels. weighting: how much each client's weights count.
     """
     plan = plan_of(_large(server))
     if server.exchange != STATISTICS:
         if uploads:
             parts = [_part(plan, message, kept[i]) for i, message in uploads.items()]
-            shares = None if weights is None else [weights[i] for i in uploads]
+            shares = [float(server.clients[i].n) if weighting == "samples" else 1.0 for i in uploads]
             server.state["model"] = covered_mean(plan, group(server.state, "model"), parts, shares)
         return
     reports = {i: message for i, message in uploads.items() if message}
@@ -333,10 +316,10 @@ class Narrowing(Slicing):
     starts_blank: ClassVar[bool] = True
 
     rates: Rates = "dynamic_a1-b1-c1-d1-e1"  # levels and shares; "dynamic" redraws every round, "fix" never
-    scaler: bool = True  # in training, what enters BatchNorm is divided by the rate
     masked: bool = True  # logits and rows of absent classes play no part
-    clip: Annotated[float, Field(ge=0)] = 1.0  # largest norm of a step's gradient; 0 is off
+    clip: Annotated[float, Field(ge=0)] = 0.0  # largest norm of a step's gradient; 0 is off
     statistics: Statistics = "all"  # who reports BatchNorm's; "running": kept in training and averaged instead
+    weighting: shared_model.Weighting = "uniform"  # of the mean of an entry; "samples": by training samples
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
         return exchanges(self.statistics)
@@ -346,7 +329,7 @@ class Narrowing(Slicing):
         return level(server, self.rates, client_id)
 
     def build(self, model: Any, variant: str) -> nn.Module:
-        return build(model, rate(variant), self.scaler, self.statistics)
+        return build(model, rate(variant), self.statistics)
 
     def window(self, server: Server, size: int, rate: float) -> Tensor:
         """The channels, of a group of so many, that this rate keeps in the present round: int64, in order."""
@@ -361,7 +344,7 @@ class Narrowing(Slicing):
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         variants = {i: self.variant(server, i) for i in uploads}
-        average(server, uploads, variants, {i: self._kept(server, i) for i in uploads})
+        average(server, uploads, variants, {i: self._kept(server, i) for i in uploads}, self.weighting)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:

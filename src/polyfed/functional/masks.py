@@ -103,15 +103,16 @@ def filled(values: Mapping[str, Tensor], masks: Masks, own: Mapping[str, Tensor]
 
 
 def entry_wise_mean(
-    models: Sequence[Mapping[str, Tensor]], masks: Sequence[Masks], base: Mapping[str, Tensor]
+    models: Sequence[Mapping[str, Tensor]], weights: Sequence[float], masks: Sequence[Masks], base: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Entry by entry the plain mean over the models that have the tensor and share the entry.
+    """Entry by entry the mean over the models that have the tensor and share the entry.
 
     An entry that nobody shares keeps the value that it has in `base`. Where nobody has a mask for a tensor this is
-    `averaging.layer_wise_mean` with equal weights, bit for bit. Sums are float64 and cast back.
+    `averaging.layer_wise_mean`, bit for bit. Sums are float64 and cast back.
 
     Args:
         models: whole tensors by name, any subset of ``base``; what they hold in places that are not shared has no say.
+        weights: one positive number per model; an entry's are divided by their sum over those who share it.
         masks: one group per model, True where the entry is not shared.
         base: the shared model.
 
@@ -121,15 +122,16 @@ def entry_wise_mean(
     Raises:
         ValueError: see `layer_wise_mean`.
     """
-    mean = layer_wise_mean(models, [1.0] * len(models), base)
+    mean = layer_wise_mean(models, weights, base)
     for name in {name for group in masks for name in group if name in base}:
-        held = [(m[name], group.get(name)) for m, group in zip(models, masks, strict=True) if name in m]
+        parts = zip(models, weights, masks, strict=True)
+        held = [(m[name], weight, group.get(name)) for m, weight, group in parts if name in m]
         total = torch.zeros_like(base[name], dtype=torch.float64, requires_grad=False)
         count = torch.zeros_like(total)
-        for tensor, mask in held:
-            share = torch.ones_like(count) if mask is None else (~mask).to(count)
+        for tensor, weight, mask in held:
+            share = torch.full_like(count, weight) if mask is None else weight * (~mask).to(count)
             total += share * tensor.detach()
             count += share
-        entries = (total / count.clamp(min=1)).to(base[name].dtype)
+        entries = (total / count.clamp(min=torch.finfo(count.dtype).tiny)).to(base[name].dtype)
         mean[name] = torch.where(count > 0, entries, base[name].detach())
     return mean

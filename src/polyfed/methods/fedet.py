@@ -1,7 +1,7 @@
 """Fed-ET: clients' networks of several architectures teach a large one at the server (Cho et al., IJCAI 2022).
 
 w_u is the network of architecture u, w the server's; all heads have the same tensors. x runs over public inputs, whose
-labels nobody looks at; s_i(x) are client i's scores, v_i(x) their variance over the classes.
+labels nobody looks at; s_i(x) are client i's scores, v_i(x) their variance over the classes. All begin with w's head.
 Client i:  w_i <- w_u;  E local epochs of SGD on CE(f_u(x; w_i), y).
 Server:    head of w <- mean of the heads of w_i;  y(x) = argmax s(x), s = sum_i v_i s_i / sum_i v_i;
            s_div = the same sum over those i whose highest score is not y(x);
@@ -9,12 +9,11 @@ Server:    head of w <- mean of the heads of w_i;  y(x) = argmax s(x), s = sum_i
            agree without the KL;  then w_u <- mean of the w_i of u, with the head of w.
 Sent per round, P floats of weights and float buffers: down 4 P bytes; up 4 P + 8 (n_i, int64). Public inputs stay at
 the server.
-Deviations from the paper (arXiv:2204.12703): (1) scored are the groups' networks as received, as in FedIN's
-comparison; the paper scores w. (2) v is the variance of logits, which is that of log-probabilities, too, or of
-probabilities (`confidence`); descriptions differ. Where all v_i(x) are 0, they count alike. (3) An architecture
-of which nobody answered keeps its w_u and gets the head. (4) "layer-wise": w_u is the layer-wise mean of nested
-networks (FedIN). (5) Public inputs are the recipe's hold-out or another data set's. (6) The server takes plain SGD,
-made afresh.
+Deviations from the paper (arXiv:2204.12703): (1) scored are the groups' networks as received, as in FedIN's comparison;
+the paper scores w. (2) v is the variance of logits, which is that of log-probabilities, too, or of probabilities
+(`confidence`); descriptions differ. Where all v_i(x) are 0, they count alike. (3) An architecture of which nobody
+answered keeps its w_u and gets the head. (4) "layer-wise": w_u is the layer-wise mean of nested networks (FedIN). (5)
+Public inputs are the recipe's hold-out or another data set's. (6) The server takes plain SGD, made afresh.
 """
 
 from __future__ import annotations

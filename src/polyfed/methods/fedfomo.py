@@ -10,11 +10,13 @@ Sent per round, P floats of weights and float buffers: up 4 P + 4 M, down 4 M P,
 of the client; in round 1 just these, and up 4 P.
 Deviations from the paper: (1) where architectures differ, a candidate is sent as far as its tensors are the client's,
 counts as w_old in the others, and is as far away as the common ones are; or only those of one's own architecture are
-sent. (2) w_old is the model from before the last local training (`baseline = "mixed"`), so that what the client learnt
-is weighed like what others learnt; with "trained" it is that training's result. (3) The client's own last model is a
-candidate beside the M, and is not sent down. (4) Models of which nothing is known come in random order. (5) Distances
-are over parameters; BatchNorm's statistics travel and are mixed, but have no say. (6) The validation rows are the
-recipe's (`data.split`), and never trained on. From the authors' code: its distance is L1 by default.
+sent. (2) w_old is the model from before the last local training (`baseline = "mixed"`, the code's "first_model"), so
+that what the client learnt is weighed like what others learnt; with "trained" it is that training's result. (3) The
+client's own last model is a candidate beside the M, and is not sent down. (4) Models of which nothing is known come in
+random order. (5) Distances are over parameters; BatchNorm's statistics travel and are mixed, but have no say. (6) The
+validation rows are the recipe's (`data.split`), and never trained on.
+From the authors' code: M counts the client's own model; the distance is L1; A takes in the deltas divided by the size
+of their sum; candidates are the models of the last round's clients alone, here everybody's last.
 """
 
 from __future__ import annotations

@@ -2,16 +2,21 @@
 
 Rates as in HeteroFL: levels a to e keep ceil(r K) of every group of K channels, r = 1, 1/2, 1/4, 1/8, 1/16. In round
 j = 0, 1, ... the window of a group starts at channel j mod K and goes around its end (eq. 2), alike for all of a rate.
-Client i:  w_i <- w[window];  E epochs on CE of the logits, those of absent classes set to 0;  in training, activations
-           divided by r before BatchNorm, which normalises by the batch; gradients clipped.
-Server:    every entry of w <- plain mean over the clients that hold it; a class's row over those that have the class.
+Client i:  w_i <- w[window];  E epochs on CE of the logits, those of absent classes set to 0;  in training, BatchNorm
+           normalises by the batch.
+Server:    every entry of w <- mean over the clients that hold it, all alike or by their samples; a class's row over
+           those that have the class.
 Sent per round, P floats of weights of the sub-model, S of its BatchNorm's statistics (from the second round on), C
 classes: down 4 (P + S), up 4 P + C (which classes, one byte each); where there is BatchNorm, for the statistics of the
 new sub-model down 4 P, up 4 S + 8 (and how many batches, int64).
 Deviations from the paper: (1) ceil(r K) channels, not floor, so that round 0 is HeteroFL's and none is left without.
-(2) The authors' code rolls backwards; this goes forwards, as the paper says. (3) All tensors of a residual stream roll
-together. (4) Scaler, masks, clipping and BatchNorm's statistics are HeteroFL's; statistics of a rate are kept channel
-by channel, and scores are those of the window that was trained last.
+(2) Rates are drawn anew in every round, as in the authors' code and FedIN's comparison; the paper's client n has one
+capacity ("fix_..."). (3) All tensors of a residual stream roll together. (4) Masks and BatchNorm's statistics are
+HeteroFL's, and there is no scaler; statistics of a rate are kept channel by channel. (5) Scored is every client's
+sub-model, the window that was trained last; there the large network.
+From the authors' code: it rolls backwards, this goes forwards, as the paper says; in the means of BatchNorm and of the
+last layer an entry counts as often as it has been trained before; it scores with statistics of the test batch, and
+clips gradients at norm 1 (`clip = 1.0`).
 """
 
 from __future__ import annotations

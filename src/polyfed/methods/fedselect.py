@@ -5,17 +5,19 @@ Client k:  w_k <- what came, where m_k = 0;
            every q rounds, in each weight tensor of which less than `limit` is personal: the share p of the shared
            entries that moved most, |w_k - a_k|, becomes personal;  a_k <- w_k;
            epochs of SGD on CE(f(x; w_k), y) in the personal entries alone, then in the shared ones alone.
-Server:    per entry, w <- mean of w_k over those who answered with m_k = 0; what nobody shares keeps its value.
+Server:    per entry, w <- mean of w_k over those who answered with m_k = 0, all alike or by their samples; what nobody
+           shares keeps its value.
 Sent per round, P floats of weights and float buffers, M_k of them personal: 4 (P - M_k) bytes each way. In the round in
 which m_k has grown it still comes down by the old mask; up go a bit for every entry of the tensors that have a mask.
-Deviations from the paper: (1) where architectures differ, the mean is layer-wise or within each architecture.
-(2) Weight tensors are those of two dimensions or more; biases and BatchNorm are shared, its statistics averaged. (3) Of
+Deviations from the paper: (1) where architectures differ, the mean is layer-wise or within each architecture. (2)
+Weight tensors are those of two dimensions or more; biases and BatchNorm are shared, its statistics averaged. (3) Of
 entries that moved alike the first are taken, never more than p. (4) What has become personal starts from the newest
 shared value, as in the authors' code. (5) While nothing is personal the first stretch is left out. (6) q counts the
 rounds in which the client took part; a_k is at first what it received. (7) If an upload with a new mask is lost, the
 client sees so by what it is sent, and says its mask again before it grows on.
-From the authors' code: q counts all rounds, the first growth being after round q + 1; the clients of the first round
-are those of every round; buffers are not averaged.
+From the authors' code: personal and shared entries take turns epoch by epoch, here each trains for all its epochs; q
+counts all rounds, the first growth being after round q + 1; whatever is called weight has a mask, BatchNorm's too; the
+clients of the first round are those of every round; buffers are not averaged.
 """
 
 from __future__ import annotations
@@ -57,6 +59,7 @@ class FedSelect(Method):
     personal_epochs: Annotated[int, Field(ge=0)] | None = None  # of the personal entries; None: training.epochs
     shared_epochs: Annotated[int, Field(ge=1)] | None = None  # of the shared entries, after them; None: the same
     aggregation: shared_model.Aggregation = "layer-wise"  # or "same-shape"; alike where all share one architecture
+    weighting: shared_model.Weighting = "uniform"  # of the mean of an entry; "samples": by training samples
 
     @property
     def needs(self) -> Needs:
@@ -85,7 +88,8 @@ class FedSelect(Method):
 
         def mean(base: Group, members: list[int]) -> dict[str, Tensor]:
             held = [_masks(server.state, f"mask {i}") for i in members]
-            return masks.entry_wise_mean([models[i] for i in members], held, base)
+            counts = [float(server.clients[i].n) if self.weighting == "samples" else 1.0 for i in members]
+            return masks.entry_wise_mean([models[i] for i in members], counts, held, base)
 
         shared_model.advance(server, self.aggregation, models, mean)
 

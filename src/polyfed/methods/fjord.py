@@ -8,9 +8,11 @@ Server:    every entry of w <- mean over the clients that hold it, weighted by n
            reported, as in HeteroFL, for the width that is scored.
 Sent per round, P floats of weights of the sub-model of p_i, S of its BatchNorm's statistics: down 4 (P + S) (P alone at
 first), up 4 P; where there is BatchNorm, for the statistics down 4 P, up 4 S + 8 (and how many batches, int64).
-Deviations from the paper: (1) one width p_i per client, all classes of clients equally large, where the paper has
-clusters of devices. (2) BatchNorm's statistics are taken after the average, for each client's largest width alone.
-(3) The distillation has weight 1 and temperature 1.
+Deviations from the paper: (1) one p_i per client, dealt in blocks by number, all of equal size; there devices fall into
+clusters. (2) BatchNorm's statistics are taken after the average, for each client's largest width alone; in the authors'
+code every width keeps running ones, which are averaged. Its weight and bias are shared by all widths, as there. (3) The
+distillation has weight 1 and temperature 1, as in that code. (4) Scored is every client's own width; the paper scores
+all widths of w.
 """
 
 from __future__ import annotations
@@ -72,8 +74,7 @@ class FjORD(submodels.Slicing):
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         variants = {i: self.variant(server, i) for i in uploads}
-        kept, counts = {i: self._kept(server, i) for i in uploads}, {i: server.clients[i].n for i in uploads}
-        submodels.average(server, uploads, variants, kept, counts)
+        submodels.average(server, uploads, variants, {i: self._kept(server, i) for i in uploads}, "samples")
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:

@@ -4,8 +4,8 @@ Level l = 1..L has a width r_l and a depth d_l: the first ceil(r_l K) of every g
 the exit behind ceil(d_l B) of its B blocks, and the exits on the way, m in all; the last level's exit is the head.
 Client i:  w_i <- w[l];  E epochs on  sum_j j L_j / (m (m + 1) / 2),  L_m = CE(o_m, y)  and, for the exits j < m before,
            L_j = CE(o_j, y) + gamma T^2 KL(softmax(o_m / T) || softmax(o_j / T)),  o_m a constant in the latter.
-Server:    every entry of w <- plain mean over the clients that hold it;  what nobody holds stays bit for bit. Then
-           clients report BatchNorm's statistics of the new sub-models, as in HeteroFL.
+Server:    every entry of w <- mean over the clients that hold it, all alike or by their samples;  what nobody holds
+           stays bit for bit. Then clients report BatchNorm's statistics of the new sub-models, as in HeteroFL.
 Clients are dealt to the levels in equal shares, once, in an order that the seed draws.
 Sent per round, P floats of weights of the sub-model, S of its BatchNorm's statistics (from the second round on): down
 4 (P + S), up 4 P; where there is BatchNorm, for the statistics of the new sub-model down 4 P, up 4 S + 8 (and how many
@@ -27,7 +27,7 @@ import torch
 from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
-from polyfed.core import submodels
+from polyfed.core import shared_model, submodels
 from polyfed.core.client import Client
 from polyfed.core.early_exits import attach
 from polyfed.core.message import Message, tensor
@@ -77,9 +77,9 @@ class ScaleFL(submodels.Slicing):
     gamma: Annotated[float, Field(ge=0)] = 0.05  # weight of what early exits learn from the last one; 0 is off
     temperature: Annotated[float, Field(gt=0)] = 3.0  # T, of the softmax there
     distil_from: Annotated[float, Field(ge=0, le=1)] = 0.25  # share of the rounds before it begins; 1 is never
-    statistics: submodels.Statistics = (
-        "all"  # who reports BatchNorm's; "running": kept in training and averaged instead
-    )
+    # who reports BatchNorm's statistics; "running": they are kept in training and averaged instead
+    statistics: submodels.Statistics = "all"
+    weighting: shared_model.Weighting = "uniform"  # of the mean of an entry; "samples": by training samples
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
         return submodels.exchanges(self.statistics)
@@ -95,7 +95,7 @@ class ScaleFL(submodels.Slicing):
     def build(self, model: Any, variant: str) -> nn.Module:
         width, depth = self._level(variant)
         whole = attach(model, [level.depth for level in _levels(self.levels)])
-        submodels.build(whole, width, scaler=False, statistics=self.statistics)
+        submodels.build(whole, width, self.statistics)
         return whole.until(depth)
 
     def personal(self, module: Any) -> nn.Module:
@@ -118,7 +118,7 @@ class ScaleFL(submodels.Slicing):
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         variants = {i: self.variant(server, i) for i in uploads}
-        submodels.average(server, uploads, variants, {i: self._kept(server, i) for i in uploads})
+        submodels.average(server, uploads, variants, {i: self._kept(server, i) for i in uploads}, self.weighting)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:

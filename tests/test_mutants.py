@@ -71,6 +71,7 @@ CAUGHT_BY = {
     broken.PreviousIsLive: "nothing_aliased",
     broken.UnsquaredNorm: "oracle",
     broken.DeadKnob: "knobs_bite",
+    broken.HeadsBeginApart: "begins_alike",
     broken.UncountedPrototypes: "counted",
     broken.AbsentClassesAreZero: "silence_is_not_zero",
     broken.UndetachedTeacher: "reductions",

@@ -16,6 +16,7 @@ from polyfed.core.message import Message, State, group, tensor
 from polyfed.core.method import Batch, Context, Gradients, Needs, Trained, knobs
 from polyfed.core.networks import floats, split
 from polyfed.core.server import Server
+from polyfed.functional.averaging import weighted_mean
 from polyfed.functional.losses import cross_entropy
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.fedgh import FedGH
@@ -75,6 +76,25 @@ class DeadKnob(FedProx):
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         off = 0.0 * self.mu * sum(p.sum() for p in model.parameters())
         return cross_entropy(model(batch.x), batch.y, batch.w) + off
+
+
+@knobs
+class HeadsBeginApart(FedAvg):
+    """The heads of unlike networks are averaged, though each network's was drawn for itself."""
+
+    aggregation: shared_model.Aggregation = "same-shape"
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(split_model=True, one_head=True)
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        super().aggregate(server, uploads)
+        models = [group(message, "model") for message in uploads.values()]
+        heads = [{name: t for name, t in model.items() if name.startswith("head.")} for model in models]
+        for architecture in server.architectures if heads else ():
+            mean = weighted_mean(heads, [1.0] * len(heads))
+            shared_model.replace(server, self.aggregation, architecture, mean)
 
 
 class UncountedPrototypes(FedProto):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -345,6 +345,30 @@ def _shared(federation: Federation) -> list[str]:
         if all(name in other and torch.equal(tensor, other[name]) for other in every[1:])
         and not (name in start and torch.equal(tensor, start[name]))
     ]
+
+
+@_property
+def begins_alike(kit: Kit) -> None:
+    """What the server sends alike to all in the end it sends alike at first: means of weights drawn apart are noise."""
+    first: dict[int, dict[str, Tensor]] = {}
+    last: dict[int, dict[str, Tensor]] = {}
+
+    def broadcast(call: Callable[..., Message], server: Server, number: int) -> Message:
+        message = call(server, number)
+        if server.exchange == "train":
+            first.setdefault(number, flatten(message))
+            last[number] = flatten(message)
+        return message
+
+    kit.runs(kit.usual, Spy(kit.method, broadcast=broadcast))
+    for name in set.intersection(*(set(sent) for sent in last.values())):
+        begun = [sent[name] for sent in first.values() if name in sent]
+        if len(begun) == len(last) and _all_equal([sent[name] for sent in last.values()]) and not _all_equal(begun):
+            kit.fail(f"'{name}' is one for all after the first round and began otherwise for each")
+
+
+def _all_equal(tensors: Sequence[Tensor]) -> bool:
+    return all(torch.equal(tensors[0], other) for other in tensors[1:])
 
 
 @_property

@@ -425,7 +425,8 @@ def test_all_rows_of_one_table_weigh_clients_alike(profile: str | None) -> None:
     assert {getattr(method, "weighting", "samples") for method in methods.values()} == {"samples"}
 
 
-@pytest.mark.parametrize("profile", ["fedet", "fedet,small"])
-def test_fedins_row_of_fedet_is_layer_wise_as_its_appendix_says(profile: str) -> None:
+@pytest.mark.parametrize("profile", ["fedet", "small,small-fedet"])
+def test_fedins_row_of_fedet_is_layer_wise_as_its_appendix_says_and_has_public_images(profile: str) -> None:
     recipe = Recipe.load(ROOT / "recipes" / "fedin" / "table1.toml", method="fedet", profile=profile)
     assert recipe.build_method().aggregation == "layer-wise"
+    assert 0 < recipe.data.holdout < (recipe.data.max_rows or 50_000)

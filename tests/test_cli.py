@@ -340,8 +340,6 @@ def test_lists_and_help_fit_the_terminal(polyfed_: Terminal, columns: str, monke
     commands = ("run", "compare", "sweep", "check", "report", "predict", "methods", "models", "datasets")
     said = [polyfed_(command, "--help").out for command in commands] + [polyfed_(name).out for name in commands[-3:]]
     assert max(len(line) for text in said for line in text.splitlines()) <= int(columns)
-    for row in json.loads(polyfed_("models", "--json").out):
-        assert f"parameters: {row['parameters']}" in said[-2].replace(",", "")
 
 
 def test_run_tells_why_it_ended_early_and_what_a_closing_round_changed(polyfed_: Terminal) -> None:
@@ -365,7 +363,7 @@ def test_help_and_version(polyfed_: Terminal) -> None:
         assert f"  {command} " in listed
         said = polyfed_(command, "--help").out
         assert "Usage: polyfed" in said
-        assert "\\" not in said.replace("\\[", "[")  # typer 0.20, which Flower wants, writes "\[required]"
+        assert "\\" not in said
 
 
 def test_what_nobody_expected_is_one_line_with_a_hint(polyfed_: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:

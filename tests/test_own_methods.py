@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 import sys
 import tomllib
@@ -148,6 +150,37 @@ def test_a_method_by_name_from_the_run_to_what_is_made_of_it(project: Path, caps
         assert polyfed(*after) == 0, capsys.readouterr().err
     assert "own_all.Gentle" in (folder / "comparison.md").read_text()
     assert type(load_model(folder, 0).method).__name__ == "Gentle"
+
+
+PAGE = (Path(__file__).parents[1] / "docs" / "own-method.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+def test_the_page_of_own_methods_as_a_stranger_would_follow_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("echo.py").write_text(blocks("python")[0], encoding="utf-8")
+    (recipe,) = blocks("toml")
+    Path("mine.toml").write_text(recipe, encoding="utf-8")
+    np.save("new.npy", np.zeros((2, 1, 8, 8), dtype=np.uint8))
+    fewer = ["--set", "data.max_train=20", "--set", "data.max_test=10"]
+    for line in blocks("bash")[0].splitlines():
+        program, command, *words = shlex.split(line, comments=True)
+        assert program == "polyfed"
+        more = [*fewer, "-q"] if command in ("run", "compare", "sweep") else fewer if command == "check" else []
+        monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(tmp_path)])
+        monkeypatch.setattr(registry, "_added", [])
+        sys.modules.pop("echo", None)
+        assert cli.status([command, *words, *more]) == 0, (line, capsys.readouterr().err)
+    sys.modules.pop("echo")
+    assert json.loads(Path("runs/echo/result.json").read_text())["rounds"] == 8
+    assert {path.name for path in Path("runs/compared").iterdir() if path.is_dir()} == {
+        *("local", "echo.Echo", "echo-loud", "fedgh"),
+    }
 
 
 def test_in_a_recipe_with_networks_and_data_in_worker_processes(project: Path) -> None:

@@ -9,12 +9,16 @@ import dataclasses
 import functools
 import inspect
 import io
+import itertools
+import re
 import textwrap
 import tokenize
+import types
+import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from polyfed.errors import PolyfedError
 from polyfed.registry import METHODS
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
     from polyfed.recipe import Recipe
     from polyfed.session import Prepared
 
-__all__ = ["Fit", "Knob", "describe", "fits", "fits_lines", "knobs", "to_markdown", "to_text"]
+__all__ = ["Fit", "Knob", "describe", "fits", "fits_lines", "knobs", "page", "shown", "to_markdown", "to_text"]
 
 _TIMED_BATCHES = 3  # of each network and method
 _SIZES = len("1023.9 KiB to 1023.9 KiB")
@@ -41,6 +45,10 @@ _SYMBOLS = (
     ("w, phi, h", "weights, those before the head, those of the head; w_k, h_k: client k's own"),
     ("c, m, a, A", "control variates, momentum or masks, anchors, affinities; c_k, m_k, a_k: client k's own"),
 )
+
+
+_KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text", type(None): "none"}
+_SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
 
 @dataclass(frozen=True)
@@ -76,13 +84,63 @@ def describe() -> list[dict[str, Any]]:
     """One row per registered method: name, paper, differs, down, up, states, scored, needs, knobs (name -> default)
     and about (name -> what the knob does).
     """
-    rows = []
-    for name, kind in METHODS.items():
-        method, own = kind(), knobs(kind)
-        told = {key: getattr(kind, key) for key in ("paper", "differs", "down", "up", "states")}
-        row = {"name": name, **told, "scored": method.scored, "needs": _needs(method.needs)}
-        rows.append(row | {"knobs": {k.name: k.default for k in own}, "about": {k.name: k.about for k in own}})
-    return rows
+    return [_described(name, kind) for name, kind in METHODS.items()]
+
+
+def page(name: str, beside: Sequence[str] = ()) -> dict[str, Any]:
+    """All that is said of one method: a row of `describe`, and kinds (knob -> what values it takes), summary, text (how
+    it works) and deviations (from its paper).
+
+    Args:
+        name: of a registered method, or ``"package.module:Class"``. beside: folders in which the module is looked for.
+
+    Raises:
+        RequestError: no such method, or it is none.
+    """
+    from polyfed.own_methods import method_class, with_knobs
+
+    kind: Any = with_knobs(name, method_class(name, beside))
+    summary, _, own = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")
+    _, _, whole = (inspect.getdoc(inspect.getmodule(kind)) or "").partition("\n\n")
+    text, head, deviations = (own or whole).partition("Deviations from the paper")
+    kinds = typing.get_type_hints(kind, include_extras=True)
+    return {
+        **_described(name, kind),
+        "kinds": {field.name.rstrip("_"): kind_of(kinds[field.name]) for field in dataclasses.fields(kind)},
+        "summary": " ".join(summary.split()),
+        "text": text.strip("\n"),
+        "deviations": " ".join(f"{head}{deviations}".split()),
+    }
+
+
+def _described(name: str, kind: Any) -> dict[str, Any]:
+    method, own = kind(), knobs(kind)
+    told = {key: getattr(kind, key) for key in ("paper", "differs", "down", "up", "states")}
+    row = {"name": name, **told, "scored": method.scored, "needs": _needs(method.needs)}
+    return row | {"knobs": {k.name: k.default for k in own}, "about": {k.name: k.about for k in own}}
+
+
+def kind_of(hint: Any) -> str:
+    """What values a knob of this type takes, in words.
+
+    >>> kind_of(bool), kind_of(Literal["a", "b"]), kind_of(int | None)
+    ('true or false', '"a" or "b"', 'whole number or none')
+    """
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        said = [getattr(one, "metadata", ()) for one in inner[1:]]
+        bounds = [word for one in itertools.chain(*said) for word in _bounds(one)]
+        return " ".join([kind_of(inner[0]), " and ".join(bounds)]).rstrip()
+    if origin is Literal:
+        return " or ".join(shown(value) for value in inner)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(map(kind_of, inner))
+    return _KINDS.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _bounds(rule: Any) -> list[str]:
+    """A bound of pydantic's as it is written."""
+    return [f"{sign} {getattr(rule, key):g}" for key, sign in _SIGNS.items() if hasattr(rule, key)]
 
 
 def knobs(kind: type[Any]) -> list[Knob]:
@@ -152,7 +210,7 @@ def to_text(rows: Sequence[Mapping[str, Any]], width: int = 100) -> str:
         ):
             lines += textwrap.wrap(f"{head:<10}  {value}", width, initial_indent="  ", subsequent_indent=" " * 14)
         for name, default in row["knobs"].items():
-            head = f"{name} = {_shown(default)}"
+            head = f"{name} = {shown(default)}"
             about = f"  # {row['about'][name]}" if row["about"][name] else ""
             lines += textwrap.wrap(head + about, width, initial_indent="    ", subsequent_indent=" " * 8)
         lines.append("")
@@ -161,12 +219,18 @@ def to_text(rows: Sequence[Mapping[str, Any]], width: int = 100) -> str:
     return "\n".join(lines)
 
 
+def symbols_in(text: str) -> list[tuple[str, str]]:
+    """The symbols, and their meanings, that come up in what is said of sizes."""
+    words = set(re.findall(r"[A-Za-z]+(?:_\w+)?", text))
+    return [entry for entry in _SYMBOLS if words & set(re.findall(r"[A-Za-z]+(?:_\w+)?", entry[0]))]
+
+
 def to_markdown() -> str:
     """The table of methods as docs/methods/README.md has it."""
     heads = ["method", "paper", "may differ between clients", "down", "up", "kept between rounds", "scored", "knobs"]
     lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join("---" for _ in heads) + " |"]
     for row in describe():
-        own = ", ".join(f"`{name}` {_shown(default)}" for name, default in row["knobs"].items())
+        own = ", ".join(f"`{name}` {shown(default)}" for name, default in row["knobs"].items())
         cells = [
             f"[{row['name']}]({row['name']}.md)",
             *(row[key] for key in ("paper", "differs", "down", "up", "states")),
@@ -189,7 +253,7 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value as a recipe has it."""
     if value is None:
         return "none"

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar, get_type_hints
 
 import typer
 import typer.main
+from typer.core import TyperCommand
 
+from polyfed import completion
 from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError
 from polyfed.registry import nearest
 from polyfed.stopping import exit_status, stops_on_signals
@@ -30,7 +33,6 @@ app = typer.Typer(
     name="polyfed",
     help="Federated learning among clients whose neural networks differ.\n\n"
     "An experiment is a recipe, a TOML file: see recipes/quickstart.toml.",
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -46,6 +48,28 @@ class _Closed(Exception):
     """Whoever read our output has gone."""
 
 
+class _Command(TyperCommand):
+    """A command whose help says what its arguments are, and shows brackets as they are."""
+
+    def format_options(self, context: Any, formatter: Any) -> None:
+        """Write the sections of arguments and options."""
+        hints = get_type_hints(inspect.unwrap(self.callback or _main), include_extras=True)
+        arguments, options = [], []
+        for parameter in self.get_params(context):
+            record = parameter.get_help_record(context)
+            if record is None:
+                continue
+            name, text = record
+            if parameter.param_type_name == "option":
+                options.append((name, text.replace("\\[", "[")))  # typer escapes them, as if for rich
+            else:  # whose help is lost between typer 0.20 and click 8.3
+                arguments.append((name, hints[parameter.name].__metadata__[0].help))
+        for head, records in (("Arguments", arguments), ("Options", options)):
+            if records:
+                with formatter.section(head):
+                    formatter.write_dl(records)
+
+
 def _command(function: Command, group: typer.Typer = app) -> Command:
     """Registers a command, and keeps the argument parser from handling what `main` handles."""
 
@@ -58,23 +82,40 @@ def _command(function: Command, group: typer.Typer = app) -> Command:
         except BrokenPipeError:
             raise _Closed from None
 
-    group.command()(guarded)
+    group.command(cls=_Command)(guarded)
     return function
 
 
 _Recipe = Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="The recipe's file.", show_default=False)]
 _Method = Annotated[
-    str | None, typer.Option(metavar="NAME", help="A method, or a variant from the recipe's [methods].")
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="A method, a variant from the recipe's [methods], or one of your own: package.module:Class.",
+        autocompletion=completion.methods,
+    ),
 ]
 _Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: --set data.clients=20. May be repeated."),
 ]
 _Profile = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Lay a table of the recipe's [profiles] over it; or several: A,B.")
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Lay a table of the recipe's [profiles] over it; or several: A,B.",
+        autocompletion=completion.profiles,
+    ),
 ]
 _Seed = Annotated[int | None, typer.Option(metavar="NUMBER", help="The seed of every random draw.")]
-_Device = Annotated[str | None, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1.")]
+_DEVICES = "cpu, or an NVIDIA GPU: cuda, the second cuda:1"
+_Device = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help=f"{_DEVICES} [the recipe's].", autocompletion=completion.one_of("cpu", "cuda")),
+]
+_DeviceOf = Annotated[
+    str, typer.Option(metavar="NAME", help=f"{_DEVICES}.", autocompletion=completion.one_of("cpu", "cuda"))
+]
 _Workers = Annotated[
     int | None, typer.Option(metavar="NUMBER", help="Clients that train at the same time [the cores; GPU: 32].")
 ]
@@ -86,8 +127,16 @@ _Target = Annotated[
     ),
 ]
 _Track = Annotated[
-    list[str] | None, typer.Option("--track", metavar="NAME", help="Live curves in the run folder: tensorboard.")
+    list[str] | None,
+    typer.Option(
+        "--track",
+        metavar="NAME",
+        help="Live curves in the run folder: tensorboard.",
+        autocompletion=completion.one_of("tensorboard"),
+    ),
 ]
+_STAGES = ("received", "after_local", "personal")
+_FIGURES = ("curves", "clients", "architectures", "sizes", "variants", "labels", "cka", "tsne", "sensitivity")
 _Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 _Json = Annotated[bool, typer.Option("--json", help="For machines.")]
 
@@ -115,14 +164,23 @@ def run(
     settings: _Set = None,
     seed: _Seed = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Run folder [runs/RECIPE-METHOD-seedN].")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that the folder holds.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Go on with the run that the folder holds; a finished one, too, for more rounds."
+        ),
+    ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Replace the run that the folder holds, and its analyses.")
     ] = False,
     workers: _Workers = None,
     executor: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Who does the clients' work: auto, serial, pool, cohort, flower-sim (Ray)."),
+        typer.Option(
+            metavar="NAME",
+            help="Who does the clients' work: auto, serial, pool, cohort, flower-sim (Ray).",
+            autocompletion=completion.one_of("auto", "serial", "pool", "cohort", "flower-sim"),
+        ),
     ] = None,
     device: _Device = None,
     track: _Track = None,
@@ -137,8 +195,10 @@ def run(
 
     \b
     polyfed run recipes/quickstart.toml --method fedgh --seed 1
-    polyfed run recipes/quickstart.toml --set data.clients=20 --out runs/mine
-    polyfed run recipes/quickstart.toml --out runs/mine --resume
+    polyfed run recipes/quickstart.toml --set data.clients=20 --out runs/twenty
+    polyfed run recipes/quickstart.toml --set run.keep=best --out runs/best
+    polyfed run mine.toml --out runs/mine
+    polyfed run mine.toml --out runs/mine --resume --set training.rounds=25
     polyfed run recipes/quickstart.toml --timings
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed import session
@@ -160,7 +220,11 @@ def compare(
     recipe: _Recipe,
     methods: Annotated[
         str | None,
-        typer.Option(metavar="A,B,...", help="Methods and variants [all that the recipe names]; Local always is one."),
+        typer.Option(
+            metavar="A,B,...",
+            help="Methods and variants [all that the recipe names]; Local always is one.",
+            autocompletion=completion.method_lists,
+        ),
     ] = None,
     seeds: Annotated[str, typer.Option(metavar="0,1,...", help="One run of every method for each.")] = "0",
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for runs and tables [runs/RECIPE].")] = None,
@@ -179,7 +243,7 @@ def compare(
 
     \b
     polyfed compare recipes/quickstart.toml --methods fedavg,fedgh --seeds 0,1
-    polyfed compare recipes/fedgh/table3-cifar10.toml --profile small
+    polyfed compare recipes/fedgh/table3.toml --profile small
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed import session
     from polyfed.report.tables import to_text
@@ -251,7 +315,11 @@ def check(
     method: _Method = None,
     methods: Annotated[
         str | None,
-        typer.Option(metavar="A,B,...", help="A line for each of these methods and variants; or all."),
+        typer.Option(
+            metavar="A,B,...",
+            help="A line for each of these methods and variants; or all.",
+            autocompletion=completion.method_lists,
+        ),
     ] = None,
     settings: _Set = None,
     seed: _Seed = None,
@@ -281,7 +349,7 @@ def check(
     if methods is not None:
         found = catalogue.fits(asked, methods=None if methods == "all" else _names(methods), timed=True)
         if json:
-            return _list([dataclasses.asdict(one) for one in found], json)
+            return _print_json([dataclasses.asdict(one) for one in found])
         for line in catalogue.fits_lines(found, timed=True):
             _print(line)
         return _print_profile(asked)
@@ -309,14 +377,28 @@ def report(
     ],
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write [the first DIR].")] = None,
     stage: Annotated[
-        str | None, typer.Option(metavar="NAME", help="received, after_local or personal [each run's own].")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="received, after_local or personal [each run's own].",
+            autocompletion=completion.one_of(*_STAGES),
+        ),
     ] = None,
     x: Annotated[
-        str, typer.Option(metavar="NAME", help="Axis of the curves: round, bytes, seconds or simulated.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Axis of the curves: round, bytes, seconds or simulated.",
+            autocompletion=completion.one_of("round", "bytes", "seconds", "simulated"),
+        ),
     ] = "round",
     metric: Annotated[
         str,
-        typer.Option(metavar="NAME", help="What the curves show: accuracy, worst_tenth, balanced_accuracy, f1 or auc."),
+        typer.Option(
+            metavar="NAME",
+            help="What the curves show: accuracy, worst_tenth, balanced_accuracy, f1 or auc.",
+            autocompletion=completion.one_of("accuracy", "worst_tenth", "balanced_accuracy", "f1", "auc"),
+        ),
     ] = "accuracy",
     metrics: Annotated[
         bool, typer.Option("--metrics", help="Print the other figures, and those by architecture, too.")
@@ -334,7 +416,7 @@ def report(
 
     \b
     polyfed report runs/quickstart --x bytes --target "60 %"
-    polyfed report runs/fedgh runs/fedin --results docs/results.md
+    polyfed report runs/fedgh runs/fedin --results results.md
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.report.figures import curves
     from polyfed.report.folders import find_runs
@@ -384,15 +466,32 @@ def analyse(
         typer.Argument(metavar="RUN", help="Run folders, folders above them, or that of a sweep.", show_default=False),
     ],
     figures: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help="Which of these figures [all that can be drawn].")
+        str | None,
+        typer.Option(
+            metavar="A,B,...",
+            help="Which of these figures [all that can be drawn].",
+            autocompletion=completion.several_of(*_FIGURES),
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write [analysis in the first RUN].")] = None,
     stage: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Scoring stage of curves and variants [each run's own].")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Scoring stage of curves and variants [each run's own].",
+            autocompletion=completion.one_of(*_STAGES),
+        ),
     ] = None,
     smooth: Annotated[int, typer.Option(metavar="NUMBER", help="curves: mean of so many evaluated rounds.")] = 1,
     inputs: Annotated[int, typer.Option(metavar="NUMBER", help="cka, tsne: inputs that all clients see.")] = 1000,
-    rows: Annotated[str, typer.Option(metavar="NAME", help="cka, tsne: their rows, test or holdout.")] = "test",
+    rows: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="cka, tsne: their rows, test or holdout.",
+            autocompletion=completion.one_of("test", "holdout"),
+        ),
+    ] = "test",
     places: Annotated[
         str | None,
         typer.Option(
@@ -402,7 +501,10 @@ def analyse(
     ] = None,
     clients: Annotated[int, typer.Option(metavar="NUMBER", help="cka, tsne: clients at most.")] = 40,
     points: Annotated[int, typer.Option(metavar="NUMBER", help="tsne: points of a panel at most.")] = 1000,
-    device: Annotated[str, typer.Option(metavar="NAME", help="cka, tsne: cpu, cuda, cuda:1.")] = "cpu",
+    device: Annotated[
+        str,
+        typer.Option(metavar="NAME", help=f"cka, tsne: {_DEVICES}.", autocompletion=completion.one_of("cpu", "cuda")),
+    ] = "cpu",
 ) -> None:
     """Figures of finished runs.
 
@@ -439,7 +541,7 @@ def predict(
     out: Annotated[Path, typer.Option(metavar="FILE.csv", help="Where to write; - is standard output.")] = Path("-"),
     probabilities: Annotated[bool, typer.Option("--probabilities", help="Those of all classes, too.")] = False,
     json: _Json = False,
-    device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1.")] = "cpu",
+    device: _DeviceOf = "cpu",
     image_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of Parquet files.")] = None,
     label_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of Parquet or CSV files.")] = None,
     text_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of Parquet or CSV files of texts.")] = None,
@@ -452,8 +554,8 @@ def predict(
     .txt file) are read with the run's own words; texts without any of them are told.
 
     \b
-    polyfed predict runs/mine --client 7 photos --out photos.csv
-    polyfed predict runs/mine --client 7 new.parquet --json
+    polyfed predict runs/mine --client 3 photos --out photos.csv
+    polyfed predict runs/mine --client 3 new.parquet --json
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed import prediction
     from polyfed.report.writing import write_whole
@@ -503,7 +605,12 @@ def attack(
     ] = None,
     source: Annotated[
         str | None,
-        typer.Option("--from", metavar="NAME,...", help="s_in, s_out or both of FedIN's features [s_in]; prototypes."),
+        typer.Option(
+            "--from",
+            metavar="NAME,...",
+            help="s_in, s_out or both of FedIN's features [s_in]; prototypes.",
+            autocompletion=completion.several_of("s_in", "s_out", "prototypes"),
+        ),
     ] = None,
     steps: Annotated[int, typer.Option(metavar="NUMBER", help="Steps of Adam.")] = 1000,
     lr: Annotated[float, typer.Option(metavar="NUMBER", help="Its learning rate.")] = 0.1,
@@ -513,7 +620,7 @@ def attack(
     seed: Annotated[int, typer.Option(metavar="NUMBER", help="Of the noise that images are made from.")] = 0,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write [RUN/attack].")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the attack that the folder holds.")] = False,
-    device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1.")] = "cpu",
+    device: _DeviceOf = "cpu",
 ) -> None:
     """Reconstruct a client's images from what it sent.
 
@@ -555,7 +662,11 @@ def leakage(
     shadows: Annotated[int, typer.Option(metavar="NUMBER", help="Shadow models per client and kind; 0: no LiRA.")] = 16,
     shadow_data: Annotated[
         str,
-        typer.Option(metavar="NAME", help="What the attacker has to train them on: others' rows, or the holdout."),
+        typer.Option(
+            metavar="NAME",
+            help="What the attacker has to train them on: others' rows, or the holdout.",
+            autocompletion=completion.one_of("others", "holdout"),
+        ),
     ] = "others",
     rows: Annotated[
         int | None, typer.Option(metavar="NUMBER", help="Members, and others, asked for per client [all].")
@@ -599,6 +710,14 @@ def leakage(
 
 @_command
 def methods(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            help="Only this one, with all that is said of it; also package.module:Class of your own.",
+            autocompletion=completion.registered_methods,
+        ),
+    ] = None,
     fits: Annotated[
         Path | None,
         typer.Option(metavar="RECIPE.toml", help="Which of them can run on these models and data, why not the others."),
@@ -610,11 +729,12 @@ def methods(
     json: _Json = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="The table of docs/methods/README.md.")] = False,
 ) -> None:
-    """List the methods and their knobs; or which of them fit a recipe.
+    """List the methods and their knobs; one of them; or which fit a recipe.
 
     With --fits, two rounds of one batch are played per method and architecture; nothing is written.
 
     \b
+    polyfed methods fedgh
     polyfed methods --fits recipes/quickstart.toml --set models.feature_dim=64
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     import dataclasses
@@ -622,20 +742,29 @@ def methods(
 
     from polyfed import catalogue
 
+    if name is not None and (fits is not None or markdown or settings):
+        raise RequestError("expected the name of a method alone or with --json, came it with other options")
     if fits is None and settings:
         raise RequestError("expected --set together with --fits RECIPE.toml, which it changes, came it alone")
     if markdown and (json or fits is not None):
         raise RequestError("expected --markdown alone, came it together with --json or --fits")
-    if fits is not None:
+    if name is not None:
+        page = catalogue.page(name, [os.getcwd()])
+        if json:
+            return _print_json(page)
+        from polyfed.listing import of_method
+
+        _print(of_method(page, _width()))
+    elif fits is not None:
         found = catalogue.fits(fits, settings or (), measure)
         if json:
-            _list([dataclasses.asdict(one) for one in found], json)
-        for line in () if json else catalogue.fits_lines(found):
+            return _print_json([dataclasses.asdict(one) for one in found])
+        for line in catalogue.fits_lines(found):
             _print(line)
     elif markdown:
         _print(catalogue.to_markdown().rstrip("\n"))
     elif json:
-        _list(catalogue.describe(), json)
+        _print_json(catalogue.describe())
     else:
         _print(catalogue.to_text(catalogue.describe(), max(40, shutil.get_terminal_size((100, 24)).columns)))
 
@@ -648,7 +777,11 @@ def models(json: _Json = False) -> None:
     """
     from polyfed.models.zoo import describe
 
-    _list(describe(), json)
+    if json:
+        return _print_json(describe())
+    from polyfed.listing import of_models
+
+    _print(of_models(describe(), _width()))
 
 
 @_command
@@ -673,7 +806,11 @@ def datasets(json: _Json = False) -> None:
         for name in own
         if name not in DATASETS
     ]
-    _list(rows, json)
+    if json:
+        return _print_json(rows)
+    from polyfed.listing import of_datasets
+
+    _print(of_datasets(rows, _width()))
 
 
 # deployment -------------------------------------------------------------------------------------------------------
@@ -760,7 +897,12 @@ def local(
     settings: _Set = None,
     seed: _Seed = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Run folder [runs/RECIPE-METHOD-seedN].")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that the folder holds.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Go on with the run that the folder holds; a finished one, too, for more rounds."
+        ),
+    ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Replace the run that the folder holds, and its analyses.")
     ] = False,
@@ -790,7 +932,7 @@ def local(
 def _print(text: str) -> None:
     """To standard output, in whatever encoding it has."""
     encoding = sys.stdout.encoding or "utf-8"
-    plain = text.replace("±", "+/-") if "utf" not in encoding.lower() else text
+    plain = text if "utf" in encoding.lower() else text.replace("±", "+/-").replace("─", "-")
     print(plain.encode(encoding, "replace").decode(encoding))
 
 
@@ -868,50 +1010,11 @@ def _print_files(files: Sequence[Path]) -> None:
         _print(f"wrote {file}")
 
 
-def _list(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
-    """A table where it fits the terminal, else a paragraph per entry."""
-    if as_json:
-        import json
+def _print_json(value: Any) -> None:
+    """For machines."""
+    import json
 
-        print(json.dumps([dict(row) for row in rows], indent=2))
-        return
-    width = _width(most=200)
-    heads, cells = list(rows[0]), [[_words(value) for value in row.values()] for row in rows]
-    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
-    if sum(widths) + 2 * len(widths) <= width:
-        for row in [heads, ["-" * each for each in widths], *cells]:
-            _print("  ".join(f"{cell:<{each}}" for cell, each in zip(row, widths, strict=True)).rstrip())
-        return
-    for name, *others in cells:
-        _print(name)
-        for line in _paragraph(
-            [f"{head}: {cell}" for head, cell in zip(heads[1:], others, strict=True) if cell], width
-        ):
-            _print(line)
-
-
-def _paragraph(facts: Sequence[str], width: int) -> Iterator[str]:
-    """Facts side by side while they fit into a line; one that does not fit is wrapped in lines of its own."""
-    import textwrap
-
-    line = ""
-    for fact in facts:
-        joined = f"{line}; {fact}" if line else f"  {fact}"
-        if line and len(joined) > width:
-            yield from textwrap.wrap(line, width, subsequent_indent="      ")
-            joined = f"  {fact}"
-        line = joined
-    yield from textwrap.wrap(line, width, subsequent_indent="      ")
-
-
-def _words(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key}={_words(item)}" for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(map(str, value))
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "-" if value is None else f"{value:,}" if isinstance(value, int) and value > 9999 else str(value)
+    print(json.dumps(value, indent=2))
 
 
 def _tracked(names: Sequence[str] | None) -> list[str]:

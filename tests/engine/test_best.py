@@ -195,6 +195,9 @@ def test_what_cannot_be_is_one_line(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
     with pytest.raises(RequestError, match=r"run.keep: expected 'last' or 'best', came 'first'"):
         recipe("first")
+    client = pf.Client(torch.nn.Linear(4, 2), train=(torch.randn(9, 4), torch.arange(9) % 2))
+    with pytest.raises(RequestError, match="keep: expected 'last' or 'best', got 'bset'"):
+        pf.Federation([client], pf.methods.Local(), keep="bset")  # type: ignore[arg-type]
     pf.run(recipe("last"), out=tmp_path / "run")
     with pytest.raises(RequestError, match=r"another recipe's run: run.keep was None, now 'best'"):
         pf.run(recipe("best"), out=tmp_path / "run", resume=True)

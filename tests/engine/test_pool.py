@@ -504,6 +504,18 @@ def test_what_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert pool.obstacle("cuda") == "worker processes need device 'cpu', and this one is 'cuda'"
     assert pool.obstacle("cpu") is None
+    gpu: Any = SimpleNamespace(
+        method=FedAvg(),
+        architectures=SimpleNamespace(device=torch.device("cuda")),
+        store=None,
+        auc=False,
+        clients=[1, 2],
+    )
+    if sys.platform == "linux":
+        with pytest.raises(
+            RequestError, match=r"expected the executor 'cohort' or 'auto', by .*, as worker processes need"
+        ):
+            pool.chosen("pool", None, gpu, Training(), print)
 
 
 def test_cores_are_those_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:

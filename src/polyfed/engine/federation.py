@@ -1041,6 +1041,8 @@ def _check_settings(
     clients: Sequence[Client], training: Training, evaluation: Evaluation, availability: Availability, keep: str
 ) -> None:
     """What the settings ask of each other and of the clients."""
+    if keep not in ("last", "best"):
+        raise RequestError(f"keep: expected 'last' or 'best', got {keep!r}")
     joiners = availability.joiners
     if joiners >= len(clients):
         raise RequestError(

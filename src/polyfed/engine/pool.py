@@ -70,7 +70,9 @@ def chosen(
         return Cohort(crew, size, say)
     asked = name == "pool" or (name == "auto" and (workers or 1) > 1)
     if asked and (reason := obstacle(device)):
-        raise RequestError(f"expected the executor 'serial' with 1 worker, as {reason}")
+        together = "'cohort' or 'auto', by which clients of one network train as one"
+        instead = "'serial' with 1 worker" if device == "cpu" else together
+        raise RequestError(f"expected the executor {instead}, as {reason}")
     count = min(workers or cores(), len(crew.clients))
     estimates = _Estimates(crew, training)
     several = count > 1 and drawn > 1

@@ -26,12 +26,12 @@ RECIPE: dict[str, Any] = {
     "defence": {"rule": "krum"},
     "hostile": {"label_flip": 0.1},
 }
-FREE = {  # so many levels below these, keys are names of clients, stages, architectures, figures, knobs or files
+FREE = {  # so many levels below these, keys are names of clients, stages, networks, classes, figures, knobs or files
     **dict.fromkeys(("epsilon", "epsilon_of"), 1),
     **dict.fromkeys(("accuracy", "accuracy_by_stage", "accuracy_per_architecture"), 1),
     **dict.fromkeys(("bytes_by_client", "simulated_by_client"), 1),
     "accuracy_by_predictor": 2,
-    **dict.fromkeys(("knobs", "sums", "server", "sha256", "timings"), 1),
+    **dict.fromkeys(("knobs", "labels", "sums", "server", "sha256", "timings"), 1),
     **dict.fromkeys(("availability", "privacy", "compression", "defence", "hostile", "hostile_clients"), 1),
     "devices": 3,
     "metrics": 2,

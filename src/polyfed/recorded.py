@@ -149,6 +149,7 @@ RESULT: dict[str, Any] = {
     "knobs": dict,
     "label": _Maybe(str),
     "dataset": str,
+    "class_names": [str],
     "clients": int,
     "rounds": int,
     "seed": int,
@@ -167,7 +168,13 @@ RESULT: dict[str, Any] = {
     "clients_table": [
         _Whole(
             {"id": int, "architecture": str, "samples": int},
-            {"accuracy": _Maybe(_NUMBER), "bytes_up": int, "bytes_down": int},
+            {
+                "accuracy": _Maybe(_NUMBER),
+                "parameters": int,
+                "labels": _Each(int),
+                "bytes_up": int,
+                "bytes_down": int,
+            },
         )
     ],
     "stopped_after": _Maybe(int),

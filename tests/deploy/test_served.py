@@ -56,6 +56,9 @@ def same(recipe: Recipe, run: Run, folder: Path) -> None:
     expected = prepare(recipe, data=DATA).run()
     assert told(run.history) == told(expected.history)
     assert run.result["accuracy_per_client"] == expected.result["accuracy_per_client"]
+    assert not [row for row in run.result["clients_table"] if {"labels", "parameters"} & {*row}], (
+        "they are at the nodes"
+    )
     assert {k: run.result[k] for k in ("method", "dataset", "evaluation")} == {
         k: expected.result[k] for k in ("method", "dataset", "evaluation")
     }

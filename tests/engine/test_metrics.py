@@ -194,11 +194,26 @@ def test_the_table_of_clients() -> None:
     table = result["clients_table"]
     assert [(row["id"], row["architecture"], row["samples"]) for row in table] == [(i, "a", 10 + i) for i in range(3)]
     assert [row["accuracy"] for row in table] == result["accuracy_per_client"]
+    trained = sum(parameter.numel() for parameter in tiny(1, 4, 6).parameters())
+    assert [row["parameters"] for row in table] == [trained] * 3
+    for client, row in zip(clients, table, strict=True):
+        y = client.data.train.y
+        assert row["labels"] == {"0": int((y == 0).sum()), "1": int((y == 1).sum())}
+    assert result["class_names"] == ["0", "1"]
     for way in ("up", "down"):
         assert sum(row[f"bytes_{way}"] for row in table) == result[f"bytes_{way}"] > 0
     drawn = [number for record in federation.history for number in record["clients"]]
     one = result["bytes_up"] // len(drawn)
     assert [row["bytes_up"] for row in table] == [one * drawn.count(number) for number in range(3)]
+
+
+def test_classes_without_a_sample_are_not_counted_and_frozen_numbers_are_no_parameters() -> None:
+    x, y = torch.randn(5, 4), torch.tensor([2, 2, 0, 2, 2])
+    network = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3))
+    network[0].requires_grad_(False)
+    (row,) = Federation([Client(network, (x, y))], Local(), SHORT).run().result["clients_table"]
+    assert row["labels"] == {"0": 1, "2": 4}
+    assert row["parameters"] == 6 * 3 + 3
 
 
 def test_only_what_is_asked_for_is_recorded() -> None:

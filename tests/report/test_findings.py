@@ -64,6 +64,12 @@ def test_others_that_differ_from_local_are_named(found: Any) -> None:
     assert said.endswith(" Also distinguishable from Local: fedavg (below), fedin (above).")
 
 
+def test_many_others_are_counted(found: Any) -> None:
+    others = dict.fromkeys(("fedavg", "fedin", "fedprox", "moon"), (0.2,) * 3)
+    said = found(local=(0.5,) * 3, fedgh=(0.6, 0.61, 0.62), fml=(0.55, 0.55, 0.56), **others)
+    assert said.endswith(" Also distinguishable from Local: 5 others, 1 above and 4 below.")
+
+
 def test_without_local_the_leader_is_held_against_the_next(found: Any) -> None:
     assert found(fedgh=(0.6, 0.61, 0.62), fedavg=(0.5, 0.5, 0.5), fedin=(0.1, 0.1, 0.1)) == (
         "fedgh leads with 61.00 %, 11.00 points above fedavg; over 3 seeds this is distinguishable from fedavg (95 % "

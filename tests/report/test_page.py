@@ -15,6 +15,7 @@ import pytest
 
 from polyfed.errors import RequestError
 from polyfed.report.folders import find_runs
+from polyfed.report.glossary import about_column
 from polyfed.report.page import page, page_data, write_page
 from polyfed.report.tables import comparison
 
@@ -139,7 +140,8 @@ def test_another_stage(two_by_two: Path) -> None:
 def test_tables_hold_what_the_other_formats_hold(two_by_two: Path) -> None:
     (section,) = shown(two_by_two)["sections"]
     columns = {column["heading"]: column for column in section["tables"][0]["columns"]}
-    assert columns["method"] == {"heading": "method", "cells": ["local", "fedgh"], "order": None, "bold": []}
+    method = {key: value for key, value in columns["method"].items() if key != "about"}
+    assert method == {"heading": "method", "cells": ["local", "fedgh"], "order": None, "bold": []}
     assert columns["accuracy"]["cells"] == ["52.00 ± 2.83", "65.00 ± 7.07"]
     assert columns["accuracy"]["order"] == [52.0, 65.0]
     assert columns["bytes down"]["cells"] == ["6.0 KiB", "6.0 KiB"]
@@ -204,6 +206,83 @@ def test_who_was_not_scored_is_not_known(make: Any) -> None:
     assert shown(make.root)["sections"][0]["clients"]["seeds"][0]["accuracy"] == {"local": [None, 0.5]}
     make("b", "fedgh", accuracy_per_client=[])
     assert list(shown(make.root)["sections"][0]["clients"]["seeds"][0]["accuracy"]) == ["local"]
+
+
+def test_who_holds_which_classes_and_which_network(two_by_two: Path) -> None:
+    table = [
+        {"id": n, "architecture": f"net{n}", "samples": 10, "parameters": 1000 + n, "labels": {"1": 4, "2": 6 - n}}
+        for n in range(2)
+    ]
+    for name in ("local-0", "fedgh-0"):
+        path = two_by_two / name / "result.json"
+        rewrite(path, lambda result: result.update(clients_table=table, class_names=["a", "b", "c"]))
+    clients = shown(two_by_two)["sections"][0]["clients"]
+    first, second = clients["seeds"]
+    assert first["parameters"] == [1000, 1001]
+    assert first["labels"] == [{"1": 4, "2": 6}, {"1": 4, "2": 5}]
+    assert second["labels"] == [None, None]  # not recorded
+    assert clients["class_names"] == ["a", "b", "c"]
+    assert clients["note"] == ""
+    other = [{**row, "labels": {"0": 10}} for row in table]
+    rewrite(two_by_two / "fedgh-0" / "result.json", lambda result: result.update(clients_table=other))
+    assert shown(two_by_two)["sections"][0]["clients"]["seeds"][0]["labels"] == [
+        None,
+        None,
+    ]  # one deal is not the other
+
+
+def test_counts_of_classes_without_room_are_told(make: Any) -> None:
+    labels = {str(label): 1 for label in range(31_000)}
+    table = [{"id": n, "architecture": "net", "samples": 31_000, "labels": labels} for n in range(2)]
+    run = make("a", clients_table=table, class_names=[str(label) for label in range(31_000)])
+    clients = shown(run)["sections"][0]["clients"]
+    assert clients["seeds"][0]["labels"] == [None, None]
+    assert clients["note"] == "Who holds which classes has no room on this page."
+    assert clients["class_names"] == []
+
+
+def test_the_result_in_words_comes_first(two_by_two: Path) -> None:
+    (section,) = shown(two_by_two)["sections"]
+    assert section["finding"] == (
+        "fedgh leads with 65.00 %, 13.00 points above Local (52.00 %). With two seeds nothing can be claimed: it takes "
+        "three to tell a difference from chance."
+    )
+
+
+def test_every_column_and_stage_is_explained(two_by_two: Path) -> None:
+    metrics = {"personal": {key: {"mean": 0.1 * n} for n, key in enumerate(("balanced_accuracy", "f1", "auc"), 1)}}
+    rounds = {"metrics": metrics, "refused": 3, "simulated_seconds": 7.0, "accuracy_by_predictor": {}}
+    rounds["accuracy_by_predictor"] = {"personal": {"head": {"mean": 0.33}}}
+    for path in two_by_two.glob("*/result.json"):
+        rewrite(path, lambda result: result.update(rounds, epsilon={"client": 1.5, "sample": 2.5}, delta=1e-5))
+    runs = find_runs(two_by_two)
+    (section,) = page_data(runs, comparison(runs, target=0.5))["sections"]
+    main, *others = section["tables"]
+    headings = [column["heading"] for column in main["columns"]]
+    assert headings[:3] == ["method", "accuracy", "vs Local"]
+    assert {"macro AUC", "by head", "epsilon client", "epsilon sample", "simulated time", "refused"} <= {*headings}
+    assert len(others) == 2, "over seeds, and to the target"
+    for sheet in section["tables"]:
+        assert [column["heading"] for column in sheet["columns"] if not column["about"]] == []
+    for heading in ("ours", "paper", "difference", "mark", "dropped out", "late", "discarded"):
+        assert about_column(heading)
+    assert [about.partition(":")[0] for about in section["stages"]] == ["personal", "received"]
+
+
+def test_a_column_that_says_what_another_says_is_not_shown(make: Any) -> None:
+    for seed in (0, 1):
+        make(f"local-{seed}", "local", seed, (0.5,), accuracy_best_by_validation=0.5)
+        make(f"fedgh-{seed}", "fedgh", seed, (0.6,), accuracy_best_by_validation=0.6)
+    (section,) = shown(make.root)["sections"]
+    headings = [column["heading"] for column in section["tables"][0]["columns"]]
+    assert headings == [
+        "method", "accuracy", "vs Local", "std clients", "min client", "received", "bytes up", "bytes down", "time",
+    ]  # fmt: skip
+    assert "not shown, as another column says the same: best by valid. (as accuracy)" in section["notes"]
+    make("fedavg-0", "fedavg", 0, (0.6,), accuracy_best_by_validation=0.7)
+    (section,) = shown(make.root)["sections"]
+    assert "best by valid." in [column["heading"] for column in section["tables"][0]["columns"]]
+    assert not [note for note in section["notes"] if note.startswith("not shown")]
 
 
 def test_what_did_not_count(two_by_two: Path) -> None:

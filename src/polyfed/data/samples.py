@@ -50,6 +50,11 @@ class Samples:
         shape = " x ".join(map(str, self.x.shape[1:]))
         return f"Samples({len(self)} of {shape or 'a number'}, {str(self.x.dtype).removeprefix('torch.')})"
 
+    def counts(self) -> dict[str, int]:
+        """How many samples there are of each class, by its number as JSON has it; only classes that occur."""
+        labels, counts = self.y.unique(return_counts=True)
+        return {str(label): count for label, count in zip(labels.tolist(), counts.tolist(), strict=True)}
+
     def select(self, rows: Tensor) -> Samples:
         """The samples at `rows` ((M,) int64), copied into tensors of their own."""
         return Samples(self.x[rows], self.y[rows])

@@ -268,6 +268,7 @@ class Federation:
             "knobs": dataclasses.asdict(method) if dataclasses.is_dataclass(method) else {},
             "label": label,
             "dataset": dataset,
+            "class_names": self.class_names,
             "clients": len(self.clients),
             "rounds": self.training.rounds,
             "seed": seed,
@@ -810,9 +811,18 @@ class Federation:
                 "id": c.id,
                 "architecture": c.architecture,
                 "samples": c.n,
+                **seen,
                 **({"device": self.simulation.names[c.id]} if self.devices.on else {}),
             }
-            for c in self.clients
+            for c, seen in zip(self.clients, self._seen(), strict=True)
+        ]
+
+    def _seen(self) -> list[dict[str, Any]]:
+        """Of each client what only whoever has its network and its data can tell."""
+        parameters = {name: self._trained(name) for name in first_of(self.clients)}
+        return [
+            {"parameters": parameters[client.architecture], "labels": client.data.train.counts()}
+            for client in self.clients
         ]
 
     def _write_models(self, folder: RunFolder) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["SEEDS", "finding", "is_distinguishable"]
 
 SEEDS = 3  # fewer say nothing of chance
+_NAMED = 4  # methods told by name; of more, how many
 _NUMBERS = {1: "one seed", 2: "two seeds"}
 
 
@@ -92,6 +93,9 @@ def _told_apart(others: Sequence[Row], named: Row) -> str:
     found = [row for row in others if row is not named and is_distinguishable(_to_local(row))]
     if not found:
         return ""
-    sides = [f"{row.name} ({'above' if (row.difference or 0.0) > 0 else 'below'})" for row in found]
     start = "Also distinguishable" if is_distinguishable(_to_local(named)) else "Distinguishable"
-    return f" {start} from Local: {', '.join(sides)}."
+    sides = [(row.name, "above" if (row.difference or 0.0) > 0 else "below") for row in found]
+    if len(sides) <= _NAMED:
+        return f" {start} from Local: {', '.join(f'{name} ({side})' for name, side in sides)}."
+    above = sum(side == "above" for _, side in sides)
+    return f" {start} from Local: {len(sides)} others, {above} above and {len(sides) - above} below."

@@ -22,6 +22,11 @@
   const LONG = 70; // characters of a name; a longer one is cut where it stands beside others, and told in full there
   const brief = (name) => (name.length > LONG ? `${name.slice(0, LONG - 1)}\u2026` : name);
   const inFull = (name) => (name.length > LONG ? name : null);
+  const LETTER = 6.5; // pixels, about
+  const fitted = (name, room) => {
+    const most = Math.max(1, Math.floor(room / LETTER));
+    return name.length > most ? `${name.slice(0, most - 1)}\u2026` : name;
+  };
   const newId = () => `n${(ids += 1)}`;
 
   function choice(label, options, chosen, listener) {
@@ -93,7 +98,7 @@
 
   function looksOf(section) {
     const cycle = (at) => ({
-      colour: `c${at % 7}`,
+      colour: `c${at % 20}`,
       dash: DASHES[at % DASHES.length],
       mark: MARKS[at % MARKS.length],
       open: "",
@@ -161,67 +166,115 @@
     );
   }
 
+  const WORD = 14; // letters of a heading's last word that stay on one line, with the sign of sorting
+
   /** The sign of sorting, which the style adds, stays with the last word. */
   function headingOf(text) {
     const last = text.lastIndexOf(" ") + 1;
-    return [text.slice(0, last), make("span", {}, text.slice(last))];
+    const long = text.length - last > WORD ? "broken" : "";
+    return [text.slice(0, last), make("span", { class: long }, text.slice(last))];
   }
 
-  /** A table whose headings are buttons; unknown values stay last. sortedBy(rows, column, direction) is told. */
+  const layouts = new WeakMap(); // of tables, by the element that holds one
+
+  /**
+   * A table whose headings are buttons; unknown values stay last. What does not fit side by side stands below, in a
+   * table of its own with the first column again. sortedBy(rows, column, direction) is told.
+   */
   function table(columns, label, options = {}) {
     const count = columns[0].cells.length;
-    const body = make("tbody");
-    const rows = [...Array(count).keys()].map((row) =>
-      make(
-        "tr",
-        {},
-        ...columns.map((column, at) => {
-          const look = column.order ? "" : "words";
-          const long = at === 0 && column.cells[row].length > 28 ? " long" : "";
-          const icon = options.icon && at === 0 ? options.icon(column.cells[row]) : "";
-          const best = column.bold && column.bold.includes(row) ? " best" : "";
-          return make(
-            at ? "td" : "th",
-            { class: look + long + best, scope: at ? null : "row" },
-            icon,
-            column.cells[row],
-          );
-        }),
-      ),
-    );
-    const heads = columns.map((column, at) => {
-      const head = make("th", { scope: "col", class: column.order ? "" : "words", "aria-sort": "none" });
-      head.append(
-        make(
-          "button",
-          {
-            type: "button",
-            title: inFull(column.heading),
-            on: {
-              click: () => {
-                const falls = column.order
-                  ? head.getAttribute("aria-sort") !== "descending"
-                  : head.getAttribute("aria-sort") === "ascending";
-                sort(at, falls ? -1 : 1);
-              },
-            },
-          },
-          ...headingOf(brief(column.heading)),
-        ),
-      );
-      return head;
-    });
-    function sort(at, direction) {
-      heads.forEach((head, other) =>
-        head.setAttribute("aria-sort", other !== at ? "none" : direction < 0 ? "descending" : "ascending"),
-      );
-      const order = sorted(columns[at], direction, count);
-      body.append(...order.map((row) => rows[row]));
-      if (options.sortedBy) options.sortedBy(order, at, direction);
+    const every = columns.map((_, at) => at);
+    const now = { order: [...Array(count).keys()], at: -1, direction: 1, width: -1 };
+    const holder = make("div", { class: "wide", role: "region", tabindex: "0", "aria-label": label });
+    let parts = [];
+
+    function head(at) {
+      const column = columns[at];
+      const node = make("th", { scope: "col", class: column.order ? "" : "words" });
+      const turn = () => {
+        const falls = column.order ? now.at !== at || now.direction > 0 : now.at === at && now.direction > 0;
+        sort(at, falls ? -1 : 1);
+      };
+      const told = [inFull(column.heading), column.about].filter(Boolean).join(": ");
+      const inside = headingOf(brief(column.heading));
+      node.append(make("button", { type: "button", title: told || null, on: { click: turn } }, ...inside));
+      return node;
     }
-    body.append(...rows);
-    const shown = make("table", { "aria-label": label }, make("thead", {}, make("tr", {}, ...heads)), body);
-    return { node: make("div", { class: "wide", role: "region", tabindex: "0", "aria-label": label }, shown), sort };
+
+    function cell(at, row) {
+      const column = columns[at];
+      const look = column.order ? "" : "words";
+      const long = at === 0 && column.cells[row].length > 28 ? " long" : "";
+      const icon = options.icon && at === 0 ? options.icon(column.cells[row]) : "";
+      const best = column.bold && column.bold.includes(row) ? " best" : "";
+      const isStage = column.heading === "stage" && options.stages;
+      const about = isStage && options.stages.find((one) => one.startsWith(`${column.cells[row]}:`));
+      return make(
+        at ? "td" : "th",
+        { class: look + long + best, scope: at ? null : "row", title: about || null },
+        icon,
+        column.node ? column.node(row) : column.cells[row],
+      );
+    }
+
+    /** One table of these columns. */
+    function part(shown) {
+      const rows = [...Array(count).keys()].map((row) => make("tr", {}, ...shown.map((at) => cell(at, row))));
+      const heads = shown.map(head);
+      const body = make("tbody", {}, ...now.order.map((row) => rows[row]));
+      const node = make("table", { "aria-label": label }, make("thead", {}, make("tr", {}, ...heads)), body);
+      return { node, shown, heads, rows, body };
+    }
+
+    function mark() {
+      const sign = now.direction < 0 ? "descending" : "ascending";
+      for (const { shown, heads } of parts)
+        shown.forEach((at, place) => heads[place].setAttribute("aria-sort", at === now.at ? sign : "none"));
+    }
+
+    function sort(at, direction) {
+      [now.at, now.direction, now.order] = [at, direction, sorted(columns[at], direction, count)];
+      for (const { rows, body } of parts) body.append(...now.order.map((row) => rows[row]));
+      mark();
+      if (options.sortedBy) options.sortedBy(now.order, at, direction);
+    }
+
+    /** The columns that fit beside the first, then the next ones. */
+    function cut(width) {
+      const whole = part(every);
+      const measured = make("div", { class: "measured" }, whole.node);
+      holder.append(measured);
+      const widths = whole.heads.map((one) => one.getBoundingClientRect().width);
+      measured.remove();
+      const found = [[0]];
+      let used = widths[0];
+      for (const at of every.slice(1)) {
+        if (used + widths[at] > width && found[found.length - 1].length > 1) {
+          found.push([0]);
+          used = widths[0];
+        }
+        found[found.length - 1].push(at);
+        used += widths[at];
+      }
+      return found;
+    }
+
+    function show(groups) {
+      parts = groups.map(part);
+      holder.replaceChildren(...parts.map((one) => one.node));
+      mark();
+    }
+
+    function layout() {
+      const width = forcedWidth || holder.clientWidth;
+      if (!width || width === now.width) return;
+      now.width = width;
+      show(cut(width));
+    }
+    show([every]);
+    layouts.set(holder, layout);
+    new ResizeObserver(layout).observe(holder);
+    return { node: holder, sort };
   }
 
   // figures: drawn to the width at hand, with a note on what is under the pointer ----------------------------------
@@ -576,9 +629,19 @@
     const shown = new Set(section.rows.map((row) => row.name));
     const area = canvas("Accuracy of every client; arrow keys go from point to point");
     const holder = make("div");
+    const beside = make("div");
     let order = [];
     let now = section.clients.seeds[0];
     let sort = [0, 1];
+
+    const names = section.clients.class_names;
+    const nameOf = (label) => names[label] ?? String(label);
+    const heldBy = (held) =>
+      Object.entries(held ?? {})
+        .map(([label, count]) => [Number(label), count])
+        .filter(([label, count]) => Number.isInteger(label) && label >= 0 && count > 0);
+    const everyLabel = section.clients.seeds.flatMap((seed) => seed.labels.flatMap(heldBy)).map(([label]) => label);
+    const classes = everyLabel.reduce((most, label) => Math.max(most, label + 1), names.length);
 
     const words = (values) => values.map((value) => (value === null ? "" : String(value)));
     const isNumber = (values) => values.every((value) => value === null || typeof value === "number");
@@ -586,22 +649,103 @@
       const count = seed.architecture.length;
       const numbers = [...Array(count).keys()];
       const about = [
-        ["architecture", seed.architecture],
-        ["samples", seed.samples],
-      ].filter(([, values]) => values.some((value) => value !== null));
+        ["architecture", "The client's network.", seed.architecture],
+        ["samples", "That the client trains on.", seed.samples],
+      ].filter(([, , values]) => values.some((value) => value !== null));
       return [
         { heading: "client", cells: words(numbers), order: numbers },
-        ...about.map(([heading, values]) => ({
+        ...about.map(([heading, told, values]) => ({
           heading,
+          about: told,
           cells: words(values),
           order: isNumber(values) ? values : null,
         })),
+        ...(seed.labels.some(Boolean) ? [heldClasses(seed.labels)] : []),
         ...Object.entries(seed.accuracy).map(([name, values]) => ({
           heading: name,
           cells: numbers.map((at) => (typeof values[at] === "number" ? (100 * values[at]).toFixed(2) : "")),
           order: numbers.map((at) => (typeof values[at] === "number" ? values[at] : null)),
         })),
       ];
+    }
+
+    /** A column with a strip for each client: a cell for each class, the darker the more of its samples are of it. */
+    function heldClasses(labels) {
+      const held = labels.map(heldBy);
+      return {
+        heading: "classes",
+        about:
+          "Which classes a client holds: a cell for each, the first at the left, the darker the more of its training " +
+          "samples are of it. Sorts by how many classes it has.",
+        cells: labels.map(() => ""),
+        order: held.map((one) => one.length || null),
+        node: (row) => (held[row].length ? strip(held[row]) : ""),
+      };
+    }
+
+    const SHADES = 5; // of a strip; one path each, however many classes there are
+
+    function strip(held) {
+      const wide = Math.min(9, 180 / classes);
+      const thick = Math.max(1, wide).toFixed(2);
+      const most = Math.max(...held.map(([, count]) => count));
+      const text = held.map(([label, count]) => `${nameOf(label)}: ${count}`).join(", ");
+      const shown = draw(
+        "svg",
+        { class: "strip", width: wide * classes + 2, height: 16, role: "img", "aria-label": text },
+        draw("title", {}, text),
+        draw("rect", { class: "unknown", x: 0.5, y: 0.5, width: wide * classes + 1, height: 15 }),
+      );
+      for (let shade = 1; shade <= SHADES; shade += 1) {
+        const cells = held.filter(([, count]) => Math.ceil((SHADES * count) / most) === shade);
+        const path = cells.map(([label]) => `M${(1 + label * wide).toFixed(2)},1h${thick}v14h-${thick}z`).join("");
+        if (path) shown.append(draw("path", { class: "held", d: path, "fill-opacity": shade / SHADES }));
+      }
+      return shown;
+    }
+
+    /** Which networks there are, how large, and whose. */
+    function networksOf(seed) {
+      const found = new Map();
+      seed.architecture.forEach((name, client) => {
+        if (name !== null) found.set(name, [...(found.get(name) ?? []), client]);
+      });
+      const rows = [...found].map(([name, clients]) => ({ name, clients, size: seed.parameters[clients[0]] }));
+      if (!rows.length) return "";
+      const sizes = rows.map((row) => row.size);
+      const counts = rows.map((row) => row.clients.length);
+      const column = (heading, told, cells, order) => ({ heading, about: told, cells, order });
+      const columns = [
+        column("network", "As it is called in the recipe.", rows.map((row) => row.name), null),
+        column(
+          "parameters",
+          "Numbers in it that are trained.",
+          sizes.map((size) => (typeof size === "number" ? size.toLocaleString("en") : (size ?? ""))),
+          sizes.map((size) => (typeof size === "number" ? size : null)),
+        ),
+        column("clients", "How many have it.", words(counts), counts),
+        column("which", "Their numbers.", rows.map((row) => numbered(row.clients)), null),
+      ];
+      const known = columns.filter(({ cells }) => cells.some(Boolean));
+      return make("div", {}, make("h4", {}, "Networks"), table(known, "Networks").node);
+    }
+
+    const LISTED = 40; // numbers of clients in a cell
+
+    function numbered(clients) {
+      const more = clients.length - LISTED;
+      return clients.slice(0, LISTED).join(", ") + (more > 0 ? ` and ${more} more` : "");
+    }
+
+    function classNames(seed) {
+      if (!seed.labels.some(Boolean)) return "";
+      const all = [...Array(classes).keys()].map(nameOf).join(", ");
+      return make(
+        "details",
+        { open: classes <= 30 },
+        make("summary", {}, `The ${classes} classes, from left to right`),
+        paragraph(all, "soft"),
+      );
     }
 
     /** Clients of one architecture stand side by side: its name over them, a line between. */
@@ -616,7 +760,7 @@
             draw(
               "text",
               { class: "soft", x: at(start) - step / 2 + 4, y: 34 },
-              name(start).slice(0, Math.floor(room / 6.5)),
+              fitted(name(start), room - 6),
             ),
           );
       });
@@ -709,6 +853,7 @@
         },
       });
       holder.replaceChildren(made.node);
+      beside.replaceChildren(...[networksOf(seed), classNames(seed)].filter(Boolean));
       made.sort(...sort);
     }
     const seeds = section.clients.seeds;
@@ -736,9 +881,11 @@
       make(
         "details",
         { open: now.architecture.length <= 30 },
-        make("summary", {}, "Accuracy per client in %"),
+        make("summary", {}, "Accuracy per client in %, and what each holds"),
         holder,
       ),
+      beside,
+      paragraph(section.clients.note, "soft"),
     ];
   }
 
@@ -753,14 +900,16 @@
     function paint() {
       about.textContent = now.about;
       const [rows, columns] = [now.rows.length, now.columns.length];
-      const room = (texts) => Math.min(120, 10 + 6.5 * Math.max(...texts.map((text) => text.length)));
+      const most = Math.min(150, forcedWidth ? 150 : 0.32 * (area.figure.clientWidth || 640));
+      const room = (texts) => Math.min(most, 10 + LETTER * Math.max(...texts.map((text) => text.length)));
       const longest = Math.max(...now.columns.map((name) => name.length));
       const high = Math.min(30, Math.max(4, 560 / rows));
       const sizeFor = (width) =>
-        Math.min(rows === columns ? (4 / 3) * high : 40, (width - room(now.rows) - 38) / columns);
+        Math.min(rows === columns ? (4 / 3) * high : 40, (width - margin.left - margin.right) / columns);
       const leans = longest > 4; // column names that are no numbers stand aslant
-      const under = leans ? 0.7 * room(now.columns) : 10;
-      const margin = { left: room(now.rows) + 22, top: 26, right: 16, bottom: under + 68 };
+      const under = leans ? 0.7 * room(now.columns) + 4 : 10;
+      const left = Math.max(room(now.rows) + 22, leans ? under + 8 : 0);
+      const margin = { left, top: 26, right: 16, bottom: under + 68 };
       const surface = area.surface((width) =>
         Math.round(margin.top + margin.bottom + rows * Math.min(sizeFor(width), high)),
       );
@@ -803,18 +952,19 @@
             draw(
               "text",
               { x: margin.left - 6, y: y(down + 0.5) + 4, "text-anchor": "end", class: "soft" },
-              name.slice(0, 18),
+              fitted(name, room(now.rows) - 10),
             ),
           );
       });
-      const everyColumn = Math.ceil((leans ? 14 : 8 + 6.5 * longest) / wide);
+      const everyColumn = Math.ceil((leans ? 14 : 8 + LETTER * longest) / wide);
       now.columns.forEach((name, across) => {
         if (across % everyColumn) return;
         const spot = [x(across + 0.5), y(rows) + 14];
         const turned = leans
           ? { "text-anchor": "end", transform: `rotate(-45 ${spot[0]} ${spot[1]})` }
           : { "text-anchor": "middle" };
-        svg.append(draw("text", { x: spot[0], y: spot[1], class: "soft", ...turned }, name.slice(0, 18)));
+        const told = fitted(name, room(now.columns) - 10);
+        svg.append(draw("text", { x: spot[0], y: spot[1], class: "soft", ...turned }, told));
       });
       const foot = y(rows) + under + 18;
       svg.append(
@@ -925,6 +1075,20 @@
 
   // the page -----------------------------------------------------------------------------------------------------
 
+  /** What the tooltips tell, for those who have no pointer. */
+  function meanings(section) {
+    const told = new Map(section.tables.flatMap(({ columns }) => columns.map((one) => [one.heading, one.about])));
+    const known = [...told].filter(([, about]) => about);
+    const columns = known.flatMap(([name, about]) => [make("dt", {}, name), make("dd", {}, about)]);
+    return make(
+      "details",
+      {},
+      make("summary", {}, "What stages and columns mean"),
+      list(section.stages),
+      make("dl", {}, ...columns),
+    );
+  }
+
   const main = document.querySelector("main");
   const nav = document.querySelector("nav");
   main.replaceChildren();
@@ -945,10 +1109,12 @@
               sheet.title ? make("h3", {}, sheet.title) : "",
               table(sheet.columns, sheet.title || "Comparison", {
                 icon: (name) => (looks.has(name) && !at ? sample(looks.get(name)) : ""),
+                stages: section.stages,
               }).node,
             ),
           ),
           list(section.notes),
+          meanings(section),
         ],
       ],
     ];
@@ -960,7 +1126,7 @@
       article.append(make("h2", {}, section.title));
       nav.append(make("a", { href: `#${id}` }, section.title));
     }
-    article.append(paragraph(section.caption, section.scaled ? "scaled" : ""));
+    article.append(paragraph(section.finding, "finding"), paragraph(section.caption, section.scaled ? "scaled" : ""));
     for (const [name, build] of parts) {
       const part = make("section", { id: newId() });
       article.append(part);
@@ -971,7 +1137,10 @@
   document.querySelector("footer").textContent =
     `Made by polyfed ${data.polyfed} from run folders. This page holds all of its data and loads nothing.`;
 
-  const redraw = () => redraws.forEach((paint) => paint());
+  const redraw = () => {
+    document.querySelectorAll(".wide").forEach((node) => layouts.get(node)());
+    redraws.forEach((paint) => paint());
+  };
   redraw();
   let width = innerWidth;
   addEventListener("resize", () => {

@@ -22,7 +22,8 @@ from polyfed.report.columns import Column, finite
 from polyfed.report.figures import AXES, METRICS, axes_of, series
 from polyfed.report.folders import RunRecord
 from polyfed.report.formats import Table, notes_of, sheets
-from polyfed.report.grouping import Group, group_runs
+from polyfed.report.glossary import about_column, about_stage
+from polyfed.report.grouping import Group, group_runs, scored_stages
 from polyfed.report.heatmaps import heat_maps
 from polyfed.report.results import made
 from polyfed.report.writing import make_folder, write_whole
@@ -33,7 +34,10 @@ __all__ = ["page", "page_data", "write_page"]
 _POINTS, _FEWEST = 300, 40  # points of a line at most; so many it keeps, however many lines there are
 _ALL_POINTS = 60_000  # numbers in all curves of a page, about 400 kB
 _CELLS = 60_000  # cells in all heat maps of a page, about as much
+_LABELS = 60_000  # counts of classes in all tables of clients of a page, about as much
 _NAME = 60  # characters of a file's name
+_NAMES = 500  # classes that are called by their names
+_OF_CLIENT = ("architecture", "parameters", "samples")  # what the page tells of a client
 _REASONS = 5  # refusals told by name, the most frequent ones
 _SIZES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
 _TIMES = {"d": 86400, "h": 3600, "min": 60, "s": 1}
@@ -101,7 +105,7 @@ def page_data(runs: Iterable[RunRecord], table: Table, stage: str | None = None)
     groups, _ = group_runs(runs, stage)
     lines = sum(len(group.rows) for group in groups)
     most = max(_FEWEST, min(_POINTS, _ALL_POINTS // (3 * (len(METRICS) + 1) * lines)))
-    cells = _CELLS // len(groups)
+    cells, counts = _CELLS // len(groups), _LABELS // len(groups)
     sections = [
         {
             "title": group.about,
@@ -110,9 +114,10 @@ def page_data(runs: Iterable[RunRecord], table: Table, stage: str | None = None)
             "scaled": any(run.scaled_down for run in group.runs),
             "notes": notes_of(section),
             "tables": [{"title": title, "columns": list(map(_column, columns))} for title, columns in sheets(section)],
+            "stages": _stages(group),
             "rows": [_look(group, name) for name in group.rows],
             "curves": _curves(group, stage, most),
-            "clients": _clients(group),
+            "clients": _clients(group, counts),
             "lost": _lost(group),
             "heat_maps": heat_maps(group, cells),
             "commands": _commands(group),
@@ -140,7 +145,14 @@ def _column(column: Column) -> dict[str, Any]:
     order = None if column.words else list(map(in_order, column.cells))
     cells = ["" if cell == "-" else cell for cell in column.cells]
     heading = column.heading.replace("\n", " ")
-    return {"heading": heading, "cells": cells, "order": order, "bold": sorted(column.bold)}
+    about = about_column(heading)
+    return {"heading": heading, "about": about, "cells": cells, "order": order, "bold": sorted(column.bold)}
+
+
+def _stages(group: Group) -> list[str]:
+    """What the stages are in which these runs were scored."""
+    scored = dict.fromkeys(stage for run in group.runs for stage in scored_stages(run))
+    return [about for stage in scored if (about := about_stage(stage))]
 
 
 def in_order(cell: str) -> float | None:
@@ -206,9 +218,12 @@ def _short(value: float, digits: int = 5) -> float:
 # clients ----------------------------------------------------------------------------------------------------------
 
 
-def _clients(group: Group) -> dict[str, Any]:
-    """Of each seed, which deals data anew: the clients, and their last accuracy with every row that has the seed."""
-    found = []
+def _clients(group: Group, most: int) -> dict[str, Any]:
+    """Of each seed, which deals data anew: the clients, and their last accuracy with every row that has the seed.
+
+    most: counts of classes that have room.
+    """
+    found: list[dict[str, Any]] = []
     for seed in group.seeds:
         runs = {name: run for name, members in group.rows.items() for run in members if run.seed == seed}
         scores = {name: list(map(finite, run.result.get("accuracy_per_client") or [])) for name, run in runs.items()}
@@ -219,16 +234,26 @@ def _clients(group: Group) -> dict[str, Any]:
             found.append(
                 {
                     "seed": seed,
-                    **{key: [_joined(tables, at, key) for at in range(count)] for key in ("architecture", "samples")},
+                    **{key: [_joined(tables, at, key) for at in range(count)] for key in _OF_CLIENT},
+                    "labels": [_labels(tables, at) for at in range(count)],
                     "accuracy": {
                         name: [None if value is None else _short(value) for value in values]
                         for name, values in scores.items()
                     },
                 }
             )
+    crowded = sum(len(labels or ()) for one in found for labels in one["labels"]) > most
+    for one in found if crowded else ():
+        one["labels"] = [None] * len(one["labels"])
+    names: list[str] = next((list(run.result["class_names"]) for run in group.runs if "class_names" in run.result), [])
     stages = list(dict.fromkeys(run.stage for run in group.runs))
     about = f"stage {stages[0]}" if len(stages) == 1 else f"each method's own stage ({' or '.join(stages)})"
-    return {"about": f"Accuracy on a client's test data, last round, {about}.", "seeds": found}
+    return {
+        "about": f"Accuracy on a client's test data, last round, {about}.",
+        "note": "Who holds which classes has no room on this page." if crowded else "",
+        "class_names": names if len(names) <= _NAMES else [],
+        "seeds": found,
+    }
 
 
 def _table_of_clients(run: RunRecord) -> Sequence[Mapping[str, Any]]:
@@ -240,6 +265,13 @@ def _joined(tables: Sequence[Sequence[Mapping[str, Any]]], at: int, key: str) ->
     """What a client is or has; both where methods give it different networks, None where no record tells."""
     values = list(dict.fromkeys(table[at][key] for table in tables if at < len(table) and key in table[at]))
     return (values[0] if len(values) == 1 else " / ".join(map(str, values))) if values else None
+
+
+def _labels(tables: Sequence[Sequence[Mapping[str, Any]]], at: int) -> Mapping[str, int] | None:
+    """How many training samples of each class a client holds; None where no record tells, or they differ."""
+    known = [table[at]["labels"] for table in tables if at < len(table) and "labels" in table[at]]
+    alike = bool(known) and all(labels == known[0] for labels in known)
+    return known[0] if alike else None
 
 
 # what did not count, runs and versions ----------------------------------------------------------------------------

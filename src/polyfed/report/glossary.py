@@ -1,0 +1,64 @@
+"""What the columns of tables mean, in a sentence each, for tooltips and for a list below the tables."""
+
+from __future__ import annotations
+
+__all__ = ["about_column", "about_stage"]
+
+_STAGES = {
+    "received": "the model that a client would get from the server now",
+    "after_local": "the model right after a client's local training, before the server has its say",
+    "personal": "the model that a client keeps for itself",
+}
+_POINTS = "in percentage points, paired by seed"
+_COLUMNS = {
+    "method": "A method or a variant of one; all rows have the same data, clients and rounds.",
+    "stage": "Which of a client's models is scored; each method in the stage that its paper scores.",
+    "seeds": "The seeds that the row is a mean over.",
+    "accuracy": "Share of right answers on test data in %, after the last round: the mean over clients, then over "
+    "seeds. ± is the sample standard deviation over seeds.",
+    "vs Local": f"Accuracy minus that of Local, whose clients train alone; {_POINTS}.",
+    "std clients": "Standard deviation of the accuracy over clients, in %: how unequally well clients fare.",
+    "min client": "Accuracy of the worst client, in %; mean over seeds.",
+    "best by valid.": "Test accuracy, in %, of the round with the best accuracy on validation data; the choice never "
+    "looks at test data.",
+    "lowest tenth": "Mean accuracy of the lowest tenth of the clients, in %.",
+    "balanced accuracy": "Mean, in %, of the recalls of the classes that a client has test samples of.",
+    "macro F1": "Mean F1 of the classes that a client has test samples of, in %.",
+    "macro AUC": "Mean area under the ROC curves, one class against the others, in %.",
+    "epsilon client": "Privacy spent, for whether a client takes part: the largest over clients and runs.",
+    "epsilon sample": "Privacy spent, for what one of a client's rows holds: the largest over clients and runs.",
+    "bytes up": "Sent from all clients to the server in one whole run.",
+    "bytes down": "Sent from the server to all clients in one whole run.",
+    "time": "Of one whole run on the machine that it ran on.",
+    "simulated time": "That one whole run would have taken on the clients' simulated devices.",
+    "refused": "Uploads that did not count, over all runs of the row: for example numbers that were not finite.",
+    "minus Local": f"95 % interval of the difference to Local, {_POINTS}.",
+    "best rival": "The best other row but Local.",
+    "minus rival": f"Accuracy minus that of the best rival, {_POINTS}.",
+    "interval": f"95 % interval of the difference to the best rival, {_POINTS}.",
+    "seeds that reached it": "In how many of the runs the target was reached.",
+    "below it again": "In how many of these a later round was below the target again.",
+    "rounds": "The first round at or above the target, counted from 1.",
+    "bytes": "Sent both ways up to the end of that round.",
+    "ours": "Measured here, after the last round.",
+    "paper": "As printed; numbers in brackets are footnotes.",
+    "difference": "Ours minus the paper's.",
+    "mark": "What stands in the way of the comparison, or that the difference is more than three spreads.",
+    "dropped out": "Clients that were asked and dropped out, over all rounds and seeds.",
+    "late": "Uploads that did not arrive in their round, over all rounds and seeds.",
+    "discarded": "Late uploads that were overtaken or came too late, over all rounds and seeds.",
+}
+
+
+def about_column(heading: str) -> str:
+    """What a column means; "" where that is not known."""
+    if heading in _STAGES:
+        return f"Accuracy in % of {_STAGES[heading]}."
+    if heading.startswith("by "):
+        return f"The same models in the same stage, predicting by {heading.removeprefix('by ')} instead; in %."
+    return _COLUMNS.get(heading, "")
+
+
+def about_stage(stage: str) -> str:
+    """What a stage of scoring is; "" where that is not known."""
+    return f"{stage}: {_STAGES[stage]}" if stage in _STAGES else ""

@@ -59,7 +59,7 @@ def table(
 
     def cell(tag: str, text: object, column: int, row: int = -1) -> str:
         side = "left" if column in at_left else "right"
-        whole = "" if column in at_left else ";white-space:nowrap"
+        whole = ";white-space:nowrap" if column not in at_left and tag == "td" else ""
         weight = ";font-weight:bold" if (row, column) in strong else ""
         return f'<{tag} style="padding:.15em .5em;text-align:{side}{whole}{weight}">{escape(str(text))}</{tag}>'
 

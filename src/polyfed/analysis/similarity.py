@@ -223,10 +223,8 @@ def _map(axes: Any, one: Similarity, place: str, low: float, named: bool, number
     alike, clients = one.places[place], one.clients
     shown = axes.imshow(alike.matrix, cmap=SHADES, vmin=low, vmax=1, gid=f"cka {one.name} {place}")
     blocks = _blocks(clients)
-    for start, _, _ in blocks[1:] if len(blocks) < len(clients) else ():
-        for draw in (axes.axhline, axes.axvline):
-            draw(start - 0.5, color="white", linewidth=1.6)
-            draw(start - 0.5, color="black", linewidth=0.7)
+    if len(blocks) < len(clients):  # around every client lines would hide the cells
+        _divide(axes, blocks)
     if len(blocks) > 1:
         ticks, names = [(start + end - 1) / 2 for start, end, _ in blocks], _names(blocks)
     else:
@@ -236,6 +234,14 @@ def _map(axes: Any, one: Similarity, place: str, low: float, named: bool, number
     axes.set_xticks(ticks, names if numbered else [], fontsize=_SIZE, rotation=90 if len(blocks) > 1 else 0)
     axes.tick_params(length=2)
     return shown
+
+
+def _divide(axes: Any, blocks: Sequence[tuple[int, int, str]]) -> None:
+    """Lines between architectures."""
+    for start, _, _ in blocks[1:]:
+        for draw in (axes.axhline, axes.axvline):
+            draw(start - 0.5, color="white", linewidth=1.6)
+            draw(start - 0.5, color="black", linewidth=0.7)
 
 
 def _blocks(clients: Sequence[Who]) -> list[tuple[int, int, str]]:

@@ -38,10 +38,10 @@ def finding(rows: Sequence[Row]) -> str:
     leader = max(known, key=lambda row: row.accuracy or 0.0)  # the first of equals
     if len(known) == 1:
         return f"{leader.name} reaches {percent(leader.accuracy)} %; there is no other method to compare it with."
-    locals_ = [row for row in known if row.method == "local"]
-    local = locals_[0] if len(locals_) == 1 else None
-    if local is None:
+    alone = [row for row in known if row.method == "local"]
+    if len(alone) != 1:
         return f"{_leads(leader)}, {_from_rival(leader)}"
+    local = alone[0]
     others = [row for row in known if row is not local]
     named = leader
     told = f"{_leads(leader)}, {_points(leader.difference)} Local ({percent(local.accuracy)} %)"

@@ -152,7 +152,7 @@ def _column(column: Column) -> dict[str, Any]:
 def _stages(group: Group) -> list[str]:
     """What the stages are in which these runs were scored."""
     scored = dict.fromkeys(stage for run in group.runs for stage in scored_stages(run))
-    return [about for stage in scored if (about := about_stage(stage))]
+    return [about for about in map(about_stage, scored) if about]
 
 
 def in_order(cell: str) -> float | None:
@@ -243,8 +243,9 @@ def _clients(group: Group, most: int) -> dict[str, Any]:
                 }
             )
     crowded = sum(len(labels or ()) for one in found for labels in one["labels"]) > most
-    for one in found if crowded else ():
-        one["labels"] = [None] * len(one["labels"])
+    if crowded:
+        for one in found:
+            one["labels"] = [None] * len(one["labels"])
     names: list[str] = next((list(run.result["class_names"]) for run in group.runs if "class_names" in run.result), [])
     stages = list(dict.fromkeys(run.stage for run in group.runs))
     about = f"stage {stages[0]}" if len(stages) == 1 else f"each method's own stage ({' or '.join(stages)})"

@@ -369,14 +369,22 @@ def test_one_clear_line_before_anything_is_written(
 
 
 def test_a_folder_with_other_settings_runs_is_refused(tiny: Path) -> None:
-    sweep(tiny, {"method.header_lr": [0.1, 1.0], "training.rounds": 1}, out="grid")
-    with pytest.raises(RequestError, match=r"training.rounds was 1, now 2"):
-        sweep(tiny, {"method.header_lr": [0.1, 1.0]}, out="grid")
+    sweep(tiny, {"method.header_lr": [0.1, 1.0], "training.rounds": 2}, out="grid")
+    with pytest.raises(RequestError, match=r"training.rounds was 2, now 1"):
+        sweep(tiny, {"method.header_lr": [0.1, 1.0], "training.rounds": 1}, out="grid")
     with pytest.raises(RequestError, match=r"expected a folder for many runs, came grid.*, which holds a single one"):
         sweep(tiny, {"method.header_lr": [0.1, 1.0]}, out="grid/local/seed-0")
 
 
 # ---- going on ----
+
+
+def test_more_rounds_go_on(tiny: Path) -> None:
+    for rounds in (1, 2):
+        done = sweep(tiny, {"method.header_lr": [0.1, 1.0], "training.rounds": rounds}, out="grid")
+        assert done.failures == {}
+    results = [json.loads(path.read_text()) for path in Path("grid").glob("*/seed-0/result.json")]
+    assert [result["rounds"] for result in results] == [2, 2, 2]
 
 
 def test_what_is_done_is_skipped_and_values_can_be_added(tiny: Path) -> None:

@@ -239,7 +239,8 @@ def compare(
 ) -> None:
     """Run methods side by side.
 
-    Prints and saves the table and the curves. What is done already is not run again, what was interrupted goes on.
+    Prints and saves the table and the curves. What is done already is not run again; what was interrupted goes on, and
+    what is to have more rounds now.
 
     \b
     polyfed compare recipes/quickstart.toml --methods fedavg,fedgh --seeds 0,1
@@ -964,11 +965,7 @@ def _print_run(result: Mapping[str, Any], path: Path | None) -> None:
         if result.get("stopped_by") != "budget":
             why = "the validation accuracy no longer rose (evaluation.patience)"
         _print(f"stopped after round {stopped}, as {why}")
-    kept, last = result.get("models_of_round"), (result["stopped_after"] or result["rounds"]) + result["closed"]
-    if kept is not None and kept != last:
-        best = result["accuracy_best_by_validation"]
-        score = "" if best is None else f": accuracy {100 * best:.2f} %"
-        _print(f"the models are those of round {kept}, the best by validation{score}")
+    _print_kept(result)
     for unit, epsilon in result.get("epsilon", {}).items():
         of = result["epsilon_of"][unit]
         given = ", for given weights" if of == ["features"] else ""
@@ -982,6 +979,16 @@ def _print_run(result: Mapping[str, Any], path: Path | None) -> None:
         without = f"; left out: clients {', '.join(map(str, result['left_out']))}" if result["left_out"] else ""
         _print(f"simulated time {human_seconds(simulated)}{late}{without}")
     _print(f"run folder {path}")
+
+
+def _print_kept(result: Mapping[str, Any]) -> None:
+    """Which round's the models are, where it is not the last one's."""
+    kept = result.get("models_of_round")
+    if kept is None or kept == (result["stopped_after"] or result["rounds"]) + result["closed"]:
+        return
+    best = result["accuracy_best_by_validation"]
+    score = "" if best is None else f": accuracy {100 * best:.2f} %"
+    _print(f"the models are those of round {kept}, the best by validation{score}")
 
 
 def _print_timings(result: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> None:

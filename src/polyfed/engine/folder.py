@@ -266,8 +266,8 @@ class RunFolder:
 
     def finished(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
         """The result of a run that has all the rounds of these settings behind it, or None."""
-        result = self.read_result()
-        return None if result is None or result.get("rounds", 0) < rounds_of(settings) else result
+        result, planned = self.read_result(), rounds_of(settings)
+        return None if result is None or result.get("rounds", planned) < planned else result
 
     @contextlib.contextmanager
     def models(self) -> Iterator[Callable[[int, Mapping[str, Tensor], Message, Mapping[str, Any]], None]]:

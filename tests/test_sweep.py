@@ -349,7 +349,7 @@ def test_a_wide_table_is_cut_with_the_settings_in_front_of_each_part(width: int)
         ({"run.seed": 3, "training.lr": [0.1, 1]}, {}, "run.seed: expected a setting of the experiment"),
         ({"run.device": ["cpu", "cuda"]}, {}, "run.device: expected one value, as [run] is no part of the exp"),
         ({"method.header_lr": [1, 1.0]}, {}, "came header_lr=1 and header_lr=1, which come to the same settings"),
-        ({"data.alpha": [0.1, 0.5]}, {}, "came alpha=0.1 and alpha=0.5, which come to the same settings"),
+        ({"data.alpha": [0.1, 0.5]}, {}, "data: alpha = 0.1 does nothing beside partition = 'iid'"),
         ({"data.split": ["8:1:1", "8:0:2"]}, {}, "expected validation rows (local, split=8:0:2, seed 0), came none"),
         ({"training.lr": [0.1, 1]}, {"seeds": []}, "expected at least one seed, came none"),
         ({"training.lr": [0.1, 1]}, {"method": "fedhg"}, "unknown method 'fedhg'; did you mean 'fedgh'?"),

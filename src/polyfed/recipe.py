@@ -27,12 +27,16 @@ are laid one over the other: ``--profile n50,small``. What ``--set`` gives comes
     rounds = 20
     epochs = 2
 
+A setting that does nothing beside the others is an error, unless it has its default. What ``--set`` or a profile
+changes takes along what the recipe says of the old value: ``--set data.partition=iid`` needs no word on its ``alpha``.
+
 What a run folder keeps is the resolved recipe: all settings of that run, one ``[method]``, and in ``[run]`` the
 profiles' names and notes, and what ``--set`` has changed.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import keyword
 import re
@@ -43,6 +47,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
+from polyfed.core.acting import ActsWith, idle
 from polyfed.core.architectures import Precision
 from polyfed.core.complaints import WrongSettings, one_line, shown
 from polyfed.core.settings import (
@@ -58,11 +63,11 @@ from polyfed.core.settings import (
 )
 from polyfed.data.text import Words
 from polyfed.data.transforms import augmentation
-from polyfed.engine.devices import Devices, attendance_in_effect
+from polyfed.engine.devices import Devices, attendance_in_effect, check_lateness
 from polyfed.errors import RequestError
 from polyfed.own_methods import label_of, method_class, with_knobs
 from polyfed.recorded import parse_toml
-from polyfed.registry import MODELS, PARTITIONS, folders_of, nearest
+from polyfed.registry import METHODS, MODELS, PARTITIONS, folders_of, nearest
 from polyfed.report import published
 
 __all__ = ["Data", "MethodChoice", "Models", "Recipe", "RunSettings"]
@@ -70,13 +75,9 @@ __all__ = ["Data", "MethodChoice", "Models", "Recipe", "RunSettings"]
 _FLWR = "flwr:"  # before the name of a partitioner of flwr-datasets
 _CLIENTS = "clients:"  # before the path of a folder with one folder per client
 _BY_CLIENT = (_CLIENTS, "npz:")  # data that lie there client by client
-_KEYS_OF = {
-    "dirichlet": {"alpha", "min_size"},
-    "quantity": {"alpha", "min_size"},
-    "classes": {"classes_per_client", "deal"},
-    "natural": {"natural_column", "natural_groups"},
-    _FLWR: {"partitioner"},
-}  # the keys of [data] that one partition alone looks at
+_SKEWED = ActsWith("partition", ("dirichlet", "quantity"))
+_CLASSES = ActsWith("partition", ("classes",))
+_NATURAL = ActsWith("partition", ("natural",))
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # a variant's name is a folder's name, too
 
 
@@ -115,19 +116,25 @@ class Data(Settings):
         "iid",
         description="'iid', 'dirichlet', 'quantity', 'classes', 'natural', or 'flwr:' and a partitioner's name",
     )
-    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False), _SKEWED] = Field(
         0.5, description="dirichlet, quantity: small is more skewed"
     )
-    min_size: Positive = Field(10, description="dirichlet, quantity: every client gets at least so many rows")
-    classes_per_client: Positive = Field(2, description="classes: how many each client holds")
-    deal: Literal["fedrep", "shamsian", "ring"] = Field("ring", description="classes: how they are dealt")
-    natural_column: str | None = Field(
+    min_size: Annotated[Positive, _SKEWED] = Field(
+        10, description="dirichlet, quantity: every client gets at least so many rows"
+    )
+    classes_per_client: Annotated[Positive, _CLASSES] = Field(2, description="classes: how many each client holds")
+    deal: Annotated[Literal["fedrep", "shamsian", "ring"], _CLASSES] = Field(
+        "ring", description="classes: how they are dealt"
+    )
+    natural_column: Annotated[str | None, _NATURAL] = Field(
         None, description="natural: rows that share a value of this column go to one client"
     )
-    natural_groups: Positive | None = Field(
+    natural_groups: Annotated[Positive | None, _NATURAL] = Field(
         None, description="natural: values are first put into so many groups by their hash; default: each is its own"
     )
-    partitioner: dict[str, Any] = Field(default_factory=dict, description="flwr: arguments of the partitioner")
+    partitioner: Annotated[dict[str, Any], ActsWith("partition", (_FLWR,))] = Field(
+        default_factory=dict, description="flwr: arguments of the partitioner"
+    )
     split: str = Field("8:1:1", description="train:validation:test, 'official' or 'official:train:validation'")
     test: Literal["client", "global"] = Field("client", description="whose test rows: each client's own, or one set")
     holdout: Annotated[int, Field(ge=0)] = Field(0, description="rows set aside for the server before the deal")
@@ -141,9 +148,13 @@ class Data(Settings):
     skew: Literal["none", "rotation", "noise", "colour"] = Field(
         "none", description="how clients' images differ, test rows of their own included"
     )
-    skew_strength: Annotated[float, Field(ge=0, le=1)] = Field(0.25, description="skew: how much; 0 is off")
+    skew_strength: Annotated[float, Field(ge=0, le=1), ActsWith("skew", ("rotation", "noise", "colour"))] = Field(
+        0.25, description="skew: how much; 0 is off"
+    )
     public: str | None = Field(None, description="another data set, whose training inputs everybody may see")
-    public_rows: Positive | None = Field(None, description="public: how many, drawn; default: 5000, or all if fewer")
+    public_rows: Annotated[Positive | None, ActsWith("public")] = Field(
+        None, description="public: how many, drawn; default: 5000, or all if fewer"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -165,8 +176,6 @@ class Data(Settings):
     def _fits_together(self) -> Data:
         if self.partition == "natural" and self.natural_column is None:
             raise ValueError("partition 'natural' expects natural_column, the column to deal by, came none")
-        if self.partitioner and not self.partition.startswith(_FLWR):
-            raise ValueError(f"[data.partitioner] expects a partition 'flwr:...', came '{self.partition}'")
         if (self.subset is not None or self.revision is not None) and not self.name.startswith("hub:"):
             raise ValueError(f"subset and revision expect a name 'hub:owner/name', came '{self.name}'")
         if self.feature_columns is not None and not self.name.startswith(("csv:", _CLIENTS)):
@@ -199,19 +208,15 @@ class Data(Settings):
         return tuple(str(name) for name in names if name != "label" or self.partition == "natural") if used else ()
 
     def _idle(self) -> set[str]:
-        kind = _FLWR if self.partition.startswith(_FLWR) else self.partition
-        idle = {key for keys in _KEYS_OF.values() for key in keys} - _KEYS_OF.get(kind, set())
         off = {
             "clients": self.client_count is None,
             "skew": self.skew == "none",
-            "skew_strength": self.skew == "none",
-            "public_rows": self.public is None,
             "halved": not self.halved,
             "train_splits": self.train_splits == ["train"],
             "feature_columns": self.feature_columns is None,
             "partitioner": not self.partitioner,
         }
-        return idle | {key for key, is_off in off.items() if is_off}
+        return super()._idle() | {key for key, is_off in off.items() if is_off}
 
 
 def _same_inputs(one: str, other: str) -> bool:
@@ -290,8 +295,8 @@ class RunSettings(Settings):
     )
 
     def _idle(self) -> set[str]:
-        idle = {key for key in ("track", "published", "changed", "modules") if not getattr(self, key)}
-        return idle | ({"keep"} if self.keep == "last" else set())
+        off = {key for key in ("track", "published", "changed", "modules") if not getattr(self, key)}
+        return super()._idle() | off | ({"keep"} if self.keep == "last" else set())
 
     @field_validator("published")
     @classmethod
@@ -410,6 +415,7 @@ class Recipe(Settings):
             raise RequestError(one_line(error, cls, sections=cls.sections())) from None
         recipe._stem, recipe._own = stem, recipe.method
         recipe._beside = tuple(dict.fromkeys([*beside, *recipe.run.modules]))
+        check_lateness(recipe.availability, recipe.devices)
         try:
             augmentation(recipe.training.augment)
         except RequestError as problem:
@@ -583,7 +589,7 @@ def _with_profile(settings: Mapping[str, Any], profile: str | None) -> dict[str,
         if name not in profiles:
             hint = nearest(name, profiles) if profiles else "; the recipe has none"
             raise RequestError(f"unknown profile '{name}'{hint}")
-        laid = _laid_over(laid, profiles[name])
+        laid = _switched(_laid_over(laid, profiles[name]), list(_paths(profiles[name])))
     notes = [profiles[name]["note"] for name in _names(profile) if "note" in profiles[name]]
     told = {"profile": ",".join(_names(profile)), "profile_note": "; ".join(notes)}
     return _merged(laid, {"run": {key: text for key, text in told.items() if text}}) if profile else laid
@@ -603,7 +609,7 @@ def _check_profile(base: Mapping[str, Any], name: str, table: Any) -> None:
     except RequestError:
         return  # the recipe's own fault, which is told without a profile's name
     try:
-        laid = Recipe.from_dict(_laid_over(whole, table))
+        laid = Recipe.from_dict(_switched(_laid_over(whole, table), list(_paths(table))))
     except RequestError as problem:
         raise RequestError(f"profiles.{name}: {problem}") from None
     if laid.run.profile is not None or laid.run.profile_note is not None:
@@ -620,6 +626,65 @@ def _laid_over(own: Any, more: Any, place: tuple[str, ...] = ()) -> Any:
         key: _laid_over(own.get(key), value, (*place, key)) for key, value in more.items() if place or key != "note"
     }
     return {**own, **joined}
+
+
+def _paths(table: Mapping[str, Any], place: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The dotted keys of all values in a table of tables."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _paths(value, (*place, key))
+        else:
+            yield (*place, key)
+
+
+def _switched(settings: dict[str, Any], changed: Sequence[tuple[str, ...]]) -> dict[str, Any]:
+    """The settings without what lost its effect by what was laid over them.
+
+    ``--set data.partition=iid`` takes a recipe's ``alpha`` away, which was said of its own partition; an ``alpha`` that
+    was itself laid over them stays, to be refused.
+
+    Args:
+        settings: with the changes in them. changed: the dotted keys that were laid over them.
+    """
+    settings = copy.deepcopy(settings)
+    for place in dict.fromkeys(path[:-1] for path in changed):
+        fields, tables = _fields_at(settings, place), _tables_at(settings, place)
+        keys = {path[-1] for path in changed if path[:-1] == place}
+        values = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
+        for table in tables:
+            values |= {name: table[name.rstrip("_")] for name in fields if name.rstrip("_") in table}
+        for name, needed in idle(fields, values).items():
+            if needed.key in keys and name.rstrip("_") not in keys:
+                for table in tables:
+                    table.pop(name.rstrip("_"), None)
+    return settings
+
+
+def _tables_at(settings: Mapping[str, Any], place: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The tables that hold the keys of a place, the one that counts more behind; a method's knobs may lie in two."""
+    places = [place]
+    if place == ("method",) and isinstance(own := settings.get("method"), Mapping):
+        places = [("methods", str(own.get("name"))), place]
+    found = []
+    for path in places:
+        table: Any = settings
+        for key in path:
+            table = table.get(key) if isinstance(table, Mapping) else None
+        found += [table] if isinstance(table, dict) else []
+    return found
+
+
+def _fields_at(settings: Mapping[str, Any], place: tuple[str, ...]) -> Mapping[str, Any]:
+    """The settings that a place may hold: of a section, or of a registered method; none where it is neither."""
+    if len(place) == 1 and place[0] in Recipe.sections():
+        return Recipe.sections()[place[0]].model_fields
+    if place != ("method",) and place[:1] != ("methods",):
+        return {}
+    name = place[-1]
+    for table in _tables_at(settings, place)[::-1]:
+        name = str(table.get("name", name))
+    fields: Mapping[str, Any] = METHODS[name].__pydantic_fields__ if name in METHODS else {}
+    return fields
 
 
 def _with_overrides(settings: dict[str, Any], overrides: Sequence[str], method: str | None) -> dict[str, Any]:
@@ -642,6 +707,7 @@ def _with_overrides(settings: dict[str, Any], overrides: Sequence[str], method: 
     for keys, value in parsed:
         if keys[0] == "method" and keys != ["method", "name"]:
             _assign(settings, keys, value)
+    settings = _switched(settings, [tuple(keys) for keys, _ in parsed])
     if not changed:
         return settings
     before = settings.get("run", {}).get("changed", ()) if isinstance(settings.get("run"), Mapping) else ()

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from polyfed.core.acting import without_effect
 from polyfed.core.client import Client, Public
 from polyfed.core.method import Method
 from polyfed.core.randomness import numpy_generator
@@ -33,8 +34,8 @@ from polyfed.markup import Line, notes, paragraph
 from polyfed.models.outside import normalisation
 from polyfed.models.zoo import build
 from polyfed.preflight import Check, measure
-from polyfed.recipe import Recipe
-from polyfed.registry import MODELS, TRACKERS
+from polyfed.recipe import Data, Recipe
+from polyfed.registry import MODELS, PARTITIONS, TRACKERS
 from polyfed.report.figures import Series, axes_of, curves, series
 from polyfed.report.folders import find_runs
 from polyfed.report.formats import to_html
@@ -151,9 +152,19 @@ def federate(
         write = "polyfed.from_tensors((x, y))"
         raise RequestError(f"source: expected what polyfed.load or {write} gives, got {described(source)}")
     given = whole("seed", seed, 0)
+    _check_all_act(partition, how)
     return deal(
         source, clients=clients, partition=partition, rng=lambda what: numpy_generator(given, f"data {what}"), **how
     )
+
+
+def _check_all_act(partition: object, how: Mapping[str, Any]) -> None:
+    """Whether every further key of a deal does something, as ``[data]`` of a recipe asks."""
+    known = [name for name, function in PARTITIONS.items() if partition in (name, function)]
+    settings = {name: field.get_default(call_default_factory=True) for name, field in Data.model_fields.items()}
+    settings |= {"partition": partition if isinstance(partition, str) else [*known, "a deal of your own"][0], **how}
+    if said := without_effect(Data.model_fields, settings, how):
+        raise RequestError(said)
 
 
 def normalised(source: Source, names: Sequence[str]) -> Prepare:

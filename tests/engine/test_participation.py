@@ -472,10 +472,11 @@ def test_mistakes_in_a_recipe_are_one_line(override: str, line: str) -> None:
 
 def test_a_recipe_hands_the_section_on_and_keeps_what_has_an_effect() -> None:
     small = ["data.max_rows=300", "data.clients=4", "data.min_size=5"]
-    keys = ["availability.drop=0.25", "availability.drop_when=after", "availability.late_by=4"]
+    keys = ["availability.drop=0.25", "availability.drop_when=after", "availability.late=0.0", "availability.late_by=4"]
     on = Recipe.load(QUICKSTART, [*small, *keys])
     assert tomllib.loads(on.dumps())["availability"] == {"drop": 0.25, "drop_when": "after"}
-    assert "availability" not in Recipe.load(QUICKSTART, ["availability.late_by=4"]).to_dict()
+    off = ["availability.late=0.0", "availability.late_by=4"]
+    assert "availability" not in Recipe.load(QUICKSTART, off).to_dict()
     made = prepare(on)
     assert made.availability == on.availability == Availability(drop=0.25, drop_when="after", late_by=4)
     assert made.facts["availability"] == {"drop": 0.25, "drop_when": "after"}

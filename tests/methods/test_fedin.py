@@ -536,10 +536,10 @@ def test_homogeneous_without_pairs_and_mu_is_fedavg_bit_for_bit(architecture, ag
 @pytest.mark.parametrize("where", ["both", "message", "forward"])
 def test_no_noise_is_level_0_including_the_generators(where):
     members = clients(MIXED)
-    for a, b in zip(rounds(FedIN(), members), rounds(FedIN(noise_where=where), members), strict=True):
+    for a, b in zip(rounds(FedIN(), members), rounds(FedIN(noise=0.0, noise_where=where), members), strict=True):
         assert all(same(bits(a.up[i]), bits(b.up[i])) for i in range(4))
         assert all(same(bits(a.down[i]), bits(b.down[i])) for i in range(4))
-    method = FedIN(noise_where=where)
+    method = FedIN(noise=0.0, noise_where=where)
     at, _ = at_step(method)
     at.context = method.receive(at, {"model": {n: p.detach() for n, p in at.model.named_parameters()}})
     draws = torch.Generator().manual_seed(0)
@@ -613,7 +613,7 @@ def test_no_noise_when_scored():
     extra = Evaluation(extra_stages=["after_local", "personal"])
     results = [
         federation(m, members, lr=0.0, evaluation=extra)[0].run().result["accuracy_by_stage"]
-        for m in (FedIN(noise_where="message", noise=1.5), FedIN(noise_where="message"))
+        for m in (FedIN(noise_where="message", noise=1.5), FedIN())
     ]
     assert results[0] == results[1]
     method = FedIN(noise=1.5)

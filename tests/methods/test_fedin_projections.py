@@ -130,10 +130,10 @@ def test_learns(kind: str) -> None:
 # "none" and equal cuts ------------------------------------------------------------------------------------------------
 
 
-def test_without_projections_their_sizes_do_not_matter() -> None:
-    members = clients(["shallow", "deep", "deep"])
-    for a, b in zip(rounds(FedIN(), members), rounds(FedIN(**SMALL), members), strict=True):
-        assert all(same(bits(a.up[i]), bits(b.up[i])) and same(bits(a.down[i]), bits(b.down[i])) for i in range(3))
+def test_without_projections_their_sizes_are_refused() -> None:
+    for size, value in SMALL.items():
+        with pytest.raises(RequestError, match=f"{size} = {value} does nothing beside projection = 'none'"):
+            FedIN(**{size: value})
 
 
 def test_square_matrices_change_nothing_but_rounding() -> None:

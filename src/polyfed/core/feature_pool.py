@@ -7,12 +7,14 @@ message, pairs are the group "features": "s_in" (M, ...) and "s_out" (M, ...), r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from polyfed.core import passes
+from polyfed.core.acting import ActsWith
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group
 from polyfed.core.method import Context
@@ -24,6 +26,9 @@ from polyfed.functional.modes import has_batchnorm
 from polyfed.functional.noise import add_noise
 
 Mixing = Literal["mix", "one"]
+# of pairs that nobody sends there is none to hide: FedIN without them has noise in the training pass alone
+Where = Annotated[Literal["both", "message", "forward"], ActsWith("noise"), ActsWith("train_in", of=("message",))]
+Pull = Annotated[float, Field(ge=0), ActsWith("combine", ("simple",))]  # of the local gradient, beside that of pairs
 Releases = tuple[Release, ...]
 _PARTS = ("s_in", "s_out")
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from polyfed.core import passes
+from polyfed.core.acting import ActsWith
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group, tensor
 from polyfed.core.server import Server
@@ -26,9 +28,18 @@ from polyfed.functional.similarity import Similarity, features
 
 _REMEMBERED = 2**28  # bytes of representations in all that are not computed again while weights and RAD are the same
 
-Pool = Literal["all", "selected", "seen"]
-Strength = Literal["uniform", "samples", "capacity", "validation"]
+_MEAN = ActsWith("setting", ("heterogeneous",))  # FedHeNN's other setting has no mean kernel
+_RBF = ActsWith("similarity", ("rbf",))
+Pool = Annotated[Literal["all", "selected", "seen"], _MEAN]
+Strength = Annotated[Literal["uniform", "samples", "capacity", "validation"], _MEAN]
 Control = Literal["none", "own", "permuted"]
+Norm = Annotated[Literal["none", "fro"], _MEAN]
+Excludes = Annotated[bool, _MEAN]
+Rank = Annotated[int, Field(ge=1), _MEAN]
+ExactRank = Annotated[int, Field(ge=0), _MEAN]
+Packed = Annotated[Precision, _MEAN]
+Width = Annotated[float, Field(gt=0), _RBF]
+Landmarks = Annotated[int, Field(ge=1), _RBF, _MEAN]
 
 
 @dataclass(frozen=True)

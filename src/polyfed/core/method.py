@@ -7,6 +7,7 @@ are replaced and never written into.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -17,6 +18,7 @@ from pydantic import ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from torch import Tensor, nn
 
+from polyfed.core.acting import without_effect
 from polyfed.core.architectures import Companion
 from polyfed.core.client import Client
 from polyfed.core.complaints import in_one_line, one_line
@@ -34,14 +36,29 @@ BY_ROW = "gradient by row"  # in a context: takes the gradient of the loss in it
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def knobs(cls: type[Any]) -> type[Any]:
-    """Makes a method class a frozen dataclass whose fields are checked: type, range, unknown names, NaN.
+    """Makes a method class a frozen dataclass whose fields are checked: type, range, unknown names, NaN, and whether
+    those act that were given (`core.acting`).
 
     What is wrong with them is said in one line, a `RequestError`.
     """
     config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     made: Any = pydantic_dataclass(frozen=True, kw_only=True, config=config, repr=False)(cls)
-    made.__init__ = in_one_line(made.__init__, _told)
+    made.__init__ = in_one_line(_all_acting(made.__init__), _told)
     checked: type[Any] = made
+    return checked
+
+
+def _all_acting(init: Callable[..., None]) -> Callable[..., None]:
+    """An ``__init__`` that also complains, as pydantic does, of a knob that was given and does nothing."""
+
+    @functools.wraps(init)
+    def checked(self: Any, **given: Any) -> None:
+        init(self, **given)
+        said = without_effect(type(self).__pydantic_fields__, vars(self), given)
+        if said:
+            problem: Any = {"type": "value_error", "loc": (), "input": given, "ctx": {"error": ValueError(said)}}
+            raise ValidationError.from_exception_data(type(self).__name__, [problem])
+
     return checked
 
 

@@ -20,12 +20,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from polyfed.core import passes
+from polyfed.core.acting import ActsWith
 from polyfed.core.client import Client
 from polyfed.core.message import Group, group
 from polyfed.core.method import Context, Trained
@@ -34,6 +36,8 @@ from polyfed.core.randomness import generator
 from polyfed.functional.projections import from_common, layout, nearest_orthogonal, orthogonal, to_common
 
 Projection = Literal["none", "fixed", "trained"]
+Size = Annotated[int, Field(ge=1), ActsWith("projection", ("fixed", "trained"))]  # of the common shape
+Rate = Annotated[float, Field(gt=0), ActsWith("projection", ("trained",))]
 _MATRICES = ("p_in", "p_out")
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from polyfed.core.acting import ActsWith, idle, without_effect
 from polyfed.core.complaints import in_one_line, one_line
 
 Stage = Literal["received", "after_local", "personal"]
@@ -19,7 +20,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Settings(BaseModel):
-    """Strict and frozen: an unknown key or a wrong type is an error, never a guess."""
+    """Strict and frozen: an unknown key, a wrong type or a setting without effect is an error, never a guess."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     _place: ClassVar[tuple[str, ...] | None] = None  # what a recipe calls it; None: as the class, in small letters
@@ -42,8 +43,15 @@ class Settings(BaseModel):
         return self.model_dump(exclude_none=True, exclude=self._idle())
 
     def _idle(self) -> set[str]:
-        """The keys that have no effect as things are set."""
-        return set()
+        """The keys that are switched off, or have no effect as things are set."""
+        return set(idle(type(self).model_fields, vars(self)))
+
+    @model_validator(mode="after")
+    def _all_act(self) -> Self:
+        """What was given does something."""
+        if said := without_effect(type(self).model_fields, vars(self), self.model_fields_set):
+            raise ValueError(said)
+        return self
 
 
 class Training(Settings):
@@ -99,8 +107,9 @@ class Training(Settings):
         return rate
 
     def _idle(self) -> set[str]:
-        idle = {"lr_warmup": not self.lr_warmup, "lr_schedule": self.lr_schedule == "constant"}
-        return {key for key, off in {**idle, "lr_min": self.lr_schedule != "cosine"}.items() if off}
+        off = {"lr_warmup": not self.lr_warmup, "lr_schedule": self.lr_schedule == "constant"}
+        off["lr_min"] = self.lr_schedule != "cosine"
+        return super()._idle() | {key for key, is_off in off.items() if is_off}
 
     @model_validator(mode="after")
     def _schedule_is_whole(self) -> Training:
@@ -131,17 +140,19 @@ class Availability(Settings):
     """
 
     drop: Share = Field(0.0, description="probability that a client asked in a round drops out")
-    drop_when: Literal["before", "after"] = Field(
+    drop_when: Annotated[Literal["before", "after"], ActsWith("drop")] = Field(
         "before", description="before: nothing reaches it; after: it trains and keeps its work, its upload never leaves"
     )
     late: Share = Field(0.0, description="probability that what a client sends in a round arrives late")
     late_by: Positive = Field(1, description="rounds that it is late by; for methods that accept late uploads")
     joiners: Annotated[int, Field(ge=0)] = Field(0, description="clients, drawn by the seed, that are absent at first")
-    join_round: Annotated[int, Field(ge=2)] = Field(2, description="the first round of the joiners")
+    join_round: Annotated[int, Field(ge=2), ActsWith("joiners")] = Field(
+        2, description="the first round of the joiners"
+    )
 
     def _idle(self) -> set[str]:
-        knots = (("drop", "drop_when"), ("late", "late_by"), ("joiners", "join_round"))
-        return {key for keys in knots if not getattr(self, keys[0]) for key in keys}
+        off = {key for key in ("drop", "late", "joiners") if not getattr(self, key)}
+        return super()._idle() | off | ({"late_by"} if not self.late else set())
 
 
 class Privacy(Settings):
@@ -158,7 +169,7 @@ class Privacy(Settings):
     sgd_noise: Finite = Field(
         0.0, description="standard deviation of Gaussian noise on the sum of a batch's, over sgd_clip; 0: none"
     )
-    sgd_sampling: Literal["poisson", "shuffled"] = Field(
+    sgd_sampling: Annotated[Literal["poisson", "shuffled"], ActsWith("sgd_clip")] = Field(
         "poisson",
         description="sgd_clip: each row is in a batch by chance, or rows are shuffled and dealt, as in plain training",
     )
@@ -185,9 +196,10 @@ class Privacy(Settings):
 
     def _idle(self) -> set[str]:
         numbers = ("clip", "noise", "sgd_clip", "sgd_noise", "target", "budget")
-        idle = {key for key in numbers if not getattr(self, key)} | ({"sgd_sampling"} if not self.sgd_clip else set())
+        off = {key for key in numbers if not getattr(self, key)}
         fields = type(self).model_fields
-        return idle | {key for key in ("delta", "accountant") if getattr(self, key) == fields[key].default}
+        off |= {key for key in ("delta", "accountant") if getattr(self, key) == fields[key].default}
+        return super()._idle() | off
 
     @model_validator(mode="after")
     def _noise_is_for_what_is_bounded(self) -> Privacy:
@@ -211,7 +223,9 @@ class Compression(Settings):
     share: Annotated[float, Field(gt=0, le=1)] = Field(
         1.0, description="of each tensor's change, the share of entries that goes up: the largest; 1: all"
     )
-    feedback: bool = Field(True, description="share: what did not go up is added to the next change")
+    feedback: Annotated[bool, ActsWith("share", off=1)] = Field(
+        True, description="share: what did not go up is added to the next change"
+    )
 
     @property
     def on(self) -> bool:
@@ -219,8 +233,8 @@ class Compression(Settings):
         return self.precision != "float32" or self.share < 1
 
     def _idle(self) -> set[str]:
-        idle = {"precision": self.precision == "float32", "share": self.share == 1, "feedback": self.share == 1}
-        return {key for key, off in idle.items() if off}
+        off = {"precision": self.precision == "float32", "share": self.share == 1}
+        return super()._idle() | {key for key, is_off in off.items() if is_off}
 
 
 class Defence(Settings):
@@ -229,7 +243,7 @@ class Defence(Settings):
     rule: Literal["none", "median", "trimmed", "geometric", "krum", "clip"] = Field(
         "none", description="what takes the place of clients' weights and class means, or whom it leaves out"
     )
-    share: Annotated[float, Field(gt=0, lt=0.5)] = Field(
+    share: Annotated[float, Field(gt=0, lt=0.5), ActsWith("rule", ("trimmed", "krum"))] = Field(
         0.2, description="trimmed, krum: of the clients that are supposed to be hostile, rounded up"
     )
     max_norm: Finite = Field(
@@ -237,9 +251,8 @@ class Defence(Settings):
     )
 
     def _idle(self) -> set[str]:
-        takes_share = self.rule in ("trimmed", "krum")
-        idle = {"rule": self.rule == "none", "share": not takes_share, "max_norm": not self.max_norm}
-        return {key for key, off in idle.items() if off}
+        off = {"rule": self.rule == "none", "max_norm": not self.max_norm}
+        return super()._idle() | {key for key, is_off in off.items() if is_off}
 
 
 class Hostile(Settings):
@@ -247,13 +260,12 @@ class Hostile(Settings):
 
     label_flip: Share = Field(0.0, description="share of the clients, rounded up, that train on labels C - 1 - y")
     sign_flip: Share = Field(0.0, description="share of the clients, rounded up, that send the opposite")
-    scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+    scale: Annotated[float, Field(gt=0, allow_inf_nan=False), ActsWith("sign_flip")] = Field(
         1.0, description="sign_flip: factor of the negated change of weights"
     )
 
     def _idle(self) -> set[str]:
-        idle = {"label_flip": not self.label_flip, "sign_flip": not self.sign_flip, "scale": not self.sign_flip}
-        return {key for key, off in idle.items() if off}
+        return super()._idle() | {key for key in ("label_flip", "sign_flip") if not getattr(self, key)}
 
 
 class Evaluation(Settings):
@@ -267,10 +279,12 @@ class Evaluation(Settings):
     patience: Annotated[int, Field(ge=0)] = Field(
         0, description="evaluations without a better validation accuracy of the main stage, then stop; 0: never"
     )
-    min_delta: Finite = Field(0.0, description="patience: better means by more than this, accuracies being in [0, 1]")
+    min_delta: Annotated[Finite, ActsWith("patience")] = Field(
+        0.0, description="patience: better means by more than this, accuracies being in [0, 1]"
+    )
 
     def _idle(self) -> set[str]:
-        return set() if self.patience else {"patience", "min_delta"}
+        return super()._idle() | (set() if self.patience else {"patience"})
 
     def stages(self, scored: Stage) -> list[Stage]:
         """All stages to score, the main one first; `scored` is the method's own."""

@@ -12,12 +12,13 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field, field_validator, model_validator
 
+from polyfed.core.acting import ActsWith
 from polyfed.core.randomness import generator, numpy_generator
 from polyfed.core.settings import Availability, Finite, Settings, Share
 from polyfed.errors import RequestError
 from polyfed.registry import nearest
 
-__all__ = ["BUILT_IN", "Devices", "Profile", "attendance_in_effect", "dealt"]
+__all__ = ["BUILT_IN", "Devices", "Profile", "attendance_in_effect", "check_lateness", "dealt"]
 
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -48,7 +49,9 @@ class Devices(Settings):
     """``[devices]``: who computes on what; off unless devices are dealt by `names`, `shares` or `numbers`."""
 
     names: list[str] = Field([], description="profiles, dealt to the clients as `assign` says")
-    assign: Literal["cycle", "blocks", "random"] = Field("cycle", description="names: as in [models]")
+    assign: Annotated[Literal["cycle", "blocks", "random"], ActsWith("names")] = Field(
+        "cycle", description="names: as in [models]"
+    )
     shares: dict[str, Share] = Field({}, description="profile -> share of the clients, which are drawn; not with names")
     numbers: dict[str, str] = Field({}, description="number of a client -> its profile, before names and shares")
     profiles: dict[str, Profile] = Field({}, description="your own; of a built-in one, what is not told stays")
@@ -75,9 +78,8 @@ class Devices(Settings):
     def _idle(self) -> set[str]:
         if not self.on:
             return set(type(self).model_fields)
-        idle = {"names": not self.names, "assign": not self.names, "shares": not self.shares}
-        idle |= {"numbers": not self.numbers, "profiles": not self.profiles, "jitter": not self.jitter}
-        return {key for key, off in idle.items() if off}
+        off = {key for key in ("names", "shares", "numbers", "profiles", "jitter") if not getattr(self, key)}
+        return super()._idle() | off
 
     @field_validator("profiles", mode="before")
     @classmethod
@@ -120,6 +122,21 @@ def attendance_in_effect(availability: Availability, devices: Devices) -> dict[s
     """`[availability]` as a run folder keeps it: `late_by` also says how late those are that miss the deadline."""
     late = {"late_by": availability.late_by} if devices.deadline is not None else {}
     return {**availability.in_effect(), **late}
+
+
+def check_lateness(availability: Availability, devices: Devices) -> None:
+    """Whether anybody can be late by `late_by`.
+
+    Raises:
+        RequestError: it was given, and nobody can: nothing arrives late, and there is no deadline to miss.
+    """
+    default = Availability.model_fields["late_by"].default
+    off = not availability.late and "late" not in availability.model_fields_set
+    if off and devices.deadline is None and availability.late_by != default:
+        raise RequestError(
+            f"availability: late_by = {availability.late_by} does nothing beside late = 0.0; set late above 0 or "
+            f"devices.deadline, or leave late_by at {default}"
+        )
 
 
 def dealt(devices: Devices, clients: int, seed: int) -> list[str]:

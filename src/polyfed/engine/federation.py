@@ -48,7 +48,7 @@ from polyfed.engine.arguments import (
 from polyfed.engine.attendance import Attendance, LateUpload, Post, Roll
 from polyfed.engine.checkpoint import Snapshot
 from polyfed.engine.cohort import stack_size
-from polyfed.engine.devices import Devices, attendance_in_effect
+from polyfed.engine.devices import Devices, attendance_in_effect, check_lateness
 from polyfed.engine.evaluation import NOT_EVALUATED, Measure, Memory, Score, check_measures, figures, summary
 from polyfed.engine.executors import Executor, Job, Outcome, Scoring, at_work, has_own
 from polyfed.engine.fit import check_companion, check_fit
@@ -187,6 +187,7 @@ class Federation:
         self.devices = settings_of("devices", devices, Devices)
         self.defence = settings_of("defence", defence, Defence)
         self.hostile = settings_of("hostile", hostile, Hostile)
+        check_lateness(self.availability, self.devices)
         seed, checkpoint_every = whole("seed", seed, 0), whole("checkpoint_every", checkpoint_every, 1)
         workers = None if workers is None else whole("workers", workers, 1)
         public, out, device = public_of(public), folder_of(out), str(device)

@@ -29,7 +29,6 @@ from polyfed.core.networks import floats, load
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.functional.losses import cross_entropy
-from polyfed.functional.precision import Precision
 from polyfed.functional.similarity import Similarity
 
 
@@ -42,8 +41,8 @@ class FedHeNN(Method):
 
     setting: Literal["heterogeneous", "homogeneous"] = "heterogeneous"  # Algorithm 2, or 1: one architecture
     similarity: Similarity = "linear"  # kernel, or "procrustes" (homogeneous only, in its scale-free form)
-    width: Annotated[float, Field(gt=0)] = 0.5  # RBF: kernel width over the median distance
-    landmarks: Annotated[int, Field(ge=1)] = 256  # RBF: Nystroem rows per client in the factor of K_bar
+    width: mean_kernel.Width = 0.5  # RBF: kernel width over the median distance
+    landmarks: mean_kernel.Landmarks = 256  # RBF: Nystroem rows per client in the factor of K_bar
     eta0: Annotated[float, Field(ge=0)] = 0.001  # weight of the alignment; 0 is Local (homogeneous: FedAvg)
     eta_schedule: Literal["sqrt", "linear", "constant"] = "sqrt"  # eta0 times sqrt(t - 1), t - 1 or 1; rounds t from 1
     rad_size: Annotated[int, Field(ge=2)] = 5000  # L
@@ -56,12 +55,12 @@ class FedHeNN(Method):
     uploads: Literal["weights", "kernels"] = "weights"  # "kernels": A_k on a fixed RAD instead of weights
     kernel_pool: mean_kernel.Pool = "all"  # whose kernels; selected: who uploaded last; seen: who ever did
     kernel_weights: mean_kernel.Strength = "uniform"  # w_j by n_j, number of parameters or validation accuracy
-    kernel_norm: Literal["none", "fro"] = "none"  # "fro": K_j / ||H K_j H||_F, so that no network's scale dominates
-    exclude_self: bool = False  # leave K_k out of client k's K_bar
+    kernel_norm: mean_kernel.Norm = "none"  # "fro": K_j / ||H K_j H||_F, so that no network's scale dominates
+    exclude_self: mean_kernel.Excludes = False  # leave K_k out of client k's K_bar
     control: mean_kernel.Control = "none"  # a target that should not help: "own" K_k, or K_bar with rows "permuted"
-    rank: Annotated[int, Field(ge=1)] = 128  # columns of F, where the exact one would have more than `exact_rank`
-    exact_rank: Annotated[int, Field(ge=0)] = 256  # up to so many columns K_bar is sent exactly
-    precision: Precision = "float32"  # of F, and of A_k in kernel uploads
+    rank: mean_kernel.Rank = 128  # columns of F, where the exact one would have more than `exact_rank`
+    exact_rank: mean_kernel.ExactRank = 256  # up to so many columns K_bar is sent exactly
+    precision: mean_kernel.Packed = "float32"  # of F, and of A_k in kernel uploads
     final_average: bool = False  # homogeneous: after the last round the mean of all clients' latest weights
     final_finetune_epochs: Annotated[int, Field(ge=0)] = 0  # all train so long after the last round, and keep it
 

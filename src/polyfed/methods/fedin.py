@@ -48,11 +48,11 @@ class FedIN(Method):
     weighting: Literal["paper", "samples", "uniform"] = "paper"  # uniform layer-wise, by samples same-shape
     mu: Annotated[float, Field(ge=0)] = 0.1  # proximal weight (the paper gives mu/2 = 0.05); 0 is off
     combine: Literal["simple", "project", "literal", "adaptive", "none"] = "simple"  # "none" adds them
-    lambda_: Annotated[float, Field(ge=0)] = 1.0  # of "simple": Z = G_IN + lambda/2 G_local (eq. 13)
+    lambda_: feature_pool.Pull = 1.0  # of "simple": Z = G_IN + lambda/2 G_local (eq. 13)
     granularity: Literal["tensor", "block"] = "tensor"  # combine tensor by tensor, or all intermediate ones as one
     train_in: bool = True  # False: no pairs are exchanged, FedProx (with mu = 0 FedAvg)
     noise: Annotated[float, Field(ge=0)] = 0.0  # level; 0 draws nothing; the paper's FedIN+Noise is 0.8
-    noise_where: Literal["both", "message", "forward"] = "both"  # in the training pass, in the pairs sent, or both
+    noise_where: feature_pool.Where = "both"  # in the training pass, in the pairs sent, or both
     feature_clip: Annotated[float, Field(ge=0)] = 0.0  # L2 bound on each row sent, over which noise then is
     pool: feature_pool.Mixing = "mix"  # pairs from all other clients, or from "one" of them
     pairs: Annotated[int, Field(ge=1)] | None = None  # n_S, each way; None: the batch size
@@ -60,10 +60,10 @@ class FedIN(Method):
     feature_dtype: Literal["float32", "float16"] = "float32"  # of the pairs on their way
     bn_buffers: Literal["aggregate", "local"] = "aggregate"  # "local": BatchNorm's statistics never leave a client
     projection: projections.Projection = "none"  # "fixed" or "trained": pairs in one common shape, for any cuts
-    projection_channels: Annotated[int, Field(ge=1)] = 64  # C, channels of the common shape
-    projection_grid: Annotated[int, Field(ge=1)] = 8  # g, places a side of it
-    projection_features: Annotated[int, Field(ge=1)] = 512  # F, numbers of s_out in it
-    projection_lr: Annotated[float, Field(gt=0)] = 1.0  # of "trained": the matrices' step after each local training
+    projection_channels: projections.Size = 64  # C, channels of the common shape
+    projection_grid: projections.Size = 8  # g, places a side of it
+    projection_features: projections.Size = 512  # F, numbers of s_out in it
+    projection_lr: projections.Rate = 1.0  # of "trained": the matrices' step after each local training
 
     @property
     def needs(self) -> Needs:

@@ -24,6 +24,7 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.core import passes, shared_model
+from polyfed.core.acting import ActsWith
 from polyfed.core.client import Client
 from polyfed.core.message import Message, tensor
 from polyfed.core.method import Batch, Context, Exchange, Method, Needs, Phase, Trained, knobs
@@ -48,7 +49,7 @@ class FedMD(Method):
     private_epochs: Annotated[int, Field(ge=0)] = 10  # once, after that, on one's own rows; 0 is off
     digest_epochs: Annotated[int, Field(ge=0)] = 1  # per round, towards the consensus; 0: nothing is sent
     digest: Literal["l1", "kl"] = "l1"  # distance of the logits, or KL of softened probabilities
-    temperature: Annotated[float, Field(gt=0)] = 3.0  # T of "kl"; 1 does not soften
+    temperature: Annotated[float, Field(gt=0), ActsWith("digest", ("kl",))] = 3.0  # T of "kl"; 1 does not soften
     rows: Annotated[int, Field(ge=1)] | None = None  # L, public rows drawn each round; None: all
     weighting: shared_model.Weighting = "uniform"  # c_k; "samples": in proportion to training samples
 

@@ -23,10 +23,13 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.core import shared_model
+from polyfed.core.acting import ActsWith
 from polyfed.core.message import Group, Message
 from polyfed.core.method import knobs
 from polyfed.core.server import Server
 from polyfed.functional.cross_layer import Granularity, corrected, references
+
+_CORRECTED = ActsWith("theta_rule", ("code", "paper"))
 
 
 @knobs
@@ -37,9 +40,10 @@ class InCoAvg(shared_model.Averaging):
     paper: ClassVar[str] = "Chan et al., ICLR 2024"
 
     theta_rule: Literal["code", "paper", "none"] = "code"  # how far towards g_0; "none" corrects nothing: FedAvg
-    granularity: Granularity = "kernel"  # what has a theta of its own, or the whole "tensor"
-    theta_max: Annotated[float, Field(ge=0)] = 5.0  # of "code"; 0 leaves the rescaling alone
-    update_max: Annotated[float, Field(ge=0)] = 0.1  # largest entry of a corrected update; 0: any
+    granularity: Annotated[Granularity, _CORRECTED] = "kernel"  # what has a theta of its own, or the whole "tensor"
+    # of "code"; 0 leaves the rescaling alone
+    theta_max: Annotated[float, Field(ge=0), ActsWith("theta_rule", ("code",))] = 5.0
+    update_max: Annotated[float, Field(ge=0), _CORRECTED] = 0.1  # largest entry of a corrected update; 0: any
     weighting: shared_model.Weighting = "uniform"  # "samples": clients count by n_k
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:

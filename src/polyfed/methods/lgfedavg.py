@@ -14,11 +14,12 @@ clients and its adversarial variant are left out. (4) Upper layers are averaged 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from torch import Tensor, nn
 
 from polyfed.core import shared_model
+from polyfed.core.acting import ActsWith
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group
 from polyfed.core.method import Context, Method, Needs, Trained, knobs
@@ -42,7 +43,8 @@ class LGFedAvg(Method):
     changes: ClassVar[tuple[str, ...]] = ("shared",)
 
     shares: Literal["none", "head", "upper", "all"] = "head"  # "upper": all but the extractor; none: Local, all: FedAvg
-    weighting: shared_model.Weighting = "samples"  # "uniform" counts every client once
+    # "uniform" counts every client once
+    weighting: Annotated[shared_model.Weighting, ActsWith("shares", ("head", "upper", "all"))] = "samples"
 
     @property
     def needs(self) -> Needs:

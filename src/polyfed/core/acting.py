@@ -1,0 +1,104 @@
+"""Settings that act only beside another one, and those of them that were given where they do nothing.
+
+It is said where the setting stands, of a recipe's sections and of methods' knobs alike:
+
+    drop: Share = 0.0
+    drop_when: Annotated[Literal["before", "after"], ActsWith("drop")] = "before"
+
+What has its default was not given. Where the other setting is a number that was itself given as "off"
+(``drop = 0.0, drop_when = "after"``), it was switched off on purpose, as by a series of runs, and what belongs to it
+may stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from polyfed.core.complaints import shown
+
+__all__ = ["ActsWith", "idle", "without_effect"]
+
+
+@dataclass(frozen=True)
+class ActsWith:
+    """Beside a field: it does something only with certain values of another field.
+
+    Attributes:
+        key: the other field.
+        values: those of its values; text that ends in ":" stands for all that begins so. (): where it is on.
+        of: values of this field of which this holds; (): of all.
+        off: the number at which the other field is off.
+    """
+
+    key: str
+    values: tuple[Any, ...] = ()
+    of: tuple[Any, ...] = ()
+    off: float = 0
+
+    def holds(self, own: Any, other: Any) -> bool:
+        """Whether this field acts with its value `own` beside the other field's."""
+        if self.of and own not in self.of:
+            return True
+        if not self.values:
+            return bool(other) and other != self.off
+        return any(other == value or (_is_prefix(value) and str(other).startswith(value)) for value in self.values)
+
+    def wanted(self, other: Any) -> str:
+        """What to set the other field to, in words; `other` is what it is."""
+        key = _spelled(self.key)
+        if self.values:
+            *most, last = [f"'{value}...'" if _is_prefix(value) else shown(value) for value in self.values]
+            return f"set {key} to {' or '.join([', '.join(most), last] if most else [last])}"
+        if isinstance(other, bool):
+            return f"set {key} to true"
+        if isinstance(other, int | float):
+            return f"set {key} {'above' if self.off == 0 else 'below'} {self.off:g}"
+        return f"set {key}"
+
+
+def idle(fields: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, ActsWith]:
+    """The fields that do nothing as things are set, each with what it would need.
+
+    Args:
+        fields: name -> pydantic's field. values: name -> value.
+    """
+    found = {}
+    for name, field in fields.items():
+        for needed in field.metadata:
+            if isinstance(needed, ActsWith) and not needed.holds(values[name], values[needed.key]):
+                found.setdefault(name, needed)
+    return found
+
+
+def without_effect(fields: Mapping[str, Any], values: Mapping[str, Any], given: Collection[str]) -> str | None:
+    """Which field was given a value and does nothing, beside what, and what to set; None: there is none.
+
+    Args:
+        fields: name -> pydantic's field. values: name -> value. given: names that were set, to whatever value.
+    """
+    for name, needed in idle(fields, values).items():
+        value, other = values[name], values[needed.key]
+        default = fields[name].get_default(call_default_factory=True)
+        if value == default or (needed.key in given and _is_off(other, needed)):
+            continue
+        own, key = _spelled(name), _spelled(needed.key)
+        beside = f"without {key}" if other is None else f"beside {key} = {shown(other)}"
+        instead = f"leave out {own}" if default is None or default == {} else f"leave {own} at {shown(default)}"
+        return f"{own} = {shown(value)} does nothing {beside}; {needed.wanted(other)}, or {instead}"
+    return None
+
+
+def _is_off(other: Any, needed: ActsWith) -> bool:
+    """Whether a number is at "off"."""
+    return not needed.values and isinstance(other, int | float) and not isinstance(other, bool) and other == needed.off
+
+
+def _is_prefix(value: Any) -> bool:
+    return isinstance(value, str) and value.endswith(":")
+
+
+def _spelled(name: str) -> str:
+    """A field as a recipe has it: ``lambda_`` is a word that Python keeps."""
+    return name.rstrip("_")

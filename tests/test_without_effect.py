@@ -1,0 +1,172 @@
+"""Settings that were given and do nothing: one line, in recipes, by ``--set``, in profiles and in Python alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import polyfed as pf
+from polyfed.errors import RequestError
+from polyfed.methods import FedHeNN, FedIN, FedMD, InCoAvg, LGFedAvg
+from polyfed.recipe import Recipe
+from polyfed.registry import METHODS
+
+SAID = [  # section, what is given, the line behind the section's name
+    ("data", {"classes_per_client": 3}, "classes_per_client = 3 does nothing beside partition = 'iid'"),
+    ("data", {"partition": "classes", "alpha": 0.1}, "alpha = 0.1 does nothing beside partition = 'classes'"),
+    ("data", {"partition": "dirichlet", "deal": "fedrep"}, "deal = 'fedrep' does nothing beside partition = "),
+    ("data", {"natural_column": "user"}, "natural_column = 'user' does nothing beside partition = 'iid'"),
+    ("data", {"skew_strength": 0.5}, "skew_strength = 0.5 does nothing beside skew = 'none'"),
+    ("data", {"public_rows": 7}, "public_rows = 7 does nothing without public; set public, or leave out public_rows"),
+    ("availability", {"drop_when": "after"}, "drop_when = 'after' does nothing beside drop = 0.0"),
+    ("availability", {"late_by": 3}, "late_by = 3 does nothing beside late = 0.0"),
+    ("availability", {"join_round": 4}, "join_round = 4 does nothing beside joiners = 0"),
+    ("privacy", {"sgd_sampling": "shuffled"}, "sgd_sampling = 'shuffled' does nothing beside sgd_clip = 0.0"),
+    ("compression", {"feedback": False}, "feedback = false does nothing beside share = 1.0; set share below 1"),
+    ("defence", {"rule": "median", "share": 0.3}, "share = 0.3 does nothing beside rule = 'median'"),
+    ("hostile", {"scale": 3.0}, "scale = 3.0 does nothing beside sign_flip = 0.0"),
+    ("evaluation", {"min_delta": 0.1}, "min_delta = 0.1 does nothing beside patience = 0"),
+    ("devices", {"shares": {"laptop": 1.0}, "assign": "blocks"}, "assign = 'blocks' does nothing beside names = []"),
+]
+KNOBS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
+    (FedIN, {"noise": 0.8, "noise_where": "message", "train_in": False}, "noise_where = 'message' does nothing beside"),
+    (FedIN, {"noise_where": "forward"}, "noise_where = 'forward' does nothing beside noise = 0.0"),
+    (FedIN, {"combine": "none", "lambda_": 2.0}, "lambda = 2.0 does nothing beside combine = 'none'"),
+    (FedIN, {"projection": "fixed", "projection_lr": 0.1}, "projection_lr = 0.1 does nothing beside projection"),
+    (FedHeNN, {"width": 2.0}, "width = 2.0 does nothing beside similarity = 'linear'; set similarity to 'rbf'"),
+    (FedHeNN, {"setting": "homogeneous", "rank": 4}, "rank = 4 does nothing beside setting = 'homogeneous'"),
+    (FedMD, {"temperature": 1.0}, "temperature = 1.0 does nothing beside digest = 'l1'"),
+    (InCoAvg, {"theta_rule": "paper", "theta_max": 1.0}, "theta_max = 1.0 does nothing beside theta_rule = 'paper'"),
+    (LGFedAvg, {"shares": "none", "weighting": "uniform"}, "weighting = 'uniform' does nothing beside shares = 'none'"),
+]
+
+
+def recipe(**sections: dict[str, Any]) -> Recipe:
+    whole: dict[str, dict[str, Any]] = {
+        "data": {"name": "digits"},
+        "models": {"architectures": ["digits-cnn1"]},
+        "method": {"name": "local"},
+    }
+    return Recipe.from_dict({**whole, **{name: {**whole.get(name, {}), **keys} for name, keys in sections.items()}})
+
+
+def line(made: Callable[[], Any]) -> str:
+    with pytest.raises(RequestError) as refused:
+        made()
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(("section", "keys", "said"), SAID)
+def test_a_section_refuses_what_does_nothing(section: str, keys: dict[str, Any], said: str) -> None:
+    assert line(lambda: recipe(**{section: keys})).startswith(f"{section}: {said}")
+
+
+@pytest.mark.parametrize(("section", "keys", "said"), [entry for entry in SAID if entry[0] not in ("data",)])
+def test_python_says_the_same(section: str, keys: dict[str, Any], said: str) -> None:
+    kind = getattr(pf, section.capitalize())
+    x, y = torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])
+    client = pf.Client(torch.nn.Linear(2, 2), (x, y), (x, y))
+    made = lambda: pf.Federation([client], pf.methods.Local(), **{section: kind(**keys)})  # noqa: E731
+    assert line(made).startswith(f"{section}: {said}")
+
+
+def test_a_deal_in_python_says_the_same() -> None:
+    source = pf.from_tensors((torch.zeros(40, 2), torch.arange(40) % 4))
+    said = line(lambda: pf.federate(source, 2, "iid", classes_per_client=3))
+    assert said.startswith("classes_per_client = 3 does nothing beside partition = 'iid'")
+    assert "'a deal of your own'" in line(lambda: pf.federate(source, 2, lambda y, k, rng: [], alpha=0.1))
+    assert len(pf.federate(source, 2, "classes", classes_per_client=4).clients) == 2
+
+
+@pytest.mark.parametrize(("kind", "knobs", "said"), KNOBS)
+def test_a_knob_that_does_nothing(kind: Any, knobs: dict[str, Any], said: str) -> None:
+    assert line(lambda: kind(**knobs)).startswith(f"{kind.name}: {said}")
+    spelled = {name.rstrip("_"): value for name, value in knobs.items()}
+    assert line(lambda: recipe(method={"name": kind.name, **spelled})).startswith(f"method: {said}")
+
+
+def test_what_was_not_given_is_not_told() -> None:
+    recipe(data={"alpha": 0.5, "classes_per_client": 2}, availability={"late_by": 1})  # their defaults
+    recipe(availability={"late_by": 3}, devices={"names": ["laptop"], "deadline": 1.0})  # it counts behind a deadline
+
+
+def test_what_was_switched_off_on_purpose_takes_its_own_with_it() -> None:
+    assert pf.Availability(drop=0.0, drop_when="after").in_effect() == {}
+    assert pf.Hostile(sign_flip=0.0, scale=3.0).in_effect() == {}
+    assert pf.Compression(share=1.0, feedback=False).in_effect() == {}
+    FedIN(noise=0.0, noise_where="message")
+    recipe(availability={"late": 0.0, "late_by": 3})
+
+
+def test_a_resolved_recipe_reads_again() -> None:
+    off = recipe(availability={"drop": 0.0, "drop_when": "after"}, hostile={"sign_flip": 0.0, "scale": 3.0})
+    assert Recipe.from_dict(off.to_dict()).to_dict() == off.to_dict()
+    for kind in METHODS.values():
+        resolved = recipe(method={"name": kind.name}).to_dict()
+        assert Recipe.from_dict(resolved).to_dict() == resolved
+
+
+TEXT = """
+[data]
+name = "digits"
+partition = "dirichlet"
+alpha = 0.1
+
+[models]
+architectures = ["digits-cnn1"]
+
+[method]
+name = "fedin"
+lambda = 2.0
+
+[methods.fedin]
+projection = "fixed"
+projection_grid = 2
+
+[methods.fedhenn]
+similarity = "rbf"
+width = 2.0
+
+[profiles.alike.data]
+partition = "iid"
+
+[profiles.wrong.data]
+partition = "iid"
+min_size = 5
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "mine.toml"
+    file.write_text(TEXT.partition("[profiles.wrong")[0])
+    return file
+
+
+def test_what_is_laid_over_takes_along_what_was_said_of_the_old_value(path: Path) -> None:
+    assert Recipe.load(path).data.alpha == 0.1
+    for laid in (Recipe.load(path, ["data.partition=iid"]), Recipe.load(path, profile="alike")):
+        assert (laid.data.partition, laid.data.alpha) == ("iid", 0.5)
+    assert Recipe.load(path, ["data.partition=quantity"]).data.alpha == 0.1  # acts there, too
+    assert Recipe.load(path, ["method.combine=none"]).build_method() == FedIN(
+        combine="none", projection="fixed", projection_grid=2
+    )
+    assert Recipe.load(path, ["method.projection=none"]).build_method() == FedIN(lambda_=2.0)
+    assert Recipe.load(path, ["method.similarity=linear"], method="fedhenn").build_method() == FedHeNN()
+    assert path.read_text() == TEXT.partition("[profiles.wrong")[0]
+
+
+def test_what_was_itself_laid_over_is_told(path: Path) -> None:
+    said = line(lambda: Recipe.load(path, ["data.partition=iid", "data.alpha=0.2"]))
+    assert said == (
+        "data: alpha = 0.2 does nothing beside partition = 'iid'; set partition to 'dirichlet' or 'quantity', or leave "
+        "alpha at 0.5"
+    )
+    assert line(lambda: Recipe.load(path, ["data.classes_per_client=3"])).startswith("data: classes_per_client = 3")
+    path.write_text(TEXT)
+    assert line(lambda: Recipe.load(path)).startswith("profiles.wrong: data: min_size = 5 does nothing beside")

@@ -102,6 +102,7 @@ class Check:
         devices: where devices are simulated, one entry for each client: id, device, memory (bytes it has), needs (bytes
             that training takes), fits, and the seconds down, train and up of a later round.
         simulated_seconds: of the whole run, if all are asked in every round; None where no devices are simulated.
+        averaged: what the method averages with whom, in a line; "" where it averages no networks.
     """
 
     facts: Mapping[str, Any]
@@ -119,6 +120,7 @@ class Check:
     data_nbytes: int = 0
     devices: tuple[Mapping[str, Any], ...] = ()
     simulated_seconds: float | None = None
+    averaged: str = ""
 
     @property
     def peak(self) -> int:
@@ -154,6 +156,7 @@ class Check:
             [
                 f"{facts['label'] or facts['method']} on {facts['dataset']}: {facts['clients']} clients, "
                 f"{facts['rounds']} rounds, seed {facts['seed']}. Models and data fit the method.",
+                *textwrap.wrap(self.averaged, _WIDTH, subsequent_indent="  "),
                 "",
                 *_table(network, [_shown(kind) for kind in self.architectures], left=1),
                 "",
@@ -221,6 +224,7 @@ def measure(federation: Federation, unused: int = 0, holdout: int = 0, batches: 
         seconds_server=server,
         seconds_scoring=scoring,
         data_nbytes=_data_bytes(federation),
+        averaged=federation.averaged,
         **_simulated(federation, mine),
     )
 

@@ -139,6 +139,7 @@ class Needs:
     one_architecture: bool = False
     nested: bool = False  # tensors of one name have one shape everywhere
     nested_parts: tuple[Part, ...] | None = None  # only those of these parts of split models; None: all
+    more_than_head: bool = False  # beside `nested`: no architecture has just a head in common with all others
     equal_cuts: bool = False  # what enters and leaves the intermediate part is equally shaped everywhere
     cuts_on_grids: bool = False  # what enters it is a vector, a map or the tokens of a square (functional.projections)
     public: int = 0  # rows of data that everybody may see (data.holdout, data.public)

@@ -2,7 +2,8 @@
 
 Two ways, both from the FedIN paper: "layer-wise" (eq. 19) keeps the union of all architectures' tensors by name and
 averages each over the clients that have it; "same-shape" (eq. 20, 21) keeps one model per architecture and averages
-within it. With one architecture both are FedAvg. Beside the model other named tensors can be shared alike (`zeros`).
+within it. With one architecture both are FedAvg. "by-name" is "layer-wise" that also takes unrelated networks, which
+have nothing but a head in common. Beside the model other named tensors can be shared alike (`zeros`).
 """
 
 from __future__ import annotations
@@ -23,16 +24,32 @@ from polyfed.core.settings import Stage
 from polyfed.functional.averaging import layer_wise_mean, weighted_mean
 from polyfed.models.split import Part
 
-Aggregation = Literal["layer-wise", "same-shape"]
+Aggregation = Literal["layer-wise", "same-shape", "by-name"]
 Weighting = Literal["samples", "uniform"]
 Target = Callable[[Group, list[int]], dict[str, Tensor]]  # a shared model, numbers of its clients -> where it should go
 _UNION = "union"
 
 
-def needs(aggregation: Aggregation, split_model: bool = False) -> Needs:
-    """What networks must be like: layer-wise, tensors of one name have one shape everywhere."""
-    instead = "use method.aggregation = 'same-shape'"
-    return Needs(split_model=split_model, nested=aggregation == "layer-wise", instead=instead)
+def needs(
+    aggregation: Aggregation,
+    split_model: bool = False,
+    parts: tuple[Part, ...] | None = None,
+    instead: str = "use method.aggregation = 'same-shape'",
+    equal_cuts: bool = False,
+    cuts_on_grids: bool = False,
+) -> Needs:
+    """What networks must be like: layer-wise, tensors of one name have one shape everywhere, and not those of heads
+    alone are averaged. With `parts`, of these parts of split models; heads are then others' business. All else as in `Needs`.
+    """
+    return Needs(
+        split_model=split_model,
+        nested=aggregation != "same-shape",
+        nested_parts=parts,
+        more_than_head=aggregation == "layer-wise" and parts is None,
+        instead=instead,
+        equal_cuts=equal_cuts,
+        cuts_on_grids=cuts_on_grids,
+    )
 
 
 def start(
@@ -58,7 +75,7 @@ def start(
 def zeros(server: Server, aggregation: Aggregation, what: str) -> None:
     """Zeros in the shape of the shared model's parameters into the server's state, for `read` and `add`."""
     names = parameters(server)
-    for shared in (_UNION,) if aggregation == "layer-wise" else server.architectures:
+    for shared in server.architectures if aggregation == "same-shape" else (_UNION,):
         model = group(server.state, _key("model", shared))
         server.state[_key(what, shared)] = {name: torch.zeros_like(t) for name, t in model.items() if name in names}
 
@@ -104,7 +121,7 @@ def average(
 
     def mean(base: Group, members: list[int]) -> dict[str, Tensor]:
         held, parts = [models[i] for i in members], [weights[i] for i in members]
-        return layer_wise_mean(held, parts, base) if aggregation == "layer-wise" else weighted_mean(held, parts)
+        return weighted_mean(held, parts) if aggregation == "same-shape" else layer_wise_mean(held, parts, base)
 
     advance(server, aggregation, models, mean, rate)
 
@@ -151,7 +168,7 @@ def add(server: Server, aggregation: Aggregation, what: str, changes: Mapping[in
 
 def replace(server: Server, aggregation: Aggregation, architecture: str, tensors: Group) -> None:
     """Put copies of `tensors` in the place of those of their names in what is shared with one architecture."""
-    shared = _key("model", _UNION if aggregation == "layer-wise" else architecture)
+    shared = _key("model", architecture if aggregation == "same-shape" else _UNION)
     server.state[shared] = {**group(server.state, shared), **{name: t.clone() for name, t in tensors.items()}}
 
 
@@ -183,10 +200,10 @@ def shares(uploads: Mapping[int, Message], weighting: Weighting) -> dict[int, fl
 def _by_model(server: Server, aggregation: Aggregation, ids: Iterable[int]) -> Iterator[tuple[str, list[int]]]:
     """Each shared model that any of the clients `ids` has, with the numbers of those who do."""
     numbers = list(ids)
-    if aggregation == "layer-wise":
-        groups = {_UNION: numbers}
-    else:
+    if aggregation == "same-shape":
         groups = {a: [i for i in numbers if server.clients[i].architecture == a] for a in server.architectures}
+    else:
+        groups = {_UNION: numbers}
     yield from ((shared, members) for shared, members in groups.items() if members)
 
 
@@ -210,7 +227,7 @@ class Averaging(Method):
     changes: ClassVar[tuple[str, ...]] = ("model",)
     starts_blank: ClassVar[bool] = True
 
-    aggregation: Aggregation = "layer-wise"  # or "same-shape"; alike where all share one architecture
+    aggregation: Aggregation = "layer-wise"  # "same-shape": within each architecture; "by-name": also a head alone
     weighting: Weighting = "samples"  # "uniform" counts every client once
 
     @property

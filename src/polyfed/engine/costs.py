@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -31,9 +34,22 @@ def flops(module: nn.Module, x: Tensor) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # switching oneDNN off speaks of TF32
         switched = torch.backends.mkldnn.flags(enabled=False)  # its LSTM is one operation, which nobody can count
-        with switched, evaluating(module), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        counter = FlopCounterMode(display=False)
+        with switched, _layer_by_layer(), evaluating(module), torch.no_grad(), counter:
             module(x)
     return int(counter.get_total_flops())
+
+
+@contextlib.contextmanager
+def _layer_by_layer() -> Iterator[None]:
+    """Within the block, a transformer's layer and its attention are made of their parts, of which each is counted."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 class Allocations(TorchDispatchMode):

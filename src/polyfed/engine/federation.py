@@ -58,6 +58,7 @@ from polyfed.engine.history import History, best_round, result_of, stopped_after
 from polyfed.engine.notebook import of_federation, of_run
 from polyfed.engine.pool import chosen
 from polyfed.engine.private import check_rows
+from polyfed.engine.sharing import averaged
 from polyfed.engine.simulation import Clock, Effort, Simulation, memory_needs
 from polyfed.engine.spending import OverBudget, Spending
 from polyfed.engine.store import Row, Store, row_of
@@ -310,6 +311,13 @@ class Federation:
     def _repr_html_(self) -> str:
         return of_federation(self.facts, self.clients, {name: self._trained(name) for name in first_of(self.clients)})
 
+    @property
+    def averaged(self) -> str:
+        """What the method averages with whom, in a line; "" where it averages no networks."""
+        owners = [client.architecture for client in self.clients]
+        templates = {name: self.architectures.template(name, alone=True) for name in first_of(self.clients)}
+        return averaged(self.method, owners, {name: self.method.personal(one) for name, one in templates.items()})
+
     def _trained(self, architecture: str) -> int:
         """How many numbers of a client's own network are trained."""
         network = self.architectures.as_built(architecture)
@@ -365,6 +373,8 @@ class Federation:
             info = {**self.facts, "start_round": first, "out": None if self.folder is None else str(self.folder.path)}
             info |= {way: sum(r[way] for r in self.history) for way in ("bytes_up", "bytes_down")}
             self._tell("start", info)
+            if len(self.server.architectures) > 1 and (said := self.averaged):
+                self._tell("message", said)
             try:
                 while not self._is_over():
                     number = len(self.history) + 1

@@ -13,6 +13,7 @@ from polyfed.core.architectures import BY_SIZE, Architectures
 from polyfed.core.client import Client, Public
 from polyfed.core.method import Method, Needs
 from polyfed.core.networks import floats, split
+from polyfed.engine.sharing import listed, only_heads_shared
 from polyfed.errors import PolyfedError, RequestError
 from polyfed.functional.modes import evaluating
 from polyfed.functional.projections import layout
@@ -102,6 +103,8 @@ def _questions(
         yield functools.partial(_check_grid, name, first[architecture], module)
     if needs.nested:
         yield lambda: _check_nested(name, needs, templates, first)
+    if needs.more_than_head:
+        yield lambda: _check_more_than_head(name, needs, templates, clients)
     if needs.twice_differentiable:
         yield lambda: _check_second_derivatives(name, needs, templates, first)
     if architectures.companion and templates:
@@ -281,6 +284,21 @@ def _check_nested(name: str, needs: Needs, templates: Mapping[str, nn.Module], f
             if shape != tuple(tensor.shape):
                 facts = {architecture: f"'{tensor_name}' {tuple(tensor.shape)}", owner: f"'{tensor_name}' {shape}"}
                 _check_equal(name, needs, "tensors of one name to have one shape", facts, first)
+
+
+def _check_more_than_head(
+    name: str, needs: Needs, templates: Mapping[str, nn.Module], clients: Sequence[Client]
+) -> None:
+    """Averaging by name is meant for networks of one family: among others a head alone would be averaged."""
+    lonely = only_heads_shared({a: templates[a] for a in (client.architecture for client in clients) if a in templates})
+    if not lonely:
+        return
+    first = next(client for client in clients if client.architecture in lonely)
+    what = lonely[first.architecture]
+    raise RequestError(
+        f"{name} would average nothing but the head ({listed(what)}) of client {first.id} ('{first.architecture}') "
+        f"with clients of other architectures; {needs.instead}, or 'by-name' if that is meant"
+    )
 
 
 def _facts(templates: Mapping[str, nn.Module], fact: Any) -> dict[str, Any]:

@@ -47,10 +47,27 @@ def _lstm(x: Tensor, of_input: Tensor, of_state: Tensor, *_: Any, **__: Any) -> 
     return int(2 * x.shape[0] * x.shape[1] * (of_input.numel() + of_state.numel()))
 
 
+def _heads(
+    query: Tensor, key: Tensor, value: Tensor, _: int, __: int, of_inputs: Tensor, *others: Any, **___: Any
+) -> int:
+    """Attention in one operation, with its projections of weights (3 D, D) and (D, D); query is (B, T, D)."""
+    rows, products = query.shape[0] * query.shape[1], 2 * query.shape[1] * key.shape[1]
+    return int(2 * rows * (of_inputs.numel() + others[1].numel()) + 2 * query.shape[0] * products * query.shape[2])
+
+
+def _encoder_layer(x: Tensor, width: int, heads: int, of_inputs: Tensor, *others: Any, **_: Any) -> int:
+    """A transformer's layer in one operation: attention, and two linear layers behind it; x is (B, T, D)."""
+    rows = x.shape[0] * x.shape[1]
+    linear = 2 * rows * (others[10].numel() + others[12].numel())
+    return _heads(x, x, x, width, heads, of_inputs, *others) + int(linear)
+
+
 _aten = torch.ops.aten
 _OTHERS: dict[Any, Callable[..., int]] = {  # that PyTorch's own counter does not know: a CPU's
     _aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    _aten._native_multi_head_attention: _heads,
+    _aten._transformer_encoder_layer_fwd: _encoder_layer,
     _aten.mkldnn_rnn_layer: _lstm,
     _aten.mkldnn_rnn_layer_backward: lambda *args, **named: 2 * _lstm(*args, **named),
 }

@@ -64,7 +64,7 @@ class FedDPA(Method):
     share_personal: bool = False  # True: personal entries of the update are sent like all others
     personal_epochs: Annotated[int, Field(ge=1)] | None = None  # of the personal entries; None: training.epochs
     shared_epochs: Annotated[int, Field(ge=1)] | None = None  # of the others, after them; None: training.epochs
-    aggregation: shared_model.Aggregation = "layer-wise"  # or "same-shape"; alike where all share one architecture
+    aggregation: shared_model.Aggregation = "layer-wise"  # "same-shape": within an architecture; "by-name": also a head
     weighting: shared_model.Weighting = "samples"  # "uniform" counts every client once
 
     @model_validator(mode="after")

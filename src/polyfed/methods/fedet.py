@@ -53,7 +53,7 @@ class FedET(shared_model.Averaging):
 
     @property
     def needs(self) -> Needs:
-        nested = "use method.aggregation = 'same-shape', " * (self.aggregation == "layer-wise")
+        nested = "use method.aggregation = 'same-shape', " * (self.aggregation != "same-shape")
         return Needs(
             split_model=True,
             one_head=True,

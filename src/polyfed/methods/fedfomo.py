@@ -96,7 +96,7 @@ class FedFomo(Method):
     def _chosen(self, server: Server, client_id: int) -> list[int]:
         """Whose models a client is sent in this round; the same whenever it is asked before they are taken in."""
         mine, draws = server.clients[client_id].architecture, server.generator("candidates", client_id)
-        fits = [n for n, m in server.clients.items() if self.aggregation == "layer-wise" or m.architecture == mine]
+        fits = [n for n, m in server.clients.items() if self.aggregation != "same-shape" or m.architecture == mine]
         others = [n for n in fits if n != client_id and server.has_kept(n)]
         order = [others[place] for place in torch.randperm(len(others), generator=draws).tolist()]
         row = self._affinity(server)[client_id].tolist()

@@ -66,7 +66,7 @@ class FedGen(Method):
 
     @property
     def needs(self) -> Needs:
-        layered, instead = self.aggregation == "layer-wise", "use method.aggregation = 'same-shape'"
+        layered, instead = self.aggregation != "same-shape", "use method.aggregation = 'same-shape'"
         return Needs(split_model=True, one_feature_dim=True, nested=layered, instead=instead)
 
     @property

@@ -67,10 +67,10 @@ class FedIN(Method):
 
     @property
     def needs(self) -> Needs:
-        layered, common = self.aggregation == "layer-wise", self.train_in and self.common is not None
+        common = self.train_in and self.common is not None
+        cuts = {"equal_cuts": self.train_in and not common, "cuts_on_grids": common}
         instead = "use method.aggregation = 'same-shape', with method.projection = 'fixed' if cuts differ, or fedhenn"
-        alike = self.train_in and not common
-        return Needs(split_model=True, equal_cuts=alike, cuts_on_grids=common, nested=layered, instead=instead)
+        return shared_model.needs(self.aggregation, split_model=True, instead=instead, **cuts)
 
     @property
     def common(self) -> projections.Common | None:
@@ -101,7 +101,7 @@ class FedIN(Method):
         return {**message, "features": features} if features else message
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        uniform = self.weighting == "uniform" or (self.weighting == "paper" and self.aggregation == "layer-wise")
+        uniform = self.weighting == "uniform" or (self.weighting == "paper" and self.aggregation != "same-shape")
         weights = {i: 1.0 if uniform else float(server.clients[i].n) for i in uploads}
         shared_model.average(server, self.aggregation, shared_model.uploaded(uploads), weights)
         feature_pool.keep(server, uploads)

@@ -42,7 +42,7 @@ class FedRep(Method):
     changes: ClassVar[tuple[str, ...]] = ("model",)
     common_head: ClassVar[bool] = True
 
-    aggregation: shared_model.Aggregation = "layer-wise"  # or "same-shape"; alike where all share one architecture
+    aggregation: shared_model.Aggregation = "layer-wise"  # or "same-shape": within each architecture
     weighting: shared_model.Weighting = "uniform"  # "samples": p_k in proportion to training samples
     head_epochs: Annotated[int, Field(ge=0)] = 10  # of the head, under a resting extractor; 0 leaves it as it began
     extractor_epochs: Annotated[int, Field(ge=0)] | None = None  # of the extractor; None: training.epochs
@@ -56,7 +56,7 @@ class FedRep(Method):
 
     @property
     def needs(self) -> Needs:
-        return shared_model.needs(self.aggregation, split_model=True)
+        return shared_model.needs(self.aggregation, split_model=True, parts=BODY)
 
     @property
     def scored(self) -> Stage:

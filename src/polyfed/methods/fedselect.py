@@ -58,7 +58,7 @@ class FedSelect(Method):
     every: Annotated[int, Field(ge=1)] = 3  # q, rounds of the client from one growth to the next
     personal_epochs: Annotated[int, Field(ge=0)] | None = None  # of the personal entries; None: training.epochs
     shared_epochs: Annotated[int, Field(ge=1)] | None = None  # of the shared entries, after them; None: the same
-    aggregation: shared_model.Aggregation = "layer-wise"  # or "same-shape"; alike where all share one architecture
+    aggregation: shared_model.Aggregation = "layer-wise"  # "same-shape": within an architecture; "by-name": also a head
     weighting: shared_model.Weighting = "uniform"  # of the mean of an entry; "samples": by training samples
 
     @property

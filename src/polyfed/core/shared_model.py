@@ -39,7 +39,8 @@ def needs(
     cuts_on_grids: bool = False,
 ) -> Needs:
     """What networks must be like: layer-wise, tensors of one name have one shape everywhere, and not those of heads
-    alone are averaged. With `parts`, of these parts of split models; heads are then others' business. All else as in `Needs`.
+    alone are averaged. With `parts`, of these parts of split models; heads are then others' business.
+    All else is as in `Needs`.
     """
     return Needs(
         split_model=split_model,

@@ -64,7 +64,7 @@ def idle(fields: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Acts
     Args:
         fields: name -> pydantic's field. values: name -> value.
     """
-    found = {}
+    found: dict[str, ActsWith] = {}
     for name, field in fields.items():
         for needed in field.metadata:
             if isinstance(needed, ActsWith) and not needed.holds(values[name], values[needed.key]):

@@ -190,7 +190,7 @@ class Deployed(Federation):
 
     def arrived(self, job: Job, outcome: Outcome) -> Outcome:
         """An outcome as the method gets it: what was compressed is not any more."""
-        return self._arrived(job, outcome)
+        return self._judged(job, self._whole(job, outcome))
 
     def say(self, text: str) -> None:
         """Tell whoever watches."""

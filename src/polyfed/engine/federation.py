@@ -20,7 +20,7 @@ from polyfed.core.client import Client, Public, as_floats, samples_of
 from polyfed.core.companion import architectures_of
 from polyfed.core.defence import Watch, check_defence, defended, objection
 from polyfed.core.device import named_device
-from polyfed.core.hostile import drawn, enlist
+from polyfed.core.hostile import colluded, drawn, enlist
 from polyfed.core.message import Message, State, flatten, in_plain_order, nbytes, read_only, shallow
 from polyfed.core.method import Exchange, Method, scores_are_outputs
 from polyfed.core.networks import exported
@@ -527,7 +527,9 @@ class Federation:
             ]
         carried_out = self.executor.run(jobs, functools.partial(self._client_done, len(jobs)))
         with section("messages"):
-            outcomes = [self._arrived(job, outcome) for job, outcome in zip(jobs, carried_out, strict=True)]
+            outcomes = [self._whole(job, outcome) for job, outcome in zip(jobs, carried_out, strict=True)]
+            outcomes = self._colluded(jobs, outcomes)
+            outcomes = [self._judged(job, outcome) for job, outcome in zip(jobs, outcomes, strict=True)]
         clock.passage(
             {
                 outcome.client_id: Effort(nbytes(job.message), outcome.operations, outcome.bytes_up)
@@ -549,16 +551,31 @@ class Federation:
                 client.version += 1
         return {o.client_id: o.message for o in outcomes if o.counts and o.client_id not in roll.unheard}
 
-    def _arrived(self, job: Job, outcome: Outcome) -> Outcome:
+    def _whole(self, job: Job, outcome: Outcome) -> Outcome:
         """The outcome with the upload as the method made it, up to what compression has lost; or refused."""
-        if not (self.compression.on or self.defence.in_effect()) or not outcome.counts:
+        if not self.compression.on or not outcome.counts:
             return outcome
         try:
-            message = arrived(self.compression, outcome.message, job.message)
+            return dataclasses.replace(outcome, message=arrived(self.compression, outcome.message, job.message))
         except RunError as problem:
             return dataclasses.replace(outcome, message=read_only({}), refused=str(problem))
-        bad = objection(self.defence, self.method, self.classes, message, job.message)
-        return dataclasses.replace(outcome, message=read_only({} if bad else message), refused=bad)
+
+    def _colluded(self, jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> list[Outcome]:
+        """The outcomes, what hostile clients make of the honest ones' uploads in the place of theirs."""
+        uploads = {outcome.client_id: outcome.message for outcome in outcomes if outcome.counts}
+        sent = {job.client.id: job.message for job in jobs}
+        false = colluded(self._hostile, self.hostile.scale, self.method, uploads, sent)
+        return [
+            dataclasses.replace(outcome, message=false[outcome.client_id]) if outcome.counts else outcome
+            for outcome in outcomes
+        ]
+
+    def _judged(self, job: Job, outcome: Outcome) -> Outcome:
+        """The outcome, refused where the defence objects to its upload."""
+        if not self.defence.in_effect() or not outcome.counts:
+            return outcome
+        bad = objection(self.defence, self.method, self.classes, outcome.message, job.message)
+        return dataclasses.replace(outcome, message=read_only({} if bad else outcome.message), refused=bad)
 
     def _select(self, number: int, present: Sequence[int]) -> list[int]:
         """The clients of a round, drawn from those present without replacement, in order of number."""

@@ -86,6 +86,8 @@ class Run:
     def __repr__(self) -> str:
         told, accuracy = self.result, self.result["accuracy"]
         scored = "not scored" if accuracy is None else f"accuracy {accuracy:.4f} ({told['evaluation']['stage']})"
+        if told.get("nothing_learnt"):
+            scored = f"nothing was learnt, {scored}"
         sent = f"{told['bytes_up']:,} bytes up, {told['bytes_down']:,} down"
         where = "" if self.path is None else f", in {self.path}"
         return f"Run({told['method']}, {_count(len(self.history), 'round')}: {scored}, {sent}{where})"

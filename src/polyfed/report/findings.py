@@ -32,9 +32,16 @@ def is_distinguishable(difference: Paired) -> bool | None:
 
 def finding(rows: Sequence[Row]) -> str:
     """One or two sentences: who leads, by how much, and what may be claimed of it."""
-    known = [row for row in rows if row.accuracy is not None]
+    lost = [row for row in rows if row.nothing_learnt]
+    known = [row for row in rows if row.accuracy is not None and row not in lost]
     if not known:
-        return "No accuracy is known."
+        return "Nothing was learnt." if lost else "No accuracy is known."
+    warning = f" Nothing was learnt by {', '.join(row.name for row in lost)}." if lost else ""
+    return f"{_compared(known)}{warning}"
+
+
+def _compared(known: Sequence[Row]) -> str:
+    """The finding on rows whose accuracy is known, and was learnt."""
     leader = max(known, key=lambda row: row.accuracy or 0.0)  # the first of equals
     if len(known) == 1:
         return f"{leader.name} reaches {percent(leader.accuracy)} %; there is no other method to compare it with."

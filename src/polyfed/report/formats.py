@@ -78,6 +78,7 @@ class Row:
         seconds: one whole run.
         simulated_seconds: what it would have taken on the clients' devices; None where none are simulated.
         refused: uploads refused, summed over the runs.
+        nothing_learnt: in how many of the runs no client's work ever counted.
         difference: accuracy minus Local's, paired on the seeds that both have.
         difference_std: sample standard deviation of those differences.
         difference_margin: of their mean.
@@ -113,6 +114,7 @@ class Row:
     seconds: float | None
     simulated_seconds: float | None
     refused: int
+    nothing_learnt: int
     difference: float | None
     difference_std: float | None
     difference_margin: float | None
@@ -344,7 +346,15 @@ def _number(value: float | None) -> str:
 
 
 def _names_of(section: Section) -> Column:
-    return Column("method", [row.name for row in section.rows], words=True)
+    return Column("method", [f"{row.name}{_learnt_nothing(row)}" for row in section.rows], words=True)
+
+
+def _learnt_nothing(row: Row) -> str:
+    """Behind a row's name: that its accuracy is that of networks as they began."""
+    if not row.nothing_learnt:
+        return ""
+    some = f" in {row.nothing_learnt} of {len(row.seeds)} runs" if row.nothing_learnt < len(row.seeds) else ""
+    return f" (nothing learnt{some})"
 
 
 def _of_stage(section: Section, stage: str) -> Column:

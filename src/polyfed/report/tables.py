@@ -240,6 +240,7 @@ def _row(
         seconds=mean_of([run.result.get("seconds") for run in runs]),
         simulated_seconds=mean_of([run.result.get("simulated_seconds") for run in runs]),
         refused=sum(int(run.result.get("refused") or 0) for run in runs),
+        nothing_learnt=sum(bool(run.result.get("nothing_learnt")) for run in runs),
         difference=difference.mean,
         difference_std=difference.std,
         difference_margin=difference.margin,

@@ -11,23 +11,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from polyfed.report.columns import interval, percent
-from polyfed.report.statistics import Paired
+from polyfed.report.statistics import SEEDS, Paired, is_distinguishable
 
 if TYPE_CHECKING:
     from polyfed.report.formats import Row
 
-__all__ = ["SEEDS", "finding", "is_distinguishable"]
+__all__ = ["finding"]
 
-SEEDS = 3  # fewer say nothing of chance
 _NAMED = 4  # methods told by name; of more, how many
 _NUMBERS = {1: "one seed", 2: "two seeds"}
-
-
-def is_distinguishable(difference: Paired) -> bool | None:
-    """Whether a difference is more than chance; None where there are too few seeds to say."""
-    if len(difference.seeds) < SEEDS or difference.mean is None or difference.margin is None:
-        return None
-    return abs(difference.mean) > difference.margin
 
 
 def finding(rows: Sequence[Row]) -> str:

@@ -161,6 +161,24 @@ def test_nothing_is_bold_without_an_interval_that_supports_it(make: Any, values:
         assert "95 %" not in to_text(table) + to_markdown(table) + to_latex(table)
 
 
+def test_what_has_learnt_nothing_leads_nowhere(make: Any) -> None:
+    for name, values in SEEN.items():
+        for seed, accuracy in enumerate(values):
+            make(
+                f"{name}-{seed}",
+                name,
+                seed,
+                (accuracy,),
+                nothing_learnt="nothing was learnt" if name == "fedgh" else None,
+            )
+    (section,) = comparison(find_runs(make.root)).sections
+    assert section.leaders["accuracy"] == "fedavg"
+    assert section.finding.startswith("fedavg leads with 70.00 %")
+    assert section.finding.endswith(" Nothing was learnt by fedgh.")
+    assert [row.nothing_learnt for row in section.rows] == [0, 0, 3]
+    assert "fedgh: nothing was learnt" in section.notes
+
+
 def test_latex_means_what_it_says(make: Any) -> None:
     make("a", "fedgh", 0, label=r"50% & {a}_b #1 $x ~^ \ |<>")
     text = to_latex(comparison(find_runs(make.root)))

@@ -151,7 +151,8 @@ def _leaders(
         }
         for name, runs in rows.items()
     }
-    columns = {"accuracy": {name: scores[name] for name in rows}, "best_by_validation": best}
+    columns: dict[str, dict[str, dict[int, float | None]]] = {"best_by_validation": best}
+    columns["accuracy"] = {name: dict(scores[name]) for name in rows}
     every = [runs[0].result.get("accuracy_by_stage") or {} for runs in rows.values()]
     for stage in dict.fromkeys(stage for scored in every for stage in scored):
         columns[stage] = {name: _by_seed(runs, stage) for name, runs in rows.items()}

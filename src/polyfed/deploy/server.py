@@ -184,6 +184,10 @@ class Deployed(Federation):
                 guide.add(client.id, weights, about)
         folder.write_guide(guide.text())
 
+    def class_remarks(self) -> list[str]:
+        """None: labels are with the nodes."""
+        return []
+
     def _seen(self) -> list[dict[str, Any]]:
         """Nothing: networks and labels are with the nodes."""
         return [{} for _ in self.clients]

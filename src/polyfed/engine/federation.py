@@ -30,6 +30,7 @@ from polyfed.core.server import Member, Server
 from polyfed.core.settings import Availability, Compression, Defence, Evaluation, Hostile, Privacy, Training
 from polyfed.core.timings import section, watching
 from polyfed.core.uploads import arrived, bounded, check_uploads
+from polyfed.data.classes import remarks
 from polyfed.data.partition import whole
 from polyfed.data.samples import ClientData, Samples, classes_up_to
 from polyfed.data.text import Vocabulary
@@ -85,6 +86,8 @@ class Run:
     def __repr__(self) -> str:
         told, accuracy = self.result, self.result["accuracy"]
         scored = "not scored" if accuracy is None else f"accuracy {accuracy:.4f} ({told['evaluation']['stage']})"
+        if told.get("nothing_learnt"):
+            scored = f"nothing was learnt, {scored}"
         sent = f"{told['bytes_up']:,} bytes up, {told['bytes_down']:,} down"
         where = "" if self.path is None else f", in {self.path}"
         return f"Run({told['method']}, {_count(len(self.history), 'round')}: {scored}, {sent}{where})"
@@ -364,6 +367,8 @@ class Federation:
             info = {**self.facts, "start_round": first, "out": None if self.folder is None else str(self.folder.path)}
             info |= {way: sum(r[way] for r in self.history) for way in ("bytes_up", "bytes_down")}
             self._tell("start", info)
+            for remark in self.class_remarks():
+                self._tell("message", remark)
             try:
                 while not self._is_over():
                     number = len(self.history) + 1
@@ -833,6 +838,13 @@ class Federation:
             }
             for c, seen in zip(self.clients, self._seen(), strict=True)
         ]
+
+    def class_remarks(self) -> list[str]:
+        """What is odd about the clients' classes (`polyfed.data.classes.remarks`)."""
+        trained = {label for client in self.clients for label in client.data.train.y.unique().tolist()}
+        sides = {id(client.data.test): client.data.test for client in self.clients}  # a shared one is looked at once
+        tested = {label for side in sides.values() for label in side.y.unique().tolist()}
+        return remarks(self.class_names, trained, tested)
 
     def _seen(self) -> list[dict[str, Any]]:
         """Of each client what only whoever has its network and its data can tell."""

@@ -54,7 +54,8 @@ def numpy_step(g_k, g_0, rule, granularity, theta_max, update_max):
 )
 def test_rounds_by_hand(rule, granularity, weighting):
     sizes, limits = [8, 12, 16], {"theta_max": 1.5, "update_max": 0.02}
-    method = InCoAvg(theta_rule=rule, granularity=granularity, weighting=weighting, **limits)
+    knobs = limits if rule == "code" else {"update_max": 0.02}
+    method = InCoAvg(theta_rule=rule, granularity=granularity, weighting=weighting, **knobs)
     signs = set()
     for round in played(method, sizes=sizes):
         before, after = union(round.before), union(round.after)

@@ -202,6 +202,9 @@ class Method:
     # entries of an upload that mean the same, number by number, at every client (outputs on common inputs): a setting
     # that holds uploads to one another compares them (core/defence.py), as it does `changes` and rows by "labels"
     comparable: ClassVar[tuple[str, ...]] = ()
+    # entries with a row for each of "labels" that are features of the clients' own networks, of which a number means
+    # something else at every client: no rule that goes number by number is made for them
+    unaligned: ClassVar[tuple[str, ...]] = ()
     # True: where a client has no weights of its own, `receive` writes all of its network and reads nothing of it, so
     # that the engine need not draw (and for every evaluation draw again) a start that nobody sees
     starts_blank: ClassVar[bool] = False

@@ -246,12 +246,15 @@ class Defence(Settings):
     share: Annotated[float, Field(gt=0, lt=0.5), ActsWith("rule", ("trimmed", "krum"))] = Field(
         0.2, description="trimmed, krum: of the clients that are supposed to be hostile, rounded up"
     )
+    bucket: Annotated[Positive, ActsWith("rule", ("median", "trimmed", "geometric"))] = Field(
+        1, description="median, trimmed, geometric: the centre is that of means of so many clients each; 1: of clients"
+    )
     max_norm: Finite = Field(
         0.0, description="largest norm of an entry of an upload, of weights the change; above it is refused; 0: none"
     )
 
     def _idle(self) -> set[str]:
-        off = {"rule": self.rule == "none", "max_norm": not self.max_norm}
+        off = {"rule": self.rule == "none", "bucket": self.bucket == 1, "max_norm": not self.max_norm}
         return super()._idle() | {key for key, is_off in off.items() if is_off}
 
 
@@ -260,12 +263,32 @@ class Hostile(Settings):
 
     label_flip: Share = Field(0.0, description="share of the clients, rounded up, that train on labels C - 1 - y")
     sign_flip: Share = Field(0.0, description="share of the clients, rounded up, that send the opposite")
-    scale: Annotated[float, Field(gt=0, allow_inf_nan=False), ActsWith("sign_flip")] = Field(
-        1.0, description="sign_flip: factor of the negated change of weights"
+    inner_product: Share = Field(
+        0.0, description="share of the clients, rounded up, that send the honest ones' mean, negated"
+    )
+    alie: Share = Field(
+        0.0, description="share of the clients, rounded up, that send the honest ones' mean less a few spreads"
+    )
+    scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        1.0, description="factor of the negated change (sign_flip) or mean (inner_product), of the spreads (alie)"
     )
 
     def _idle(self) -> set[str]:
-        return super()._idle() | {key for key in ("label_flip", "sign_flip") if not getattr(self, key)}
+        off = {kind for kind in ("label_flip", "sign_flip", "inner_product", "alie") if not getattr(self, kind)}
+        return off | ({"scale"} if self._scales_nothing() else set())
+
+    def _scales_nothing(self) -> bool:
+        return not (self.sign_flip or self.inner_product or self.alie)
+
+    @model_validator(mode="after")
+    def _scale_is_of_something(self) -> Hostile:
+        kinds = {"sign_flip", "inner_product", "alie"}
+        if self.scale != 1 and self._scales_nothing() and not kinds & self.model_fields_set:
+            raise ValueError(
+                f"scale = {self.scale:g} does nothing without {', '.join(sorted(kinds))}; set one of them above 0, or "
+                "leave scale at 1"
+            )
+        return self
 
 
 class Evaluation(Settings):

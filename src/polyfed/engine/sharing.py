@@ -18,17 +18,15 @@ _SHOWN = 4  # architectures, or sets of tensors, that are told one by one
 
 
 def averaged(method: Method, owners: Sequence[str], templates: Mapping[str, nn.Module]) -> str:
-    """One line: whose networks a method averages whole, and what across architectures; "" where it averages none.
+    """One line: whose networks a method averages whole, and what across architectures.
 
     Args:
-        method: averages where it has a knob `aggregation`. owners: every client's architecture.
+        method: has a knob `aggregation`. owners: every client's architecture.
         templates: architecture -> its network.
 
     Example: ``averaged: 5 clients of cnn1 whole, 5 of mlp whole; head.weight (640 weights) across all 10``
     """
-    aggregation = getattr(method, "aggregation", None)
-    if aggregation is None:
-        return ""
+    aggregation = getattr(method, "aggregation", "same-shape")
     counts, parts = Counter(owners), method.needs.nested_parts
     what = "whole" if parts is None else "in " + " and ".join(parts)
     each = [f"{count} of {architecture} {what}" for architecture, count in counts.items()]

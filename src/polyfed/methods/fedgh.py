@@ -43,6 +43,7 @@ class FedGH(Method):
     down: ClassVar[str] = "C D + C"
     up: ClassVar[str] = "S D + S"
     states: ClassVar[str] = "server: the header"
+    unaligned: ClassVar[tuple[str, ...]] = ("lars",)
 
     header_lr: Annotated[float, Field(ge=0)] = 0.01  # eta_theta; 0 keeps the header as it was drawn (the ablation)
     header_epochs: Annotated[int, Field(ge=1)] = 1  # passes over the received pairs per round

@@ -68,9 +68,14 @@ class FedIN(Method):
     @property
     def needs(self) -> Needs:
         common = self.train_in and self.common is not None
-        cuts = {"equal_cuts": self.train_in and not common, "cuts_on_grids": common}
         instead = "use method.aggregation = 'same-shape', with method.projection = 'fixed' if cuts differ, or fedhenn"
-        return shared_model.needs(self.aggregation, split_model=True, instead=instead, **cuts)
+        return shared_model.needs(
+            self.aggregation,
+            split_model=True,
+            instead=instead,
+            equal_cuts=self.train_in and not common,
+            cuts_on_grids=common,
+        )
 
     @property
     def common(self) -> projections.Common | None:

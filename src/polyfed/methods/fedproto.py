@@ -38,6 +38,7 @@ class FedProto(Prototypes):
     down: ClassVar[str] = "C D + C"
     up: ClassVar[str] = "S D + 2 S"
     states: ClassVar[str] = "client: P as last received; server: P, who has which classes"
+    unaligned: ClassVar[tuple[str, ...]] = ("prototypes",)
 
     weighting: Literal["count", "uniform"] = "count"  # by samples of the class, or every sender once (no counts sent)
 

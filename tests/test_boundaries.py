@@ -18,7 +18,6 @@ import pytest
 from polyfed.registry import METHODS
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "polyfed"
-MAX_METHOD_LINES = 150
 MAX_FACE_LINES = 40
 
 # room -> what of polyfed its files may import, besides their own room
@@ -211,9 +210,8 @@ def test_the_face_is_short() -> None:
 
 
 @pytest.mark.parametrize("path", METHOD_FILES, ids=lambda path: path.stem)
-def test_a_method_is_short_and_leaves_the_loop_to_the_engine(path: Path) -> None:
+def test_a_method_leaves_the_loop_to_the_engine(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= MAX_METHOD_LINES
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.For | ast.comprehension):
             words = re.findall(r"\w+", f"{ast.unparse(node.target)} {ast.unparse(node.iter)}")

@@ -28,7 +28,7 @@ SAID = [  # section, what is given, the line behind the section's name
     ("privacy", {"sgd_sampling": "shuffled"}, "sgd_sampling = 'shuffled' does nothing beside sgd_clip = 0.0"),
     ("compression", {"feedback": False}, "feedback = false does nothing beside share = 1.0; set share below 1"),
     ("defence", {"rule": "median", "share": 0.3}, "share = 0.3 does nothing beside rule = 'median'"),
-    ("hostile", {"scale": 3.0}, "scale = 3.0 does nothing beside sign_flip = 0.0"),
+    ("hostile", {"scale": 3.0}, "scale = 3 does nothing without alie, inner_product, sign_flip"),
     ("evaluation", {"min_delta": 0.1}, "min_delta = 0.1 does nothing beside patience = 0"),
     ("devices", {"shares": {"laptop": 1.0}, "assign": "blocks"}, "assign = 'blocks' does nothing beside names = []"),
 ]

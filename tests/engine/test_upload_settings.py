@@ -88,7 +88,7 @@ def length(down: Message, up: Message) -> float:
 
 
 def test_off_is_as_if_there_were_no_such_settings() -> None:
-    plain, off = ran(FedAvg()), ran(FedAvg(), privacy=Privacy(), compression=Compression(feedback=False))
+    plain, off = ran(FedAvg()), ran(FedAvg(), privacy=Privacy(), compression=Compression(share=1.0, feedback=False))
     assert difference(everything(plain), everything(off)) is None
     assert records(plain) == records(off)
     assert plain.settings == off.settings
@@ -364,7 +364,7 @@ def test_a_recipe_asks_for_it() -> None:
     told = tomllib.loads(recipe.dumps())
     assert told["privacy"] == {"clip": 0.5, "noise": 0.01}
     assert told["compression"] == {"share": 0.5, "precision": "float16", "feedback": True}
-    plain = Recipe.load(QUICKSTART, [*SMALL, "compression.feedback=false"])
+    plain = Recipe.load(QUICKSTART, [*SMALL, "compression.share=1.0", "compression.feedback=false"])
     assert not {"privacy", "compression"} & plain.to_dict().keys()
 
 

@@ -378,7 +378,7 @@ class Federation:
             info = {**self.facts, "start_round": first, "out": None if self.folder is None else str(self.folder.path)}
             info |= {way: sum(r[way] for r in self.history) for way in ("bytes_up", "bytes_down")}
             self._tell("start", info)
-            averaging = [self.averaged] if len(self.server.architectures) > 1 else []
+            averaging = [self.averaged] if len(first_of(self.clients)) > 1 else []
             for remark in filter(None, [*averaging, *self.class_remarks()]):
                 self._tell("message", remark)
             try:

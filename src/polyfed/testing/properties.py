@@ -756,7 +756,7 @@ def knobs_bite(kit: Kit) -> None:
 def _changes(kit: Kit, base: Method, knob: str, value: Any) -> bool | None:
     """Whether the knob's value changes anything; None where it cannot be tried."""
     method = replaced(base, **{knob: value})
-    if method is None:
+    if method is None or _refuses_less(method, base):
         return None
     among = kit.world(base, method)
     try:
@@ -775,6 +775,11 @@ def _changes(kit: Kit, base: Method, knob: str, value: Any) -> bool | None:
         if worlds.difference(worlds.effect(before), worlds.effect(after), rounding) is not None:
             return True
     return False
+
+
+def _refuses_less(method: Method, base: Method) -> bool:
+    """Whether it differs from `base` in that it also averages a head alone, which no common network has need of."""
+    return base.needs.more_than_head and not method.needs.more_than_head and method.needs.nested
 
 
 def _networks(among: World) -> list[str]:

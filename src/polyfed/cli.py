@@ -889,6 +889,24 @@ def key(
 
 
 @_deploy_command
+def release(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, at the server.", show_default=False)],
+    client: Annotated[int, typer.Argument(min=0, metavar="CLIENT", help="The client's number.", show_default=False)],
+) -> None:
+    """Give a client's number to the next node that comes with it.
+
+    A number belongs to the node that came with it first, also after restarts. This is for a node that is replaced.
+
+    \b
+    polyfed deploy release runs/ours 2
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed.deploy.roster import release
+
+    owner = release(folder, client)
+    _print(f"client {client} belonged to the node that came as {owner.node}, and is free now; go on with resume=true")
+
+
+@_deploy_command
 def local(
     recipe: _RecipeFile,
     nodes: Annotated[

@@ -186,9 +186,9 @@ def say(name: str, value: Any) -> Callable[[State, dict[str, Any]], None]:
 
 REFUSED = [
     (put("lars", torch.full((3, 64), float("nan"))), "the upload is not finite ('lars')"),
-    (put("lars", torch.zeros(3, 7)), "the upload cannot be taken in"),
+    (put("lars", torch.zeros(3, 7)), "in 'lars', came the shape (3, 7)"),
     (lambda message, facts: message.pop("labels"), "the upload cannot be taken in"),
-    (put("labels", torch.zeros(2, 2, 2)), "the upload cannot be taken in"),
+    (put("labels", torch.zeros(2, 2, 2)), "expected int32 or int64 as 'labels', came float32"),
     (say("loss", float("inf")), "the training loss is inf"),
 ]
 

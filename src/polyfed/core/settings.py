@@ -224,7 +224,10 @@ class Compression(Settings):
 
 
 class Defence(Settings):
-    """``[defence]``: what the server does about uploads that lead astray; off by default. See `core.defence`."""
+    """``[defence]``: what the server does about uploads that lead astray; all but `largest` off by default.
+
+    See `core.defence`.
+    """
 
     rule: Literal["none", "median", "trimmed", "geometric", "krum", "clip"] = Field(
         "none", description="what takes the place of clients' weights and class means, or whom it leaves out"
@@ -235,10 +238,14 @@ class Defence(Settings):
     max_norm: Finite = Field(
         0.0, description="largest norm of an entry of an upload, of weights the change; above it is refused; 0: none"
     )
+    largest: Finite = Field(
+        1e6, description="largest magnitude of a number in an upload; above it is refused; 0: any that is finite"
+    )
 
     def _idle(self) -> set[str]:
         takes_share = self.rule in ("trimmed", "krum")
         idle = {"rule": self.rule == "none", "share": not takes_share, "max_norm": not self.max_norm}
+        idle["largest"] = self.largest == type(self).model_fields["largest"].default
         return {key for key, off in idle.items() if off}
 
 

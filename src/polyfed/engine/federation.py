@@ -474,10 +474,9 @@ class Federation:
             reached = [i for i in roll.reached(ids) if i not in tally.lost and i not in clock.stragglers]
             sent = self._pass(exchange, place, bool(closing), reached, roll, tally, due, clock)
             with _at("aggregation", number), section("aggregate"), clock.serving():
-                uploads = post.deliver(exchange.name, sent, {*roll.late, *clock.stragglers})
-                method.aggregate(server, defended(self.defence, method, server, uploads, watch))
+                self._take_in(post.deliver(exchange.name, sent, {*roll.late, *clock.stragglers}), watch)
                 server.state = in_plain_order(server.state)
-            del sent, uploads  # all that was sent, which nobody needs while the clients are scored
+            del sent  # all that was sent, which nobody needs while the clients are scored
         server.exchange = "train"
         self._waiting = post.waiting
         record = {"round": number, "seconds": 0.0, "closing": bool(closing), "clients": selected}
@@ -495,6 +494,10 @@ class Federation:
         server.log.clear()
         with section("score"):
             return {**record, "evaluated": due, **(self._evaluate(tally.scores) if due else NOT_EVALUATED)}
+
+    def _take_in(self, uploads: Mapping[int, Message], watch: Watch) -> None:
+        """Let the method aggregate what came up, as the defence leaves it."""
+        self.method.aggregate(self.server, defended(self.defence, self.method, self.server, uploads, watch))
 
     def _pass(
         self,
@@ -551,13 +554,15 @@ class Federation:
 
     def _arrived(self, job: Job, outcome: Outcome) -> Outcome:
         """The outcome with the upload as the method made it, up to what compression has lost; or refused."""
-        if not (self.compression.on or self.defence.in_effect()) or not outcome.counts:
+        if not outcome.counts:
             return outcome
         try:
             message = arrived(self.compression, outcome.message, job.message)
         except RunError as problem:
             return dataclasses.replace(outcome, message=read_only({}), refused=str(problem))
         bad = objection(self.defence, self.method, self.classes, message, job.message)
+        if bad is None and not self.compression.on:
+            return outcome
         return dataclasses.replace(outcome, message=read_only({} if bad else message), refused=bad)
 
     def _select(self, number: int, present: Sequence[int]) -> list[int]:

@@ -217,18 +217,24 @@ def test_the_server_never_sees_a_network_of_a_nodes_own(
     ],
 )
 def test_who_needs_the_network_at_the_server_is_told(tmp_path: Path, method: str, options: Mapping[str, Any]) -> None:
-    recipe = recipe_of(method, **options)
+    """A line says so, and the others begin without it."""
+    recipe = recipe_of(method, **options, training={"rounds": 1})
     wire = Nearby(recipe, tmp_path, configs={1: {"architecture": OWN}})
-    with pytest.raises(RequestError, match=r"client 1 has the network .*own_network', which the server does not have"):
-        serve(recipe, wire, out=tmp_path / "out", deadline=5)
-    assert not (tmp_path / "out").exists()
+    run = serve(recipe, wire, out=tmp_path / "out", deadline=5, min_nodes=2)
+    assert run.history[0]["clients"] == [0, 2]
+    lines = [json.loads(line) for line in (tmp_path / "out" / DIARY).read_text().splitlines()]
+    away = [line["reason"] for line in lines if line["event"] == "turned away"]
+    assert len(away) == 1
+    assert "client 1 has the network" in away[0]
+    assert "own_network', which the server does not have" in away[0]
 
 
 def test_nodes_have_rows_of_their_own(tmp_path: Path) -> None:
     for client, classes in ((0, "ab"), (1, "bc")):
         rows = [f"{i * 0.1},{-i * 0.2},{classes[i % 2]}" for i in range(40)]
         (tmp_path / f"own-{client}.csv").write_text("one,two,label\n" + "\n".join(rows) + "\n")
-    recipe = recipe_of("fedgh", data={"clients": 2}, models={"architectures": ["mlp-64-32", "mlp-64-64-32"]})
+    data = {"clients": 2, "class_names": ["a", "b", "c"]}
+    recipe = recipe_of("fedgh", data=data, models={"architectures": ["mlp-64-32", "mlp-64-64-32"]})
     configs = {client: {"data": f"csv:{tmp_path}/own-{client}.csv"} for client in (0, 1)}
     wire = Nearby(recipe, tmp_path, (0, 1), configs)
     run = serve(recipe, wire, out=tmp_path / "out", deadline=5)

@@ -281,6 +281,43 @@ def test_the_noise_of_a_nodes_secret_is_its_own(tmp_path: Path, config: Mapping[
     assert told(other.history) != told(run.history)
 
 
+def test_dp_sgd_draws_from_the_nodes_secret(tmp_path: Path) -> None:
+    """Two secrets give two models; the same secret gives the same once more. Nobody is sent it."""
+    privacy = {"sgd_clip": 1.0, "sgd_noise": 1.0}
+    recipe = recipe_of("fedavg", **ONE, training={"rounds": 1}, privacy=privacy, data={"clients": 1, "max_rows": 60})
+
+    def shared(out: str) -> dict[str, Tensor]:
+        wire = Nearby(recipe, tmp_path, (0,), {0: {"secret-noise": True, "share-model": True}})
+        serve(recipe, wire, out=tmp_path / out, deadline=5)
+        known = (tmp_path / "node-0" / "noise.secret").read_bytes()
+        assert not any(known in letter.body or known.hex() in repr(letter.facts) for _, letter in wire.sent)
+        return safetensors.torch.load_file(tmp_path / out / "models" / "client-000.safetensors")
+
+    first, again = shared("first"), shared("again")
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    (tmp_path / "node-0" / "noise.secret").write_bytes(bytes(32))
+    other = shared("other")
+    assert not any(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_where_rows_are_protected_their_mean_and_spread_are_not_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [f"{i * 0.1},{-i * 0.2},{'ab'[i % 2]}" for i in range(40)]
+    (tmp_path / "own.csv").write_text("one,two,label\n" + "\n".join(rows) + "\n")
+    settings: dict[str, Any] = {"models": {"architectures": ["mlp-64-32"]}, "privacy": {"clip": 1.0, "noise": 1.0}}
+    plain = recipe_of("fedavg", data={"clients": 1}, **settings)
+    own = f"csv:{tmp_path}/own.csv"
+    said = turned_away(plain, plain, tmp_path, monkeypatch, data=own)
+    assert "expected data.mean and data.std in the recipe, as with [privacy] mean and spread of client 0's own" in said
+    told_ = {"clients": 1, "mean": [1.0, -2.0], "std": [3.0, 4.0]}
+    recipe = recipe_of("fedavg", data=told_, training={"rounds": 1}, **settings)
+    wire = Nearby(recipe, tmp_path, (0,), {0: {"data": own}})
+    serve(recipe, wire, out=tmp_path / "out", deadline=5)
+    lines = [json.loads(line) for line in (tmp_path / "out" / DIARY).read_text().splitlines()]
+    assert (lines[1]["said"]["mean"], lines[1]["said"]["std"]) == ([1.0, -2.0], [3.0, 4.0])
+
+
 def test_a_node_with_rows_of_its_own_has_a_secret(tmp_path: Path) -> None:
     place = {"client-id": 0, "state-dir": str(tmp_path)}
     assert [Place.read({**place, **more}).secret for more in ({}, {"data": "digits"})] == [False, True]

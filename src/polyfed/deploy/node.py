@@ -179,7 +179,7 @@ class Turn:
         self.client.id, self.client.classes, self.client.seed = place.client, len(self._names), recipe.run.seed
         self.client.training, self.client.public = recipe.training, data.public(recipe)
         self.client.privacy, self.client.compression = recipe.privacy, recipe.compression
-        if place.secret and recipe.privacy.noise:
+        if place.secret and (recipe.privacy.noise or recipe.privacy.sgd_clip):
             self.client.secret = secret(place.state)
         self.client.data = _renamed(dealt.clients[number], source.class_names, self._names)
         shape, width = tuple(source.train.x.shape[1:]), recipe.models.feature_dim

@@ -15,6 +15,7 @@ from torch import Tensor
 from deploy.nearby import FIRST_NODE, Nearby, recipe_of
 from deploy.test_faults import in_round, three_rounds, troubles
 from deploy.test_served import ONE, SMALL
+from polyfed import cli
 from polyfed.core.message import State
 from polyfed.deploy import roster
 from polyfed.deploy.letters import Letter, pack, unpack
@@ -360,7 +361,7 @@ def test_nodes_may_have_some_of_the_recipes_classes(tmp_path: Path) -> None:
 # whose a number is --------------------------------------------------------------------------------------------------
 
 
-def test_a_number_belongs_to_the_node_that_came_with_it(tmp_path: Path) -> None:
+def test_a_number_belongs_to_the_node_that_came_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Over a restart: another node is turned away, until the keeper frees the number."""
     recipe, out = recipe_of("local", training={"rounds": 1}), tmp_path / "out"
     first = Nearby(recipe, tmp_path)
@@ -384,7 +385,11 @@ def test_a_number_belongs_to_the_node_that_came_with_it(tmp_path: Path) -> None:
     ]
     assert again({}, FIRST_NODE + 51)[0] == {0, 1, 2}, "registered anew, with its own state-dir, it is known again"
     assert again({"state_dir": str(tmp_path / "lost")}, BAD)[0] == {0, 1, 2}, "and so is the same registration"
-    assert release(out, 1).node == BAD
+    capsys.readouterr()
+    assert cli.status(["deploy", "release", str(out), "1"]) == 0
+    assert capsys.readouterr().out == (
+        f"client 1 belonged to the node that came as {BAD}, and is free now; go on with resume=true\n"
+    )
     assert again({"state_dir": str(tmp_path / "heir")}, FIRST_NODE + 52)[0] == {0, 1, 2}
     with pytest.raises(RequestError, match=r"expected a client whose number belongs to a node \(0, 2\), came 1"):
         release(out, 1)

@@ -146,12 +146,9 @@ def told(
     if foreign := [name for name in source.class_names if name not in place]:
         raise RequestError(f"data.class_names: expected '{foreign[0]}' of '{source.name}' among them, which is missing")
     number = torch.tensor([place[name] for name in source.class_names])
-    sides = {what: None if side is None else Samples(side.x, number[side.y]) for what, side in _sides_of(source)}
-    return replace(source, **sides, classes=len(class_names), class_names=tuple(class_names))
-
-
-def _sides_of(source: Source) -> list[tuple[str, Samples | None]]:
-    return [("train", source.train), ("test", source.test)]
+    train = Samples(source.train.x, number[source.train.y])
+    test = None if source.test is None else Samples(source.test.x, number[source.test.y])
+    return replace(source, train=train, test=test, classes=len(class_names), class_names=tuple(class_names))
 
 
 def from_tensors(

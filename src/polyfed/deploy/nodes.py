@@ -14,7 +14,7 @@ import torch
 
 from polyfed.core.client import Client
 from polyfed.core.defence import Watch, defended
-from polyfed.core.forms import Known, misfit
+from polyfed.core.forms import Entry, Known, misfit
 from polyfed.core.message import Group, Message, State, flatten, nbytes, not_finite, read_only, shallow, tensor
 from polyfed.core.method import Trained
 from polyfed.deploy.letters import Kind, Letter, Report, Task, Trouble, pack, parted, read, score_read, unpack
@@ -240,9 +240,16 @@ class Nodes:
 
     def _emptied(self, message: Message) -> Message:
         """What a refused upload was about, for the count of releases, and none of its numbers."""
-        form = self._federation.method.form
-        names = list(message)[: None if form is None else len(form)]
-        return read_only({name: torch.empty(0) for name in names})
+        method = self._federation.method
+        kinds = {name: isinstance(value, torch.Tensor) for name, value in message.items()}
+        if method.form is not None:
+            kinds = {name: isinstance(entry, Entry) for name, entry in method.form.items() if name in message}
+        empty = read_only({name: torch.empty(0) if alone else {} for name, alone in kinds.items()})
+        try:
+            method.paper_nbytes(empty)
+        except Exception:  # of a method that says no form, whose own count it breaks
+            return read_only({})
+        return empty
 
     def _judged(self, jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> list[Outcome]:
         """The same, with uploads refused that the method cannot take in, alone or beside those that it can.

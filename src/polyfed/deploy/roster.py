@@ -100,8 +100,12 @@ class Diary:
                 raise ValueError(f"no number of a node: {node!r}")
             self.introductions[known.client], self.owners[known.client] = known, Owner(node, known.token)
         elif line["event"] in ("turned away", _RELEASED):
-            self.introductions.pop(line.get("client"), None)
-            self.owners.pop(line.get("client"), None)
+            self.forget(line.get("client", -1))
+
+    def forget(self, client: int) -> None:
+        """A client's number is nobody's any more; -1 is no client."""
+        self.introductions.pop(client, None)
+        self.owners.pop(client, None)
 
     def welcome(self, said: Introduction, node: int) -> None:
         """Somebody is a client: its number is that node's from now on."""
@@ -270,7 +274,7 @@ class Roster:
     def dismiss(self, client: int, reason: str) -> None:
         """Turn somebody away that has said hello, as the others' federation has no place for it."""
         del self.known[client]
-        self._diary.owners.pop(client, None)
+        self._diary.forget(client)
         self._turn_away(self.node_of.pop(client), reason, client=client)
 
     def _turn_away(self, node: int, reason: str, **more: int) -> None:

@@ -147,8 +147,8 @@ class _Rows:
         self._steps.pre_step()
         found = {name: p.grad for name, p in zip(self._names, self._parameters, strict=True)}
         if self._own is not None:
-            noisy = released(found, 0.0, self._std, self._own)
-            found = {name: tensor / (expected or len(batch.y)) for name, tensor in noisy.items()}
+            noisy = released({name: g for name, g in found.items() if g is not None}, 0.0, self._std, self._own)
+            found |= {name: tensor / (expected or len(batch.y)) for name, tensor in noisy.items()}
         self._steps.zero_grad(set_to_none=True)
         return Gradients(found, value, sums)
 

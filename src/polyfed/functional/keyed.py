@@ -68,7 +68,8 @@ class KeyedNormals(KeyedUniforms):
         first, second = self._drawn(2 * pairs).view(2, pairs)
         radius, angle = (-2 * first.log()).sqrt(), 2 * math.pi * second
         cosines, sines = (radius * angle.cos()).view(2, -1), (radius * angle.sin()).view(2, -1)
-        return ((cosines + sines.roll(1, dims=1)).sum(dim=0) / 2)[:wanted]  # rolled: of four pairs, not of two
+        sums: Tensor = (cosines + sines.roll(1, dims=1)).sum(dim=0)  # rolled: of four pairs, not of two
+        return sums[:wanted] / 2
 
 
 def on_grid(values: Tensor, std: float) -> Tensor:

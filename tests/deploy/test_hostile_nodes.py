@@ -185,6 +185,42 @@ def test_no_odd_answer_counts_or_ends_the_run(tmp_path: Path, monkeypatch: pytes
     assert all("\n" not in reason for _, _, reason in troubles(tmp_path / "out"))
 
 
+@pytest.mark.parametrize("precision", ["float16", "int8"])
+def test_no_odd_answer_breaks_the_reading_of_what_was_compressed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    recipe = recipe_of("fedavg", **ONE, training={"rounds": 1}, compression={"precision": precision, "share": 0.1})
+    wire = Nearby(recipe, tmp_path)
+    honest = Nodes.run
+    seen: list[bool] = []
+
+    def run(self: Nodes, jobs: Any, done: Any) -> Any:
+        outcomes = honest(self, jobs, done)
+        answer = wire.last[BAD]
+        for name in unpack(answer.body)[0]:
+            for change in (
+                lambda t: torch.cat([t, t]) if t.dim() else t.expand(2).clone(),
+                lambda t: t[:0] if t.dim() else t.expand(0).clone(),
+                lambda t: t.to(torch.complex64),
+                lambda t: torch.full(t.shape, 3e38),
+                lambda t: torch.full(t.shape, 2**40),
+                lambda t: torch.full(t.shape, -7).to(torch.int64),
+            ):
+                message = unpack(answer.body)[0]
+                value = message[name]
+                message[name] = change(value) if isinstance(value, Tensor) else {k: change(t) for k, t in value.items()}
+                odd = self._outcome(jobs[1], Letter("train", answer.facts, pack(message)))
+                (judged,) = self._judged([jobs[1]], [odd])
+                seen.append(judged.counts)
+        return outcomes
+
+    monkeypatch.setattr(Nodes, "run", run)
+    done = serve(recipe, wire, out=tmp_path / "out", deadline=5)
+    assert done.history[0]["refused"] == []
+    assert len(seen) >= 12
+    assert not any(seen)
+
+
 def test_a_labels_lie_leaves_the_others_at_work(tmp_path: Path) -> None:
     """Sent on to the others, it would have each of them make a table of 10^9 rows."""
     recipe = recipe_of("fedproto", **ONE)

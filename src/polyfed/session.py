@@ -37,7 +37,7 @@ from polyfed.preflight import Check, measure
 from polyfed.recipe import Recipe
 from polyfed.registry import MODELS, TRACKERS
 from polyfed.report.figures import Series, axes_of, curves, series
-from polyfed.report.folders import find_runs
+from polyfed.report.folders import RunRecord, find_runs
 from polyfed.report.formats import to_html
 from polyfed.report.grouping import group_runs
 from polyfed.report.page import write_page
@@ -377,6 +377,7 @@ class Comparison:
     """What `compare` leaves behind; in a notebook its tables and curves.
 
     failures: ``"fedin, seed 0"`` -> why; files: tables and curves in `folder`; lines: the curves of each of the tables.
+    unlearnt: ``"fedin, seed 0"`` -> the line on a run in which nothing was learnt.
     """
 
     folder: Path
@@ -384,6 +385,7 @@ class Comparison:
     files: tuple[Path, ...] = ()
     failures: Mapping[str, str] = field(default_factory=dict)
     lines: tuple[tuple[Line, ...], ...] = ()
+    unlearnt: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return "no run was finished" if self.table is None else to_text(self.table)
@@ -568,7 +570,14 @@ def _summed_up(
     files = [*write(table, folder), *drawn, write_page(runs, table, folder)]
     groups, _ = group_runs(runs)
     lines = tuple(tuple(_line(one) for one in series(group)) for group in groups)
-    return Comparison(folder, table, tuple(files), dict(failures), lines)
+    return Comparison(folder, table, tuple(files), dict(failures), lines, unlearnt_of(members, runs))
+
+
+def unlearnt_of(members: Sequence[Member], runs: Sequence[RunRecord]) -> dict[str, str]:
+    """``"fedin, seed 0"`` -> the line on a run in which nothing was learnt."""
+    told = {run.path.resolve(): run.result.get("nothing_learnt") for run in runs if run.finished}
+    found = {member.title: told.get(member.folder.resolve()) for member in members}
+    return {title: line for title, line in found.items() if line}
 
 
 def _line(curve: Series) -> Line:

@@ -187,6 +187,9 @@ class Method:
     comparable: ClassVar[tuple[str, ...]] = ()
     # what an upload may hold, by name (core/forms.py): a server refuses what is otherwise. None: it is not said
     form: ClassVar[Form | None] = None
+    # entries with a row for each of "labels" that are features of the clients' own networks, of which a number means
+    # something else at every client: no rule that goes number by number is made for them
+    unaligned: ClassVar[tuple[str, ...]] = ()
     # True: where a client has no weights of its own, `receive` writes all of its network and reads nothing of it, so
     # that the engine need not draw (and for every evaluation draw again) a start that nobody sees
     starts_blank: ClassVar[bool] = False

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyfed.data import images
-from polyfed.data.samples import Samples, classes_up_to, from_dataset
+from polyfed.data.samples import Samples, classes_up_to, from_dataset, refuse_negative
 from polyfed.data.text import Vocabulary
 from polyfed.data.transforms import Prepare
 from polyfed.errors import RequestError
@@ -239,6 +239,7 @@ def samples(side: Any, what: str, name: str) -> Samples:
         raise RequestError(
             f"expected as many labels as {what} inputs in '{name}', {len(x)}, of shape (N,), came {tuple(y.shape)}"
         )
+    refuse_negative(y, f"{what} labels from 0 on in '{name}'")
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
         raise RequestError(f"expected finite {what} inputs in '{name}', came NaN or infinite values")
     return Samples(x, y.to(torch.int64))

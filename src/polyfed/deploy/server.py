@@ -194,6 +194,10 @@ class Deployed(Federation):
                 guide.add(client.id, weights, about)
         folder.write_guide(guide.text())
 
+    def class_remarks(self) -> list[str]:
+        """None: labels are with the nodes."""
+        return []
+
     def _seen(self) -> list[dict[str, Any]]:
         """Nothing: networks and labels are with the nodes."""
         return [{} for _ in self.clients]
@@ -210,7 +214,7 @@ class Deployed(Federation):
 
     def arrived(self, job: Job, outcome: Outcome) -> Outcome:
         """An outcome as the method gets it: what was compressed is not any more."""
-        return self._arrived(job, outcome)
+        return self._judged(job, self._whole(job, outcome))
 
     def say(self, text: str) -> None:
         """Tell whoever watches."""

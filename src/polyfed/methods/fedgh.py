@@ -49,6 +49,7 @@ class FedGH(Method):
         "lars": forms.rows_of("D", (torch.float32, torch.float16)),
         "counts": forms.COUNTS,
     }
+    unaligned: ClassVar[tuple[str, ...]] = ("lars",)
 
     header_lr: Annotated[float, Field(ge=0)] = 0.01  # eta_theta; 0 keeps the header as it was drawn (the ablation)
     header_epochs: Annotated[int, Field(ge=1)] = 1  # passes over the received pairs per round

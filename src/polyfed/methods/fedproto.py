@@ -40,6 +40,7 @@ class FedProto(Prototypes):
     up: ClassVar[str] = "S D + 2 S"
     states: ClassVar[str] = "client: P as last received; server: P, who has which classes"
     form: ClassVar[Form | None] = Prototypes.form
+    unaligned: ClassVar[tuple[str, ...]] = ("prototypes",)
 
     weighting: Literal["count", "uniform"] = "count"  # by samples of the class, or every sender once (no counts sent)
 

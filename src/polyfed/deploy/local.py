@@ -121,7 +121,7 @@ def local(
     with stops_on_signals(), _kept(folder, resume) as kept, _temporary() as temporary:
         scaffold.init(temporary / "app", recipe, **asked)
         follower = Follower(folder, federation.facts, Console(quiet=not progress), resume)
-        with follower, Loopback(temporary, kept, len(federation.clients), _words_of(**asked)) as loopback:
+        with follower, Loopback(temporary, kept, len(federation.clients), scaffold.command_line(**asked)) as loopback:
             try:
                 loopback.start()
                 loopback.run(config, follower.look, until)
@@ -274,15 +274,6 @@ def _told(config: Mapping[str, Any]) -> str:
         if isinstance(value, str) and any(mark in value for mark in '"\\\n'):
             raise RequestError(f"expected a path without quotation marks and backslashes, came '{value}'")
     return " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in config.items())
-
-
-def _words_of(
-    method: str | None, overrides: Sequence[str], seed: int | None, profile: str | None
-) -> Sequence[str]:
-    """What a recipe is read with, as the command line has it."""
-    given = {"--method": method, "--seed": seed, "--profile": profile}
-    words = [word for option, value in given.items() if value is not None for word in (option, str(value))]
-    return [*words, *(word for change in overrides for word in ("--set", change))]
 
 
 def _polyfed() -> _Words:

@@ -55,7 +55,9 @@ class Ledger:
             try:
                 kind, request = json.loads(line)
             except (ValueError, TypeError):
-                raise RunError(f"expected a kind and a request in each line of {self._path}, came {line!r:.80}") from None
+                raise RunError(
+                    f"expected a kind and a request in each line of {self._path}, came {line!r:.80}"
+                ) from None
             found.setdefault(str(kind), set()).add(str(request))
         return found
 

@@ -277,7 +277,7 @@ def _told(config: Mapping[str, Any]) -> str:
 
 
 def _polyfed() -> _Words:
-    """This polyfed's own command."""
+    """The command of the polyfed that runs."""
     return [sys.executable, "-m", "polyfed"]
 
 

@@ -25,6 +25,7 @@ from polyfed.core.method import Method, scores_are_outputs
 from polyfed.core.networks import exported, split
 from polyfed.data.federate import Federated
 from polyfed.data.samples import ClientData, Samples
+from polyfed.deploy.ledger import Ledger
 from polyfed.deploy.letters import (
     Introduction,
     Letter,
@@ -38,7 +39,6 @@ from polyfed.deploy.letters import (
     score_told,
     unpack,
 )
-from polyfed.deploy.ledger import Ledger
 from polyfed.deploy.shelf import Kept, Shelf, secret
 from polyfed.engine.evaluation import Memory
 from polyfed.engine.executors import Job, Outcome, Scores, Scoring, at_work, carry_out, score_parts
@@ -157,7 +157,6 @@ class Node:
             if letter.kind == "train":
                 return turn.train(message or {})
             return turn.score(message) if letter.kind == "score" else turn.finish(message, self._place.share)
-
 
     def _count(self, letter: Letter, task: Task, turn: Turn) -> None:
         """Note that this is answered.

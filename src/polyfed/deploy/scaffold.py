@@ -109,9 +109,7 @@ def app_settings(
     return defaults | {key: value for key, value in asked.items() if value is not None} | given
 
 
-def command_line(
-    method: str | None, overrides: Sequence[str], seed: int | None, profile: str | None
-) -> Sequence[str]:
+def command_line(method: str | None, overrides: Sequence[str], seed: int | None, profile: str | None) -> Sequence[str]:
     """What a recipe is read with, as words of the command line."""
     given = {"--method": method, "--seed": seed, "--profile": profile}
     words = [word for option, value in given.items() if value is not None for word in (option, str(value))]
@@ -132,7 +130,9 @@ def _about(place: Path, recipe: Recipe, host: str, asked: Sequence[str]) -> dict
         "authority": json.dumps(str(place.absolute() / "keys" / AUTHORITY)),
         "version": __version__,
         "asked": "".join(f" {shlex.quote(word)}" for word in asked),
-        "asked_unit": "".join(f" {shlex.quote(word)}" for word in asked).replace("%", "%%").replace("$", "$$"),  # systemd's
+        "asked_unit": "".join(f" {shlex.quote(word)}" for word in asked)
+        .replace("%", "%%")
+        .replace("$", "$$"),  # systemd's
     }
 
 

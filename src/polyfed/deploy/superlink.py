@@ -46,7 +46,9 @@ def serve_nodes(keys: str | Path, *, host: str = "127.0.0.1", port: int = 8000, 
         from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
         from flwr.superlink.main import create_app
     except ImportError as error:
-        raise RequestError(f"expected a version of Flower that the extra 'flower' names, came another: {error}") from None
+        raise RequestError(
+            f"expected a version of Flower that the extra 'flower' names, came another: {error}"
+        ) from None
     config = _parse_superlink_lifespan_config()
     uvicorn.run(
         Gate(create_app(config, SuperLinkLifespan), keeper()),

@@ -40,9 +40,7 @@ _GRACE = 10.0  # seconds that the SuperNode has to end
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"  # the one request that a secret guards; the others have a token from it
 
 
-def join(
-    recipe: Recipe, config: str, *, server: str, authority: str | Path, key: str | Path, port: int = 9094
-) -> None:
+def join(recipe: Recipe, config: str, *, server: str, authority: str | Path, key: str | Path, port: int = 9094) -> None:
     """Be a node until a signal ends it.
 
     Args:

@@ -225,7 +225,11 @@ class Loopback:
         return [*_polyfed(), *words]
 
     def run(
-        self, config: Mapping[str, Any], look: Callable[[], None] = lambda: None, until: float | None = None
+        self,
+        config: Mapping[str, Any],
+        look: Callable[[], None] = lambda: None,
+        until: float | None = None,
+        app: Path | None = None,
     ) -> None:
         """Run the app, to its end.
 
@@ -233,11 +237,12 @@ class Loopback:
             config: settings of the run, over those of the app.
             look: called every moment.
             until: when to give up, as `time.monotonic` tells it; None: never.
+            app: in place of the one in the temporary folder.
 
         Raises:
             RequestError, RunError: the server app's own; or the server ended, or the run was not over in time.
         """
-        self.submit(config)
+        self.submit(config, app)
         while self.processes.runs("run"):
             self.processes.expect_alive(["superlink"])
             if until is not None and time.monotonic() > until:
@@ -249,9 +254,9 @@ class Loopback:
         if RunFolder(str(config["out"])).read_result() is None:
             raise _failure(self.processes.log("run"), f"the run has failed{self.processes.last_words('run')}")
 
-    def submit(self, config: Mapping[str, Any]) -> None:
+    def submit(self, config: Mapping[str, Any], app: Path | None = None) -> None:
         """Start the app, and a program "run" that says what the server app says and ends with it."""
-        words: _Words = ["run", self._app, _CONNECTION, "--stream", "-c", _told(config)]
+        words: _Words = ["run", app or self._app, _CONNECTION, "--stream", "-c", _told(config)]
         self.processes.start("run", [_program("flwr"), *words])
 
 

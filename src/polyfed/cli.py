@@ -937,7 +937,7 @@ def node(
     server whose settings are others.
 
     \b
-    polyfed deploy node --recipe recipe.toml --server fl.example.org:443 --node-config 'client-id=0 state-dir="state"'
+    polyfed deploy node --recipe recipes/quickstart.toml --server 10.0.0.5:443 --node-config 'client-id=0 state-dir="s"'
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.deploy.supernode import join
     from polyfed.recipe import Recipe

@@ -141,12 +141,15 @@ class Loopback:
         temporary: holds the app (in "app"), and is given keys and Flower's own files.
         kept: is given what nodes keep, and the logs.
         nodes: how many.
+        words: see below.
+
+    Attributes:
         words: what nodes are told besides the app's recipe, as on the command line.
     """
 
     def __init__(self, temporary: Path, kept: Path, nodes: int, words: Sequence[str] = ()) -> None:
         self._app, self._keys, self._home = (temporary / name for name in ("app", "keys", "home"))
-        self._kept, self.nodes, self._asked = kept, nodes, words
+        self._kept, self.nodes, self.words = kept, nodes, words
         self.port, *self._node_ports = free_ports(1 + nodes)
         self.processes = Processes(kept / "logs", {**OFFLINE, **_QUICK, **_paths(), "FLWR_HOME": str(self._home)})
 
@@ -219,7 +222,7 @@ class Loopback:
     def node_command(self, number: int) -> _Words:
         """How a client's node is started, with the recipe's network and the data that it deals to the client."""
         config = _told({"client-id": number, "state-dir": str(self._kept / f"node-{number}"), "share-model": True})
-        words: _Words = ["deploy", "node", "--recipe", self._app / "recipe.toml", *self._asked]
+        words: _Words = ["deploy", "node", "--recipe", self._app / "recipe.toml", *self.words]
         words += ["--server", self.address, "--authority", self._keys / AUTHORITY, "--node-config", config]
         words += ["--key", self._keys / f"node-{number}", "--port", str(self._node_ports[number])]
         return [*_polyfed(), *words]

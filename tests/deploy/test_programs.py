@@ -58,6 +58,7 @@ def test_what_goes_wrong_at_a_node_stays_there(
 
     monkeypatch.setattr(TaskIdentity, "_run_id", 1)
     monkeypatch.setattr(TaskIdentity, "_node_id", 1)
+    monkeypatch.setattr(TaskIdentity, "_task_id", 1)
 
     def app(message: object, context: object) -> Message:
         raise ValueError("row 7: age 43")

@@ -7,6 +7,8 @@ keeps nothing in memory: every letter may come to another process.
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,7 @@ from polyfed.core.method import Method, scores_are_outputs
 from polyfed.core.networks import exported, split
 from polyfed.data.federate import Federated
 from polyfed.data.samples import ClientData, Samples
+from polyfed.deploy.ledger import Ledger
 from polyfed.deploy.letters import (
     Introduction,
     Letter,
@@ -61,19 +64,16 @@ _KEYS: Mapping[str, tuple[type, str]] = {
     "device": (str, "where this node computes, in place of run.device"),
     "begin-anew": (bool, "whether its client begins again where this disk has lost what it was; default: false"),
     "secret-noise": (bool, "whether [privacy] noise is drawn by a secret of this node; default: with data of its own"),
+    "answers": (int, "how many different requests of a kind it answers in a round; default: 1 with noise, else 10"),
     "share-model": (bool, "whether its personal model goes into the server's run folder; default: false"),
 }
 _READING = ("image_column", "label_column", "feature_columns", "text_column", "vocabulary", "length", "vectors")
 _TOLD = ("class_names", "mean", "std")
-_OF_ROWS = (
-    *_READING,
-    *_TOLD,
-    "root",
-    "image_size",
-    "split",
-    "max_train",
-    "max_test",
-)  # what of [data] own rows are read by
+_BOUNDS = ("root", "image_size", "split", "max_train", "max_test")
+_OF_ROWS = (*_READING, *_TOLD, *_BOUNDS)  # what of [data] own rows are read by
+_ANSWERS = {True: 1, False: 10}  # whether noise hides rows -> different requests of a kind that are answered in a round
+_SCORINGS = 4  # of a client in a round: as it stands and after receiving, before and after a last exchange
+_UNSEEN = ("experiment", "settings", "about")  # what of a request changes nothing in the answer
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,7 @@ class Place:
     share: bool = False
     anew: bool = False
     secret: bool = False
+    answers: int | None = None
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Place:
@@ -106,6 +107,8 @@ class Place:
         number = config.get("client-id", config.get("partition-id"))
         if number is None or number < 0:
             raise RequestError(f"node-config: expected client-id, {_KEYS['client-id'][1]}, came {number}")
+        if config.get("answers", 1) < 1:
+            raise RequestError(f"node-config: expected 1 or more as 'answers', came {config['answers']}")
         if "state-dir" not in config:
             raise RequestError(f"node-config: expected state-dir, a {_KEYS['state-dir'][1]}, which is missing")
         named = {key: config.get(key) for key in ("data", "root", "architecture", "device")}
@@ -116,6 +119,7 @@ class Place:
             share=config.get("share-model", False),
             anew=config.get("begin-anew", False),
             secret=config.get("secret-noise", "data" in config),
+            answers=config.get("answers"),
         )
 
 
@@ -150,10 +154,32 @@ class Node:
             turn = Turn(self._recipe, self._place, self._data, task)
             if letter.kind == "hello":
                 return Letter("hello", turn.introduction().model_dump())
+            self._count(letter, task, turn)
             message = unpack(letter.body)[0] if task.has_message else None
             if letter.kind == "train":
                 return turn.train(message or {})
             return turn.score(message) if letter.kind == "score" else turn.finish(message, self._place.share)
+
+    def _count(self, letter: Letter, task: Task, turn: Turn) -> None:
+        """Note that this is answered.
+
+        Raises:
+            RequestError: there is no such round in this node's recipe. RunError: too much was answered already.
+        """
+        rounds = self._recipe.training.rounds
+        if task.round > rounds:
+            raise RequestError(f"expected a round up to {rounds}, as in this node's recipe, came {task.round}")
+        own = json.dumps(agreed(self._recipe), sort_keys=True).encode()
+        ledger = Ledger(self._place.state / "answered" / f"{hashlib.sha256(own).hexdigest()[:16]}.jsonl")
+        privacy = self._recipe.privacy
+        most = self._place.answers or _ANSWERS[bool(privacy.noise or privacy.sgd_noise)]
+        if letter.kind == "train":
+            passage = f"{task.place}{' at the end' if task.closing else ''}"
+            ledger.count(f"training in round {task.round}, passage {passage}", turn.request(letter), most)
+        elif letter.kind == "score":
+            ledger.count(f"scores in round {task.round}", turn.request(letter), _SCORINGS * most)
+        else:
+            ledger.count(f"the model after round {task.round}", turn.request(letter), most)
 
 
 class Turn:
@@ -250,6 +276,12 @@ class Turn:
                 f"expected data.mean and data.std in the recipe, as with [privacy] mean and spread of client "
                 f"{self.client.id}'s own rows are not sent, came neither"
             )
+
+    def request(self, letter: Letter) -> str:
+        """What tells a letter from others: all that the answer depends on, the client's own state with it."""
+        asked = {key: value for key, value in letter.facts.items() if key not in _UNSEEN}
+        parts = (json.dumps(asked, sort_keys=True).encode(), letter.body, self._shelf.stored(self._task.base))
+        return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
     def train(self, message: Message) -> Letter:
         """One job, as a worker does it; what the client then is goes to the disk before the answer leaves."""

@@ -69,6 +69,11 @@ class Shelf:
         weights, state = parted(message)
         return Kept(str(facts.get("variant", "")), weights if facts.get("own") else None, state)
 
+    def stored(self, wanted: str) -> bytes:
+        """What `read` reads; b"" where it is not there."""
+        path = self._path(wanted)
+        return path.read_bytes() if wanted and path.exists() else b""
+
     def write(self, name: str, kept: Kept, base: str) -> None:
         """Keep it under this mark; of the others only `base`, on which it was made, and the last of an earlier round.
 

@@ -893,6 +893,82 @@ def key(
 
 
 @_deploy_command
+def release(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, at the server.", show_default=False)],
+    client: Annotated[int, typer.Argument(min=0, metavar="CLIENT", help="The client's number.", show_default=False)],
+) -> None:
+    """Give a client's number to the next node that comes with it.
+
+    A number belongs to the node that came with it first, also after restarts. This is for a node that is replaced.
+
+    \b
+    polyfed deploy release runs/ours 2
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed.deploy.roster import release
+
+    owner = release(folder, client)
+    _print(f"client {client} belonged to the node that came as {owner.node}, and is free now; go on with resume=true")
+
+
+@_deploy_command
+def server(
+    keys: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that certify has filled.", show_default=False)],
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Where it listens; a proxy on this machine lets nodes in.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, metavar="NUMBER", help="Its port.")] = 8000,
+    database: Annotated[Path, typer.Option(metavar="FILE", help="Remembers which nodes are registered.")] = Path(
+        "superlink.db"
+    ),
+) -> None:
+    """Run Flower's server, for nodes and its keeper alone.
+
+    Whoever has a registered key is let through to what nodes ask for; the rest (apps, keys, runs) is for programs of
+    the user who starts this, on this machine.
+
+    \b
+    polyfed deploy server keys
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed.deploy.superlink import serve_nodes
+
+    serve_nodes(keys, host=host, port=port, database=database)
+
+
+@_deploy_command
+def node(
+    recipe: _RecipeFile,
+    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the server is.", show_default=False)],
+    config: Annotated[
+        str, typer.Option("--node-config", metavar="TEXT", help="What is this node's own.", show_default=False)
+    ],
+    authority: Annotated[
+        Path, typer.Option("--authority", metavar="FILE", help="Certificate by which the server is known.")
+    ] = Path("keys/ca.crt"),
+    key: Annotated[Path, typer.Option(metavar="FILE", help="Private half of this node's keys.")] = Path("keys/node"),
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, metavar="NUMBER", help="Free on this machine, for the node alone.")
+    ] = 9094,
+    method: _Method = None,
+    settings: _Set = None,
+    seed: _Seed = None,
+    profile: _Profile = None,
+) -> None:
+    """Be a node: one client, with a recipe of its own.
+
+    Code that a server sends is not run: the installed polyfed answers, by the recipe on this machine, and refuses a
+    server whose settings are others.
+
+    \b
+    polyfed deploy node --recipe recipes/quickstart.toml --server 10.0.0.5:443 --node-config 'client-id=0 state-dir="s"'
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed.deploy.supernode import join
+    from polyfed.recipe import Recipe
+
+    own = Recipe.load(recipe, settings or (), method=method, seed=seed, profile=profile)
+    join(own, config, server=server, authority=authority, key=key, port=port)
+
+
+@_deploy_command
 def local(
     recipe: _RecipeFile,
     nodes: Annotated[

@@ -24,6 +24,7 @@ from polyfed.data.federate import federate as deal
 from polyfed.data.partition import Partition, whole
 from polyfed.data.public import public_inputs
 from polyfed.data.samples import Samples
+from polyfed.data.source import told
 from polyfed.data.sources import Source, load
 from polyfed.data.transforms import Prepare, resized
 from polyfed.engine.arguments import list_of
@@ -76,7 +77,7 @@ class Prepared:
             "image_size": data.image_size,
             "beside": recipe.beside,
         }
-        key = (data.name, data.root, options, *rows)
+        key = (data.name, data.root, options, data.class_names, data.mean, data.std, *rows)
         if self._source is None or self._source[0] != key:
             whole = load(data.name, data.root, **options)
             if data.max_test_rows is not None and whole.test is None:
@@ -84,7 +85,8 @@ class Prepared:
             cut = whole.first(data.max_rows, data.max_test_rows)
             train = resized(cut.train, data.image_size)
             test = None if cut.test is None else resized(cut.test, data.image_size)
-            self._source = (key, replace(cut, train=train, test=test))
+            as_told = told(replace(cut, train=train, test=test), data.class_names, data.mean, data.std)
+            self._source = (key, as_told)
         return self._source[1]
 
     def dealt(self, recipe: Recipe) -> Federated:

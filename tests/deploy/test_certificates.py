@@ -67,8 +67,9 @@ def test_the_certificate_says_what_was_asked_for(tmp_path: Path) -> None:
     certify(tmp_path, ["a.example.org", "10.0.0.5", "::1"], days=30)
     server, authority = (x509.load_pem_x509_certificate((tmp_path / n).read_bytes()) for n in ("server.pem", "ca.crt"))
     named = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert named.get_values_for_type(x509.DNSName) == ["a.example.org"]
-    assert named.get_values_for_type(x509.IPAddress) == [ipaddress.ip_address("10.0.0.5"), ipaddress.ip_address("::1")]
+    assert named.get_values_for_type(x509.DNSName) == ["a.example.org", "localhost"]
+    addresses = [ipaddress.ip_address(text) for text in ("10.0.0.5", "::1", "127.0.0.1")]
+    assert named.get_values_for_type(x509.IPAddress) == addresses
     assert isinstance(key := server.public_key(), ec.EllipticCurvePublicKey)
     assert key.curve.name == "secp384r1"
     server.verify_directly_issued_by(authority)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import configparser
+import os
 import re
 import shlex
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from polyfed import cli
+from polyfed.deploy.certificates import certify
 from polyfed.deploy.extra import expect
 from polyfed.deploy.flower import RUN_CONFIG
 from polyfed.deploy.scaffold import app_settings, init
@@ -24,8 +26,9 @@ from polyfed.recipe import Recipe
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "recipes" / "quickstart.toml"
 FILES = ["Dockerfile", "README.md", "config.toml", "federated_app.py", "pyproject.toml", "recipe.toml"]
+NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 NAME = "my-2nd-federation"  # what Flower calls the app
-FILES += ["superlink.service", "supernode.service", ".gitignore"]
+FILES += ["nginx.conf", "superlink.service", "supernode.service", ".gitignore"]
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +48,7 @@ def test_all_files_are_there_and_filled(app: Path) -> None:
     assert sorted(path.name for path in app.iterdir()) == sorted(FILES)
     for path in app.iterdir():
         text = path.read_text(encoding="utf-8")
-        assert not re.search(r"\$(name|host|method|clients|last|version|authority)\b", text), path
+        assert not re.search(r"\$(name|host|method|clients|last|version|authority|asked|asked_unit)\b", text), path
     assert (app / "recipe.toml").read_text(encoding="utf-8") == QUICKSTART.read_text(encoding="utf-8")
 
 
@@ -79,16 +82,41 @@ def test_the_settings_are_those_that_the_apps_read(app: Path) -> None:
 
 
 def test_services_name_what_is_there(app: Path) -> None:
-    for name in ("superlink", "supernode"):
+    for name, verb in (("superlink", "server"), ("supernode", "node")):
         unit = configparser.RawConfigParser(strict=False)
         unit.optionxform = str  # type: ignore[assignment,method-assign]
         unit.read_string((app / f"{name}.service").read_text(encoding="utf-8").replace("\\\n", " "))
         words = shlex.split(unit["Service"]["ExecStart"])
-        assert Path(words[0]).name == f"flower-{name}"
-        assert "--insecure" not in words
+        assert (Path(words[0]).name, words[1:3]) == ("polyfed", ["deploy", verb])
         assert unit["Service"]["Restart"] == "on-failure"
         assert unit["Install"]["WantedBy"] == "multi-user.target"
-    assert "--enable-supernode-auth" in (app / "superlink.service").read_text(encoding="utf-8")
+
+
+def test_nobody_but_nodes_comes_in_from_elsewhere(app: Path) -> None:
+    """The server listens on 127.0.0.1 in all examples; the proxy has one way to it."""
+    for path in app.iterdir():
+        assert "0.0.0.0" not in path.read_text(encoding="utf-8"), path
+        assert "--host 127.0.0.1" not in path.read_text(encoding="utf-8"), "it is the default"
+        assert "8000:" not in path.read_text(encoding="utf-8"), path
+    site = (app / "nginx.conf").read_text(encoding="utf-8")
+    assert re.findall(r"location (\S+) \{\s+(.+)", site) == [
+        ("/", "return 403;"),
+        ("/v1/fleet/", "limit_except POST {"),
+    ]
+    assert re.findall(r"proxy_pass (.+);", site) == ["https://127.0.0.1:8000"]
+
+
+@pytest.mark.skipif(NGINX is None, reason="nginx is not here")
+def test_nginx_takes_the_proxy(app: Path, tmp_path: Path) -> None:
+    """Its own check, with certificates where it expects them."""
+    pytest.importorskip("cryptography", reason="the extra 'flower' is not installed")
+    certify(tmp_path / "keys", ["fl.example.org"])
+    site = (app / "nginx.conf").read_text(encoding="utf-8").replace(f"/srv/{NAME}", str(tmp_path))
+    (tmp_path / "site.conf").write_text(site.replace("listen 443", "listen 8443"))
+    (tmp_path / "main.conf").write_text(f"pid {tmp_path}/pid;\nevents {{}}\nhttp {{ include {tmp_path}/site.conf; }}\n")
+    words = [str(NGINX), "-t", "-p", str(tmp_path), "-e", str(tmp_path / "log"), "-c", str(tmp_path / "main.conf")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
@@ -96,8 +124,9 @@ def test_systemd_takes_the_services(app: Path, tmp_path: Path) -> None:
     """Its own check, with programs where the services expect them."""
     units = [tmp_path / f"{name}.service" for name in ("superlink", "supernode")]
     for unit in units:
-        program = tmp_path / ".venv" / "bin" / f"flower-{unit.stem}"
+        program = tmp_path / ".venv" / "bin" / "polyfed"
         program.parent.mkdir(parents=True, exist_ok=True)
+        program.unlink(missing_ok=True)
         program.symlink_to("/bin/true")
         text = (app / unit.name).read_text(encoding="utf-8")
         assert f"/srv/{NAME}/.venv/bin/{program.name}" in text
@@ -114,24 +143,47 @@ def test_the_dockerfile_is_one_and_its_commands_are_those_of_the_readme(app: Pat
     assert all(re.fullmatch(r"[A-Z_]+=\S+", word) for word in steps[-1][1].split())
     user, folder = steps[3][1], steps[4][1]
     assert f"mkdir -p {folder} && chown -R {user} " in steps[2][1], "a volume there belongs to who is at work"
-    readme = {words[0]: words for words in shell_commands((app / "README.md").read_text(encoding="utf-8"))}
-    for name in ("superlink", "supernode"):
-        (told,) = [line.partition(f" flower-{name} ")[2] for line in lines if f" flower-{name} " in line]
-        services = (app / f"{name}.service").read_text(encoding="utf-8")
-        options = {word for word in readme[f"flower-{name}"] if word.startswith("--")}
-        assert {word for word in shlex.split(told) if word.startswith("--")} == options
-        assert set(re.findall(r"(?<!\S)--[a-z-]+", services.partition("ExecStart=")[2])) == options
+    readme = shell_commands((app / "README.md").read_text(encoding="utf-8"))
+    for name, verb, more in (("superlink", "server", set()), ("supernode", "node", {"--authority", "--key"})):
+        (told,) = [
+            line.partition(f" polyfed deploy {verb} ")[2] for line in lines if f" polyfed deploy {verb} " in line
+        ]
+        service = (app / f"{name}.service").read_text(encoding="utf-8").partition("ExecStart=")[2]
+        (words,) = [words for words in readme if words[:3] == ["polyfed", "deploy", verb]]
+        options = {word for word in words if word.startswith("--")}
+        assert {word for word in shlex.split(told) if word.startswith("--")} == options | more
+        assert set(re.findall(r"(?<!\S)--[a-z-]+", service)) - {"--database"} == options
+
+
+def test_nodes_are_started_with_what_was_asked_for(app: Path) -> None:
+    """Else their recipes are not the server's."""
+    for name in ("README.md", "supernode.service", "Dockerfile"):
+        text = (app / name).read_text(encoding="utf-8")
+        assert "--method fedhenn --seed 3 --set training.rounds=3 --set 'data.split=\"6:1:3\"' --server" in text, name
 
 
 def test_every_polyfed_command_of_the_readme_is_one(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cryptography", reason="the extra 'flower' is not installed")
     commands = shell_commands((app / "README.md").read_text(encoding="utf-8"))
     ours = [words[1:] for words in commands if words[0] == "polyfed"]
-    assert [words[:2] for words in ours] == [["deploy", "certify"], ["deploy", "key"]]
+    assert [words[1] for words in ours] == ["certify", "server", "key", "node"]
     monkeypatch.chdir(app)
     try:
+        asked: list[dict[str, object]] = []
+        monkeypatch.setattr(
+            "polyfed.deploy.superlink.serve_nodes", lambda keys, **more: asked.append({"keys": keys, **more})
+        )
+        monkeypatch.setattr(
+            "polyfed.deploy.supernode.join", lambda *given, **more: asked.append({"given": given, **more})
+        )
         for words in ours:
             assert cli.status(words) == 0
+        assert asked[0] == {"keys": Path("keys"), "host": "127.0.0.1", "port": 8000, "database": Path("superlink.db")}
+        recipe, config = asked[1].pop("given")  # type: ignore[misc]
+        assert (recipe.name, recipe.run.seed, recipe.training.rounds) == ("fedhenn", 3, 3)
+        assert config == 'client-id=0 state-dir="state"'
+        files = {"authority": Path("keys/ca.crt"), "key": Path("keys/node")}
+        assert asked[1] == {"server": "fl.example.org:443", "port": 9094, **files}
         assert {path.name for path in (app / "keys").iterdir()} == {
             "ca.crt",
             "ca.key",
@@ -148,8 +200,8 @@ def test_every_polyfed_command_of_the_readme_is_one(app: Path, monkeypatch: pyte
 def test_every_flower_command_has_the_options_that_the_readme_gives_it(app: Path) -> None:
     pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
     commands = shell_commands((app / "README.md").read_text(encoding="utf-8"))
-    theirs = [words for words in commands if words[0].startswith(("flower-", "flwr"))]
-    assert {words[0] for words in theirs} == {"flower-superlink", "flower-supernode", "flwr"}
+    theirs = [words for words in commands if words[0] == "flwr"]
+    assert len(theirs) > 5
     shown: dict[tuple[str, ...], str] = {}
     for words in theirs:
         verbs = words[1:3] if words[1] == "supernode" else words[1:2]
@@ -184,7 +236,7 @@ def test_flower_bundles_the_app_and_nothing_private(app: Path, tmp_path: Path) -
 def test_the_flwr_command_finds_the_server(app: Path) -> None:
     told = tomllib.loads((app / "config.toml").read_text(encoding="utf-8"))["superlink"]
     connection = told[told["default"]]
-    assert connection["address"] == "fl.example.org:8000"
+    assert connection["address"] == "127.0.0.1:8000"
     assert Path(connection["root-certificates"]) == app / "keys" / "ca.crt", "Flower takes none but absolute paths"
 
 

@@ -45,17 +45,19 @@ STAND_IN = """
 import json, os, pathlib, re, socket, sys, time
 
 me, words, fault = sys.argv[1], sys.argv[2:], os.environ.get("FAULT", "")
+me = {"server": "server", "node": "node"}[words[1]] if me == "polyfed" else me
 told = dict(zip(words, words[1:]))
 files = {word: pathlib.Path(word).read_bytes().decode()[:40] for word in words if os.path.isfile(word)}
-seen = {"program": me, "words": words, "files": files, "environment": dict(os.environ)}
+folders = {word: os.listdir(word) for word in words if os.path.isdir(word)}
+seen = {"program": me, "words": words, "files": files, "folders": folders, "environment": dict(os.environ)}
 with open(os.environ["SEEN"], "a") as file:
     file.write(json.dumps(seen) + "\\n")
-if me == "flower-superlink":
+if me == "server":
     if fault == "superlink":
         sys.exit("no such certificate")
     with socket.create_server(("127.0.0.1", int(told["--port"]))) as server:
         time.sleep(60)
-elif me == "flower-supernode":
+elif me == "node":
     time.sleep(60)
 elif words[0] == "supernode":
     sys.exit("not known" if fault == "register" else 0)
@@ -89,11 +91,12 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     programs = tmp_path / "programs"
     programs.mkdir()
     (programs / "stand_in.py").write_text(STAND_IN)
-    for name in ("flower-superlink", "flower-supernode", "flwr"):
+    for name in ("polyfed", "flwr"):
         (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "{programs}/stand_in.py" {name} "$@"\n')
         (programs / name).chmod(0o755)
     monkeypatch.setattr(room, "expect", lambda package, purpose: None)
     monkeypatch.setattr(room, "_program", lambda name: programs / name)
+    monkeypatch.setattr(room, "_polyfed", lambda: [programs / "polyfed"])
     monkeypatch.setattr(room, "certify", stand_in_certify)
     monkeypatch.setattr(room, "make_key", lambda path: [touched(path), touched(path.with_name(f"{path.name}.pub"))])
     monkeypatch.setenv("SEEN", str(tmp_path / "seen.jsonl"))
@@ -117,6 +120,10 @@ def seen(place: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (place / "seen.jsonl").read_text().splitlines()]
 
 
+def words_of(program: dict[str, Any]) -> list[str]:
+    return list(program["words"])
+
+
 def living(place: Path) -> list[str]:
     """Command lines of stand-ins that still run."""
     lines = []
@@ -133,15 +140,14 @@ def test_every_program_is_told_what_makes_it_safe(place: Path) -> None:
     assert (done.path, len(done.history), done.result["accuracy"]) == (place / "run", 2, 0.5)
     programs = seen(place)
     kinds = [program["program"] for program in programs]
-    assert kinds[0] == "flower-superlink"
+    assert kinds[0] == "server"
     assert sorted(kinds[1:4]) == ["flwr"] * 3
-    assert sorted(kinds[4:]) == ["flower-supernode"] * 3 + ["flwr"]
-    link, nodes = programs[0], [program for program in programs if program["program"] == "flower-supernode"]
+    assert sorted(kinds[4:]) == ["flwr"] + ["node"] * 3
+    link, nodes = programs[0], [program for program in programs if program["program"] == "node"]
     told = dict(zip(link["words"], link["words"][1:], strict=False))  # type: ignore[index,call-overload]
     assert told["--host"] == "127.0.0.1"
-    assert {"--enable-supernode-auth", "--disable-runtime-dependency-installation"} <= set(link["words"])  # type: ignore[call-overload]
-    certificates = {"--ssl-ca-certfile": "ca.crt", "--ssl-certfile": "server.pem", "--ssl-keyfile": "server.key"}
-    assert {option: link["files"][told[option]] for option in certificates} == certificates  # type: ignore[index]
+    ((_, keys),) = link["folders"].items()  # type: ignore[attr-defined]
+    assert {"ca.crt", "server.pem", "server.key"} <= {*keys}
     ports = {told["--port"]}
     for program in programs:
         assert "--insecure" not in program["words"]  # type: ignore[operator]
@@ -156,8 +162,17 @@ def test_every_program_is_told_what_makes_it_safe(place: Path) -> None:
         config = re.fullmatch(r'client-id=(\d) state-dir="(.+)" share-model=true', told["--node-config"])
         assert config is not None
         assert config[2] == str(place / "run-nodes" / f"node-{config[1]}")
-        assert program["files"][told["--auth-supernode-private-key"]] == f"node-{config[1]}"  # type: ignore[index]
-        assert program["files"][told["--root-certificates"]] == "ca.crt"  # type: ignore[index]
+        assert program["files"][told["--key"]] == f"node-{config[1]}"  # type: ignore[index]
+        assert program["files"][told["--authority"]] == "ca.crt"  # type: ignore[index]
+        own = [
+            told["--seed"],
+            *(
+                word
+                for option, word in zip(words_of(program), words_of(program)[1:], strict=False)
+                if option == "--set"
+            ),
+        ]
+        assert own == ["4", "training.lr=0.5", "data.clients=3"], "what the server has, in its own words"
         numbers.add(config[1])
         ports.add(told["--port"])
     assert numbers == {"0", "1", "2"}
@@ -243,6 +258,7 @@ from polyfed import cli
 from polyfed.deploy import local as room
 room.expect = lambda package, purpose: None
 room._program = lambda name: Path({str(place / "programs")!r}) / name
+room._polyfed = lambda: [room._program("polyfed")]
 room.certify = lambda folder, hosts: folder.mkdir()
 room.make_key = lambda path: None
 cli.main(["deploy", "local", "--recipe", "recipe.toml", "--out", "run"])

@@ -60,7 +60,7 @@ def test_header_and_content_must_agree() -> None:
 def test_a_score_survives() -> None:
     counts = torch.tensor([[3, 1], [0, 2]])
     score = Score(counts, 0.75, {"other": Score(counts.t().contiguous())})
-    came = score_read(score_told(score))
+    came = score_read(score_told(score), 2, 6, ["other"])
     assert torch.equal(came.confusion, counts)
     assert came.auc == 0.75
     assert torch.equal(came.others["other"].confusion, counts.t())
@@ -70,7 +70,7 @@ def test_a_score_survives() -> None:
 @pytest.mark.parametrize("told", [{}, {"confusion": [[1, 2]], "auc": None, "others": {}}, {"confusion": "x", "auc": 1}])
 def test_counts_that_are_none_are_one_line(told: dict[str, object]) -> None:
     with pytest.raises(RunError, match="expected the counts of a score"):
-        score_read(told)
+        score_read(told, 2, 3)
 
 
 def test_facts_are_checked() -> None:
@@ -139,10 +139,12 @@ def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
         shelf.read("000001-00")
 
 
-def test_one_file_knows_flower() -> None:
+def test_one_file_and_two_programs_know_flower() -> None:
     for path in Path(polyfed.deploy.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            assert path.name == "flower.py" or not any(name.partition(".")[0] == "flwr" for name in names), path.name
+            assert path.name in ("flower.py", "superlink.py", "supernode.py") or not any(
+                name.partition(".")[0] == "flwr" for name in names
+            ), path.name
     assert len((Path(polyfed.deploy.__file__).parent / "flower.py").read_text().splitlines()) < 300

@@ -29,12 +29,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyfed.core.forms import MOST
 from polyfed.core.message import Group, Message
 from polyfed.core.method import Method
 from polyfed.core.parts import Copy, Pieces, chunks_of, floats_of, holders_of, parts_of, vectors_of
 from polyfed.core.server import Server
 from polyfed.core.settings import Defence
-from polyfed.core.uploads import counterparts, sends
+from polyfed.core.uploads import counterparts, every_tensor, sends
 from polyfed.errors import RequestError
 from polyfed.functional import robust
 
@@ -83,12 +84,20 @@ def check_defence(method: Method, defence: Defence) -> None:
 def objection(defence: Defence, method: Method, classes: int, message: Message, received: Message) -> str | None:
     """Why an upload is refused, if it is: for its size, or because its "labels" would set rows apart from all others'.
 
+    No number may be larger than `defence.largest`, and none that stands alone (a count of steps, of parameters) larger
+    than what any count can be: squares and sums of such numbers are finite, so that one upload spoils no arithmetic.
     Of a group of the method's `changes` the size is the L2 norm of the change since `received`, of any other tensor the
     root mean square of its rows' L2 norms; whole numbers and single numbers have none.
 
     Args:
         classes: of the task. message: finite. received: what the client was sent.
     """
+    for entry, name, tensor in every_tensor(message):
+        bound = defence.largest if tensor.dim() else MOST
+        if bound and tensor.is_floating_point() and tensor.numel() and not (size := _magnitude(tensor)) <= bound:
+            place = entry if name is None else f"{entry}/{name}"
+            setting = f"defence.largest = {bound:g}" if tensor.dim() else f"{bound:g}"
+            return f"a number of '{place}' is {size:.4g}, above {setting}"
     labels = message.get("labels")
     if defence.rule != "none" and isinstance(labels, Tensor):
         distinct = labels.unique()
@@ -99,6 +108,11 @@ def objection(defence: Defence, method: Method, classes: int, message: Message, 
         if not size <= defence.max_norm:
             return f"the norm of '{entry}' is {size:.4g}, above defence.max_norm = {defence.max_norm:g}"
     return None
+
+
+def _magnitude(tensor: Tensor) -> float:
+    low, high = tensor.aminmax()
+    return max(-float(low), float(high))
 
 
 def _sizes(value: Tensor | Group, base: Group) -> Iterator[float]:

@@ -238,7 +238,10 @@ class Compression(Settings):
 
 
 class Defence(Settings):
-    """``[defence]``: what the server does about uploads that lead astray; off by default. See `core.defence`."""
+    """``[defence]``: what the server does about uploads that lead astray; all but `largest` off by default.
+
+    See `core.defence`.
+    """
 
     rule: Literal["none", "median", "trimmed", "geometric", "krum", "clip"] = Field(
         "none", description="what takes the place of clients' weights and class means, or whom it leaves out"
@@ -252,9 +255,17 @@ class Defence(Settings):
     max_norm: Finite = Field(
         0.0, description="largest norm of an entry of an upload, of weights the change; above it is refused; 0: none"
     )
+    largest: Finite = Field(
+        1e6, description="largest magnitude of a number in an upload; above it is refused; 0: any that is finite"
+    )
 
     def _idle(self) -> set[str]:
-        off = {"rule": self.rule == "none", "bucket": self.bucket == 1, "max_norm": not self.max_norm}
+        off = {
+            "rule": self.rule == "none",
+            "bucket": self.bucket == 1,
+            "max_norm": not self.max_norm,
+            "largest": self.largest == type(self).model_fields["largest"].default,
+        }
         return super()._idle() | {key for key, is_off in off.items() if is_off}
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["AUTHORITY", "AUTHORITY_KEY", "SERVER", "SERVER_KEY", "certify", "make_key"]
 
 AUTHORITY, AUTHORITY_KEY, SERVER, SERVER_KEY = "ca.crt", "ca.key", "server.pem", "server.key"
+_HERE = ("localhost", "127.0.0.1")  # where a server's own programs, and a proxy beside it, call it
 _NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")  # one part of a host name
 
 
@@ -36,7 +37,7 @@ def certify(folder: str | Path, hosts: Sequence[str], days: int = 365, force: bo
 
     Args:
         folder: made if missing; the authority in it is kept, so that a renewed certificate needs no change on nodes.
-        hosts: host names and IP addresses that nodes call the server by, at least one.
+        hosts: host names and IP addresses that nodes call the server by, at least one; this machine's own are added.
         days: how long the certificate is good for, and a new authority ten times as long.
         force: replace a server's certificate that is there.
 
@@ -48,8 +49,8 @@ def certify(folder: str | Path, hosts: Sequence[str], days: int = 365, force: bo
             authority, or `cryptography` is missing.
     """
     expect("cryptography", "making keys")
-    place, names = Path(folder), [_subject_name(host) for host in hosts]
-    if not names:
+    place, names = Path(folder), [_subject_name(host) for host in dict.fromkeys((*hosts, *_HERE))]
+    if not hosts:
         raise RequestError("expected a host name or address that nodes call the server by, came none")
     if days < 1:
         raise RequestError(f"expected a certificate that is good for a day or more, came {days} days")

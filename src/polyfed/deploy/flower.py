@@ -1,4 +1,4 @@
-"""polyfed on Flower: any registered method over its message API. The only file that knows Flower.
+"""polyfed on Flower: any registered method over its message API. Only this file and Flower's two programs know it.
 
 A Flower app needs two lines, one in each of its components:
 
@@ -88,7 +88,9 @@ def make_server_app(recipe: str | Path | Recipe, trackers: Sequence[object] = ()
 
 
 def make_client_app(recipe: str | Path | Recipe) -> ClientApp:
-    """The client half of a Flower app.
+    """The client half of a Flower app, for nodes that run what the server sends them.
+
+    `polyfed deploy node` has no use for it: it answers with the polyfed and the recipe of its own machine.
 
     Args:
         recipe: the same experiment as the server's; a TOML file, read when a letter comes, or a `Recipe`.
@@ -103,10 +105,10 @@ def make_client_app(recipe: str | Path | Recipe) -> ClientApp:
         wanted = _recipe(recipe, _run_config(context.run_config))
         return Node(wanted, Place.read(context.node_config), data).answer(letter)
 
-    return _client_app(answer)
+    return client_app(answer)
 
 
-def _client_app(answer: Callable[[Letter, Context], Letter]) -> ClientApp:
+def client_app(answer: Callable[[Letter, Context], Letter]) -> ClientApp:
     """A client app that answers letters so; what goes wrong is a trouble."""
     from flwr.app import Message as FlowerMessage
     from flwr.clientapp import ClientApp
@@ -155,7 +157,7 @@ def simulate(answer: Callable[[Letter], Letter], serve: Callable[[FlowerWire], N
         "init_args": {"log_to_driver": False, **here},
         "client_resources": {"num_cpus": 1, "num_gpus": 0},
     }
-    run_simulation(app, _client_app(lambda letter, _: answer(letter)), nodes, backend_config=config)
+    run_simulation(app, client_app(lambda letter, _: answer(letter)), nodes, backend_config=config)
 
 
 class FlowerWire:

@@ -30,7 +30,7 @@ import tomli_w
 
 from polyfed import session
 from polyfed.deploy import scaffold
-from polyfed.deploy.certificates import AUTHORITY, SERVER, SERVER_KEY, certify, make_key
+from polyfed.deploy.certificates import AUTHORITY, certify, make_key
 from polyfed.deploy.extra import OFFLINE, expect
 from polyfed.deploy.follow import Follower
 from polyfed.deploy.processes import Processes, free_ports, stops_on_signals
@@ -121,7 +121,7 @@ def local(
     with stops_on_signals(), _kept(folder, resume) as kept, _temporary() as temporary:
         scaffold.init(temporary / "app", recipe, **asked)
         follower = Follower(folder, federation.facts, Console(quiet=not progress), resume)
-        with follower, Loopback(temporary, kept, len(federation.clients)) as loopback:
+        with follower, Loopback(temporary, kept, len(federation.clients), scaffold.command_line(**asked)) as loopback:
             try:
                 loopback.start()
                 loopback.run(config, follower.look, until)
@@ -141,11 +141,15 @@ class Loopback:
         temporary: holds the app (in "app"), and is given keys and Flower's own files.
         kept: is given what nodes keep, and the logs.
         nodes: how many.
+        words: see below.
+
+    Attributes:
+        words: what nodes are told besides the app's recipe, as on the command line.
     """
 
-    def __init__(self, temporary: Path, kept: Path, nodes: int) -> None:
+    def __init__(self, temporary: Path, kept: Path, nodes: int, words: Sequence[str] = ()) -> None:
         self._app, self._keys, self._home = (temporary / name for name in ("app", "keys", "home"))
-        self._kept, self.nodes = kept, nodes
+        self._kept, self.nodes, self.words = kept, nodes, words
         self.port, *self._node_ports = free_ports(1 + nodes)
         self.processes = Processes(kept / "logs", {**OFFLINE, **_QUICK, **_paths(), "FLWR_HOME": str(self._home)})
 
@@ -185,14 +189,14 @@ class Loopback:
         (self._home / "config.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
 
     def start_server(self) -> Popen[bytes]:
-        """Start the SuperLink, and wait until it answers.
+        """Start the server, and wait until it answers.
 
         Raises:
             RunError: it does not.
         """
-        words: _Words = ["--host", _HOST, "--port", str(self.port), "--database", self._home / "superlink.db"]
-        words += ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
-        server = self.processes.start("superlink", [_program("flower-superlink"), *words, *self._certificates()])
+        words: _Words = ["deploy", "server", self._keys, "--host", _HOST, "--port", str(self.port)]
+        words += ["--database", self._home / "superlink.db"]
+        server = self.processes.start("superlink", [*_polyfed(), *words])
         self.processes.expect_answer("superlink", self.port, _START)
         return server
 
@@ -212,19 +216,23 @@ class Loopback:
                 self.processes.expect_success(f"register-{number}", _START)
 
     def start_node(self, number: int) -> Popen[bytes]:
-        """Start the SuperNode of a client."""
+        """Start the node of a client."""
         return self.processes.start(f"node-{number}", self.node_command(number))
 
     def node_command(self, number: int) -> _Words:
-        """How a client's SuperNode is started, with the recipe's network and the data that it deals to the client."""
+        """How a client's node is started, with the recipe's network and the data that it deals to the client."""
         config = _told({"client-id": number, "state-dir": str(self._kept / f"node-{number}"), "share-model": True})
-        words: _Words = [_program("flower-supernode"), "--superlink", self.address]
-        words += ["--root-certificates", self._keys / AUTHORITY, "--node-config", config]
-        words += ["--auth-supernode-private-key", self._keys / f"node-{number}"]
-        return [*words, "--host", _HOST, "--port", str(self._node_ports[number]), *self._certificates()]
+        words: _Words = ["deploy", "node", "--recipe", self._app / "recipe.toml", *self.words]
+        words += ["--server", self.address, "--authority", self._keys / AUTHORITY, "--node-config", config]
+        words += ["--key", self._keys / f"node-{number}", "--port", str(self._node_ports[number])]
+        return [*_polyfed(), *words]
 
     def run(
-        self, config: Mapping[str, Any], look: Callable[[], None] = lambda: None, until: float | None = None
+        self,
+        config: Mapping[str, Any],
+        look: Callable[[], None] = lambda: None,
+        until: float | None = None,
+        app: Path | None = None,
     ) -> None:
         """Run the app, to its end.
 
@@ -232,11 +240,12 @@ class Loopback:
             config: settings of the run, over those of the app.
             look: called every moment.
             until: when to give up, as `time.monotonic` tells it; None: never.
+            app: in place of the one in the temporary folder.
 
         Raises:
             RequestError, RunError: the server app's own; or the server ended, or the run was not over in time.
         """
-        self.submit(config)
+        self.submit(config, app)
         while self.processes.runs("run"):
             self.processes.expect_alive(["superlink"])
             if until is not None and time.monotonic() > until:
@@ -248,14 +257,10 @@ class Loopback:
         if RunFolder(str(config["out"])).read_result() is None:
             raise _failure(self.processes.log("run"), f"the run has failed{self.processes.last_words('run')}")
 
-    def submit(self, config: Mapping[str, Any]) -> None:
+    def submit(self, config: Mapping[str, Any], app: Path | None = None) -> None:
         """Start the app, and a program "run" that says what the server app says and ends with it."""
-        words: _Words = ["run", self._app, _CONNECTION, "--stream", "-c", _told(config)]
+        words: _Words = ["run", app or self._app, _CONNECTION, "--stream", "-c", _told(config)]
         self.processes.start("run", [_program("flwr"), *words])
-
-    def _certificates(self) -> _Words:
-        names = {"--ssl-ca-certfile": AUTHORITY, "--ssl-certfile": SERVER, "--ssl-keyfile": SERVER_KEY}
-        return [word for option, name in names.items() for word in (option, self._keys / name)]
 
 
 def _failure(log: Path, otherwise: str) -> PolyfedError:
@@ -277,6 +282,11 @@ def _told(config: Mapping[str, Any]) -> str:
         if isinstance(value, str) and any(mark in value for mark in '"\\\n'):
             raise RequestError(f"expected a path without quotation marks and backslashes, came '{value}'")
     return " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in config.items())
+
+
+def _polyfed() -> _Words:
+    """The command of the polyfed that runs."""
+    return [sys.executable, "-m", "polyfed"]
 
 
 def _program(name: str) -> Path:

@@ -7,6 +7,8 @@ keeps nothing in memory: every letter may come to another process.
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,7 @@ from polyfed.core.method import Method, scores_are_outputs
 from polyfed.core.networks import exported, split
 from polyfed.data.federate import Federated
 from polyfed.data.samples import ClientData, Samples
+from polyfed.deploy.ledger import Ledger
 from polyfed.deploy.letters import (
     Introduction,
     Letter,
@@ -36,7 +39,7 @@ from polyfed.deploy.letters import (
     score_told,
     unpack,
 )
-from polyfed.deploy.shelf import Kept, Shelf, secret
+from polyfed.deploy.shelf import Kept, Shelf, secret, token
 from polyfed.engine.evaluation import Memory
 from polyfed.engine.executors import Job, Outcome, Scores, Scoring, at_work, carry_out, score_parts
 from polyfed.engine.federation import one_thread
@@ -61,10 +64,16 @@ _KEYS: Mapping[str, tuple[type, str]] = {
     "device": (str, "where this node computes, in place of run.device"),
     "begin-anew": (bool, "whether its client begins again where this disk has lost what it was; default: false"),
     "secret-noise": (bool, "whether [privacy] noise is drawn by a secret of this node; default: with data of its own"),
+    "answers": (int, "how many different requests of a kind it answers in a round; default: 1 with noise, else 10"),
     "share-model": (bool, "whether its personal model goes into the server's run folder; default: false"),
 }
 _READING = ("image_column", "label_column", "feature_columns", "text_column", "vocabulary", "length", "vectors")
-_OF_ROWS = (*_READING, "root", "image_size", "split", "max_train", "max_test")  # what of [data] own rows are read by
+_TOLD = ("class_names", "mean", "std")
+_BOUNDS = ("root", "image_size", "split", "max_train", "max_test")
+_OF_ROWS = (*_READING, *_TOLD, *_BOUNDS)  # what of [data] own rows are read by
+_ANSWERS = {True: 1, False: 10}  # whether noise hides rows -> different requests of a kind that are answered in a round
+_SCORINGS = 4  # of a client in a round: as it stands and after receiving, before and after a last exchange
+_UNSEEN = ("experiment", "settings", "about")  # what of a request changes nothing in the answer
 
 
 @dataclass(frozen=True)
@@ -80,6 +89,7 @@ class Place:
     share: bool = False
     anew: bool = False
     secret: bool = False
+    answers: int | None = None
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Place:
@@ -97,6 +107,8 @@ class Place:
         number = config.get("client-id", config.get("partition-id"))
         if number is None or number < 0:
             raise RequestError(f"node-config: expected client-id, {_KEYS['client-id'][1]}, came {number}")
+        if config.get("answers", 1) < 1:
+            raise RequestError(f"node-config: expected 1 or more as 'answers', came {config['answers']}")
         if "state-dir" not in config:
             raise RequestError(f"node-config: expected state-dir, a {_KEYS['state-dir'][1]}, which is missing")
         named = {key: config.get(key) for key in ("data", "root", "architecture", "device")}
@@ -107,6 +119,7 @@ class Place:
             share=config.get("share-model", False),
             anew=config.get("begin-anew", False),
             secret=config.get("secret-noise", "data" in config),
+            answers=config.get("answers"),
         )
 
 
@@ -141,10 +154,32 @@ class Node:
             turn = Turn(self._recipe, self._place, self._data, task)
             if letter.kind == "hello":
                 return Letter("hello", turn.introduction().model_dump())
+            self._count(letter, task, turn)
             message = unpack(letter.body)[0] if task.has_message else None
             if letter.kind == "train":
                 return turn.train(message or {})
             return turn.score(message) if letter.kind == "score" else turn.finish(message, self._place.share)
+
+    def _count(self, letter: Letter, task: Task, turn: Turn) -> None:
+        """Note that this is answered.
+
+        Raises:
+            RequestError: there is no such round in this node's recipe. RunError: too much was answered already.
+        """
+        rounds = self._recipe.training.rounds
+        if task.round > rounds:
+            raise RequestError(f"expected a round up to {rounds}, as in this node's recipe, came {task.round}")
+        own = json.dumps(agreed(self._recipe), sort_keys=True).encode()
+        ledger = Ledger(self._place.state / "answered" / f"{hashlib.sha256(own).hexdigest()[:16]}.jsonl")
+        privacy = self._recipe.privacy
+        most = self._place.answers or _ANSWERS[bool(privacy.noise or privacy.sgd_noise)]
+        if letter.kind == "train":
+            passage = f"{task.place}{' at the end' if task.closing else ''}"
+            ledger.count(f"training in round {task.round}, passage {passage}", turn.request(letter), most)
+        elif letter.kind == "score":
+            ledger.count(f"scores in round {task.round}", turn.request(letter), _SCORINGS * most)
+        else:
+            ledger.count(f"the model after round {task.round}", turn.request(letter), most)
 
 
 class Turn:
@@ -170,7 +205,7 @@ class Turn:
         self.client.id, self.client.classes, self.client.seed = place.client, len(self._names), recipe.run.seed
         self.client.training, self.client.public = recipe.training, data.public(recipe)
         self.client.privacy, self.client.compression = recipe.privacy, recipe.compression
-        if place.secret and recipe.privacy.noise:
+        if place.secret and (recipe.privacy.noise or recipe.privacy.sgd_clip):
             self.client.secret = secret(place.state)
         self.client.data = _renamed(dealt.clients[number], source.class_names, self._names)
         shape, width = tuple(source.train.x.shape[1:]), recipe.models.feature_dim
@@ -200,6 +235,7 @@ class Turn:
         """
         client, source = self.client, self._source
         check_fit(self._method, [client], self._architectures, client.public)
+        self._check_statistics()
         model, x = split(self._architectures.as_built(self._name)), client.data.train.x
         augment = client.training.augment
         if augment != "none" and x.dim() != 4:
@@ -207,6 +243,7 @@ class Turn:
         words = -1 if isinstance(source.words, Tensor) else source.words or 0
         return Introduction(
             client=client.id,
+            token=token(self._place.state, self._task.experiment),
             dataset=source.name,
             train=client.n,
             validation=len(client.data.validation),
@@ -224,6 +261,27 @@ class Turn:
             head={name: list(tensor.shape) for name, tensor in model.head.state_dict().items()},
             linear=isinstance(model.head, nn.Linear) and model.head.bias is not None,
         )
+
+    def _check_statistics(self) -> None:
+        """Where [privacy] bounds what leaves the node, mean and spread of its own rows do not.
+
+        Raises:
+            RequestError: they would.
+        """
+        privacy, own = self._recipe.privacy, self._source.prepare
+        of_rows = any(own.mean) or any(value != 1 for value in own.std)
+        computed = self._recipe.data.mean is None and self._prepare == own and of_rows
+        if self._place.data is not None and computed and (privacy.clip or privacy.sgd_clip):
+            raise RequestError(
+                f"expected data.mean and data.std in the recipe, as with [privacy] mean and spread of client "
+                f"{self.client.id}'s own rows are not sent, came neither"
+            )
+
+    def request(self, letter: Letter) -> str:
+        """What tells a letter from others: all that the answer depends on, the client's own state with it."""
+        asked = {key: value for key, value in letter.facts.items() if key not in _UNSEEN}
+        parts = (json.dumps(asked, sort_keys=True).encode(), letter.body, self._shelf.stored(self._task.base))
+        return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
     def train(self, message: Message) -> Letter:
         """One job, as a worker does it; what the client then is goes to the disk before the answer leaves."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import string
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -23,10 +24,18 @@ from polyfed.errors import RequestError
 from polyfed.recipe import Recipe
 from polyfed.version import __version__
 
-__all__ = ["APP_FILES", "app_settings", "init"]
+__all__ = ["APP_FILES", "app_settings", "command_line", "init"]
 
 APP_FILES = ("pyproject.toml", "federated_app.py", "recipe.toml")  # what Flower sends to the machines
-_EXAMPLES = ("README.md", "config.toml", "superlink.service", "supernode.service", "Dockerfile", ".gitignore")
+_EXAMPLES = (
+    "README.md",
+    "config.toml",
+    "nginx.conf",
+    "superlink.service",
+    "supernode.service",
+    "Dockerfile",
+    ".gitignore",
+)
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]*[A-Za-z0-9])?")
 _LONGEST_NAME = 32  # characters, in Flower
 
@@ -64,7 +73,7 @@ def init(
     if place.exists() and not place.is_dir():
         raise RequestError(f"expected a folder for the app, came the file {place}")
     settings = app_settings(method=method, overrides=overrides, seed=seed, profile=profile)
-    about = _about(place, chosen, host)
+    about = _about(place, chosen, host, command_line(method, overrides, seed, profile))
     files = {name: _filled(name, about) for name in ("federated_app.py", *_EXAMPLES)}
     files["recipe.toml"] = source.read_text(encoding="utf-8")
     files["pyproject.toml"] = tomli_w.dumps(_project(about, settings))
@@ -100,7 +109,14 @@ def app_settings(
     return defaults | {key: value for key, value in asked.items() if value is not None} | given
 
 
-def _about(place: Path, recipe: Recipe, host: str) -> dict[str, str]:
+def command_line(method: str | None, overrides: Sequence[str], seed: int | None, profile: str | None) -> Sequence[str]:
+    """What a recipe is read with, as words of the command line."""
+    given = {"--method": method, "--seed": seed, "--profile": profile}
+    words = [word for option, value in given.items() if value is not None for word in (option, str(value))]
+    return [*words, *(word for change in overrides for word in ("--set", change))]
+
+
+def _about(place: Path, recipe: Recipe, host: str, asked: Sequence[str]) -> dict[str, str]:
     """What the templates name."""
     clients = recipe.data.client_count
     count = "as many as the data name" if clients is None else str(clients)
@@ -113,6 +129,10 @@ def _about(place: Path, recipe: Recipe, host: str) -> dict[str, str]:
         "host": host,
         "authority": json.dumps(str(place.absolute() / "keys" / AUTHORITY)),
         "version": __version__,
+        "asked": "".join(f" {shlex.quote(word)}" for word in asked),
+        "asked_unit": "".join(f" {shlex.quote(word)}" for word in asked)
+        .replace("%", "%%")
+        .replace("$", "$$"),  # systemd's
     }
 
 

@@ -491,10 +491,9 @@ class Federation:
             reached = [i for i in roll.reached(ids) if i not in tally.lost and i not in clock.stragglers]
             sent = self._pass(exchange, place, bool(closing), reached, roll, tally, due, clock)
             with _at("aggregation", number), section("aggregate"), clock.serving():
-                uploads = post.deliver(exchange.name, sent, {*roll.late, *clock.stragglers})
-                method.aggregate(server, defended(self.defence, method, server, uploads, watch))
+                self._take_in(post.deliver(exchange.name, sent, {*roll.late, *clock.stragglers}), watch)
                 server.state = in_plain_order(server.state)
-            del sent, uploads  # all that was sent, which nobody needs while the clients are scored
+            del sent  # all that was sent, which nobody needs while the clients are scored
         server.exchange = "train"
         self._waiting = post.waiting
         record = {"round": number, "seconds": 0.0, "closing": bool(closing), "clients": selected}
@@ -512,6 +511,10 @@ class Federation:
         server.log.clear()
         with section("score"):
             return {**record, "evaluated": due, **(self._evaluate(tally.scores) if due else NOT_EVALUATED)}
+
+    def _take_in(self, uploads: Mapping[int, Message], watch: Watch) -> None:
+        """Let the method aggregate what came up, as the defence leaves it."""
+        self.method.aggregate(self.server, defended(self.defence, self.method, self.server, uploads, watch))
 
     def _pass(
         self,
@@ -589,10 +592,10 @@ class Federation:
 
     def _judged(self, job: Job, outcome: Outcome) -> Outcome:
         """The outcome, refused where the defence objects to its upload."""
-        if not self.defence.in_effect() or not outcome.counts:
+        if not outcome.counts:
             return outcome
         bad = objection(self.defence, self.method, self.classes, outcome.message, job.message)
-        return dataclasses.replace(outcome, message=read_only({} if bad else outcome.message), refused=bad)
+        return outcome if bad is None else dataclasses.replace(outcome, message=read_only({}), refused=bad)
 
     def _select(self, number: int, present: Sequence[int]) -> list[int]:
         """The clients of a round, drawn from those present without replacement, in order of number."""

@@ -18,7 +18,7 @@ from typing import Annotated, ClassVar, Literal
 
 from torch import Tensor, nn
 
-from polyfed.core import shared_model
+from polyfed.core import forms, shared_model
 from polyfed.core.acting import ActsWith
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group
@@ -41,6 +41,7 @@ class LGFedAvg(Method):
     up: ClassVar[str] = "P_h"
     states: ClassVar[str] = "server: h"
     changes: ClassVar[tuple[str, ...]] = ("shared",)
+    form: ClassVar[forms.Form | None] = {"shared": forms.as_sent}
 
     shares: Literal["none", "head", "upper", "all"] = "head"  # "upper": all but the extractor; none: Local, all: FedAvg
     # "uniform" counts every client once

@@ -1,0 +1,203 @@
+"""A node's program: Flower's SuperNode fetches messages, and this process answers them. No code that is sent runs.
+
+A SuperNode of its own accord unpacks the app that the server names, and runs it. Here it is started without that half
+(``--isolation process``): it keeps the app as bytes, and waits for somebody who answers. That is `answer_forever`, with
+the polyfed that is installed here and the recipe of this machine; of an app it reads nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polyfed.deploy.extra import OFFLINE, expect
+from polyfed.deploy.flower import client_app
+from polyfed.deploy.letters import Letter, Task, agreed
+from polyfed.deploy.node import Node, Place
+from polyfed.errors import RequestError, RunError
+from polyfed.recipe import Recipe
+from polyfed.session import Prepared
+from polyfed.stopping import stops_on_signals
+
+if TYPE_CHECKING:
+    from flwr.app import Message
+    from flwr.clientapp import ClientApp
+
+__all__ = ["join"]
+
+_HOST = "127.0.0.1"
+_PAUSE = 0.2  # seconds between two looks for work
+_GRACE = 10.0  # seconds that the SuperNode has to end
+_ACQUIRE = "/flwr.proto.Runtime/AcquireTask"  # the one request that a secret guards; the others have a token from it
+
+
+def join(recipe: Recipe, config: str, *, server: str, authority: str | Path, key: str | Path, port: int = 9094) -> None:
+    """Be a node until a signal ends it.
+
+    Args:
+        recipe: this node's own. config: what else is its own, as ``'client-id=0 state-dir="state"'``; see `Place`.
+        server: host and port by which the server is called. authority: certificate by which it is known.
+        key: private half of this node's key pair. port: of 127.0.0.1, free, between the SuperNode and this process.
+
+    Raises:
+        RequestError: a setting is wrong, a file is missing, or data and network cannot be had.
+        RunError: the SuperNode has ended: the server does not know the key, for one.
+    """
+    expect("flwr", "deploy node")
+    for file, maker in ((authority, "certify"), (key, "key")):
+        if not Path(file).is_file():
+            raise RequestError(f"expected the file {file}, as 'polyfed deploy {maker}' writes it, came none")
+    os.environ.update(OFFLINE)  # before Flower is imported, which reads them
+    place, data = Place.read(_settings(config)), Prepared()
+    Node(recipe, place, data).answer(Letter("hello", Task(settings=agreed(recipe)).model_dump()))
+
+    def answer(letter: Letter, _: object) -> Letter:
+        return Node(recipe, place, data).answer(letter)
+
+    words = ["--superlink", server, "--root-certificates", str(authority), "--auth-supernode-private-key", str(key)]
+    with stops_on_signals(), _secret() as secret, _started([*words, "--port", str(port)], secret) as supernode:
+        answer_forever(client_app(answer), port, secret.read_bytes(), lambda: _check_alive(supernode))
+
+
+def _settings(config: str) -> Mapping[str, Any]:
+    """A node's configuration as Flower reads one on a command line.
+
+    Raises:
+        RequestError: it cannot be read.
+    """
+    import click
+    from flwr.common.config import parse_config_args
+
+    try:
+        return dict(parse_config_args([config]))
+    except (click.ClickException, ValueError, OSError) as error:
+        raise RequestError(f"--node-config: expected 'key=1 key=\"text\"', came {config!r}: {error}") from None
+
+
+@contextmanager
+def _secret() -> Iterator[Path]:
+    """A file with a new secret, for its owner's eyes; it goes with the block."""
+    with tempfile.TemporaryDirectory(prefix="polyfed-node-") as folder:  # its owner's alone
+        path = Path(folder) / "secret"
+        path.write_bytes(secrets.token_bytes(32))
+        yield path
+
+
+@contextmanager
+def _started(words: list[str], secret: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A SuperNode that runs no app; it ends with the block."""
+    program = Path(sys.executable).with_name("flower-supernode")
+    alone = ["--isolation", "process", "--superexec-auth-secret-file", str(secret), "--host", _HOST]
+    process = subprocess.Popen([str(program), *alone, *words], stdin=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _check_alive(supernode: subprocess.Popen[bytes]) -> None:
+    if (status := supernode.poll()) is not None:
+        raise RunError(f"the SuperNode has ended, with status {status}; it says why above")
+
+
+# messages -----------------------------------------------------------------------------------------------------------
+
+
+def answer_forever(app: ClientApp, port: int, secret: bytes, check: Callable[[], None]) -> None:
+    """Answer what a SuperNode has fetched, one message after the other.
+
+    Args:
+        app: answers. port: where the SuperNode listens, on this machine. secret: shows that we may ask it.
+        check: called between two looks; ends this by raising.
+    """
+    import httpx
+    from flwr.proto.runtime_pb2 import AcquireTaskRequest
+    from flwr.supercore.constant import TaskType
+    from flwr.supercore.interceptors import SuperExecAuthHttpInterceptor
+
+    asking = _client(port, SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_ACQUIRE]))
+    wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
+    while True:
+        check()
+        try:
+            found = asking.AcquireTask(wanted)
+        except httpx.TransportError:  # it is not up yet
+            time.sleep(_PAUSE)
+            continue
+        if found.HasField("task") and found.token:
+            _answer_one(app, port, found.token)
+        else:
+            time.sleep(_PAUSE)
+
+
+def _answer_one(app: ClientApp, port: int, token: str) -> None:
+    """Take a message by its token, and give the SuperNode what the app says to it."""
+    from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
+    from flwr.supercore.heartbeat import HeartbeatSender
+    from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
+    from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+
+    client = _client(port, RuntimeTokenHttpInterceptor(token))
+    beating = HeartbeatSender(lambda: _is_sent(lambda: client.SendTaskHeartbeat(SendTaskHeartbeatRequest())))
+    beating.start()
+    try:
+        message, context, _, _ = pull_task_input(client)  # the last one is the app
+        push_message(client, _reply(app, message, context), context)
+        push_task_output(client, None, "completed", "")
+    except Exception:  # the run may be over meanwhile; the next message is none of this one's business
+        logging.getLogger("polyfed").exception("a message was not answered")
+        push_task_output(client, None, "failed", "")
+    finally:
+        beating.stop()
+        client.close()
+
+
+def _reply(app: ClientApp, message: Message, context: Any) -> Message:
+    """What the app says; whatever goes wrong is an answer, too, which tells the server no more than its kind."""
+    from flwr.app import Message as FlowerMessage
+    from flwr.app.error import Error
+    from flwr.common.constant import ErrorCode
+
+    try:
+        return app(message=message, context=context)
+    except Exception as error:
+        logging.getLogger("polyfed").exception("a message was answered with an error")
+        return FlowerMessage(
+            Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=type(error).__name__), reply_to=message
+        )
+
+
+def _client(port: int, interceptor: Any) -> Any:
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+    from flwr.supercore.runtime import RuntimeHttpClient
+
+    return RuntimeHttpClient.from_server_address(
+        server_address=f"{_HOST}:{port}",
+        insecure=True,  # it does not leave this machine
+        root_certificates=None,
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="polyfed"), interceptor],
+    )
+
+
+def _is_sent(request: Callable[[], object]) -> bool:
+    import httpx
+
+    try:
+        request()
+    except httpx.HTTPError:
+        return False
+    return True

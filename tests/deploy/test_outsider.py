@@ -1,0 +1,309 @@
+"""Somebody without a key against Flower's own programs: from elsewhere, and as another user of the machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import ssl
+import subprocess
+import sys
+import time
+import tomllib
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from polyfed.deploy import scaffold
+from polyfed.deploy.certificates import certify, make_key
+from polyfed.deploy.extra import OFFLINE
+from polyfed.deploy.local import Loopback
+from polyfed.deploy.processes import Processes, free_ports
+
+pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+PATIENCE = 600.0  # seconds
+PROTOBUF = "application/protobuf"
+NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+OURS = "from flwr.cli.app import app; app()"
+NOBODYS = """
+import os, socket
+
+def make(self, *words, _make=socket.socket.__init__, **more):
+    os.seteuid(65534)  # the socket is this user's from now on, whoever writes into it
+    try:
+        _make(self, *words, **more)
+    finally:
+        os.seteuid(0)
+
+socket.socket.__init__ = make
+from flwr.cli.app import app
+app()
+"""
+RECIPE = """
+[data]
+name = "digits"
+clients = 2
+split = "6:1:3"
+max_train = 40
+max_test = 20
+
+[models]
+architectures = ["digits-cnn1"]
+
+[method]
+name = "fedgh"
+
+[training]
+rounds = 1
+batch_size = 10
+"""
+OTHER_CODE = """
+import pathlib
+from polyfed.deploy.flower import make_client_app
+
+pathlib.Path({mark!r}).touch()
+client_app = make_client_app(pathlib.Path(__file__).with_name("recipe.toml"))
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+def until(happened: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not happened():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.2)
+
+
+class Caller:
+    """Somebody with the server's address, its certificate, an app and a key pair of their own; and `flwr`.
+
+    Args:
+        folder: of theirs. port: of this machine, where they call. recipe: of the app. authority: the certificate.
+        program: what `flwr` is.
+    """
+
+    def __init__(self, folder: Path, port: int, recipe: Path, authority: Path, program: str = OURS) -> None:
+        self._folder, self._program = folder, program
+        scaffold.init(folder / "app", recipe)
+        make_key(folder / "key")
+        shutil.copy(authority, folder / "ca.crt")
+        connection = {"address": f"localhost:{port}", "root-certificates": str(folder / "ca.crt")}
+        (folder / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": "x", "x": connection}}))
+
+    def says(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """`flwr` with these words."""
+        environment = {**os.environ, **OFFLINE, "FLWR_HOME": str(self._folder), "HOME": str(self._folder)}
+        return subprocess.run(
+            [sys.executable, "-c", self._program, *words],
+            cwd=self._folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+
+    def nodes(self) -> list[Mapping[str, Any]]:
+        """Which nodes are registered."""
+        said = self.says("supernode", "list", "x", "--format", "json")
+        assert said.returncode == 0, said.stdout + said.stderr
+        return [{key: node[key] for key in ("node-id", "owner-name")} for node in json.loads(said.stdout)["nodes"]]
+
+    def runs(self) -> list[Mapping[str, Any]]:
+        """Which runs there were."""
+        said = self.says("list", "x", "--format", "json")
+        assert said.returncode == 0, said.stdout + said.stderr
+        return list(json.loads(said.stdout)["runs"])
+
+
+def check_is_refused(outsider: Caller, keeper: Caller) -> None:
+    """Whatever the outsider asks for fails, and nothing has changed; the keeper's same words do it."""
+    nodes, runs = keeper.nodes(), keeper.runs()
+    assert nodes
+    node = str(nodes[0]["node-id"])
+    for words in (
+        ["run", "app", "x"],
+        ["supernode", "list", "x"],
+        ["supernode", "register", "key.pub", "x"],
+        ["supernode", "unregister", node, "x"],
+        ["list", "x"],
+        ["log", "1", "x", "--show"],
+        ["stop", "1", "x"],
+    ):
+        said = outsider.says(*words)
+        assert said.returncode != 0, (words, said.stdout)
+        assert "403" in said.stdout + said.stderr, (words, said.stdout, said.stderr)
+    assert keeper.nodes() == nodes
+    assert keeper.runs() == runs
+
+
+def status(url: str, authority: Path, method: str = "POST") -> int:
+    """What a plain request is answered with."""
+    request = urllib.request.Request(url, data=b"" if method == "POST" else None, method=method)
+    request.add_header("content-type", PROTOBUF)
+    try:
+        context = ssl.create_default_context(cafile=authority)
+        with urllib.request.urlopen(request, timeout=60, context=context) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+# from elsewhere -----------------------------------------------------------------------------------------------------
+
+
+class Generated:
+    """The folder that `deploy init` writes, with its server, its proxy and two nodes, as its README has it."""
+
+    def __init__(self, recipe: Path, folder: Path, processes: Processes) -> None:
+        self.app, self._processes = folder / "app", processes
+        self.inner, self.outer, *self._own = free_ports(4)
+        scaffold.init(self.app, recipe, host="localhost")
+        certify(self.app / "keys", ["localhost"])
+        self.authority = self.app / "keys" / "ca.crt"
+        self.keeper = Caller(folder / "keeper", self.inner, recipe, self.authority)
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "polyfed", "deploy", "server", "keys", "--port", str(self.inner)]
+        self._processes.start("server", command, self.app)
+        self._processes.expect_answer("server", self.inner, PATIENCE)
+        site = (self.app / "nginx.conf").read_text()
+        changes = {
+            "/srv/app": self.app,
+            "listen 443": f"listen 127.0.0.1:{self.outer}",
+            "127.0.0.1:8000": f"127.0.0.1:{self.inner}",
+        }
+        for old, new in changes.items():
+            assert old in site
+            site = site.replace(old, str(new))
+        place = self.app.parent / "nginx"
+        place.mkdir()
+        (place / "site.conf").write_text(site)
+        temporary = f"client_body_temp_path {place}/body;\nproxy_temp_path {place}/proxy;\n"
+        main = f"pid {place}/pid;\ndaemon off;\nevents {{}}\nhttp {{\naccess_log off;\n{temporary}"
+        (place / "main.conf").write_text(f"{main}include {place}/site.conf;\n}}\n")
+        self._processes.start("nginx", [str(NGINX), "-p", place, "-e", place / "log", "-c", place / "main.conf"])
+        self._processes.expect_answer("nginx", self.outer, PATIENCE)
+
+    def start_nodes(self) -> None:
+        for number, port in enumerate(self._own):
+            key = self.app / "keys" / f"node-{number}"
+            make_key(key)
+            said = self.keeper.says("supernode", "register", f"{key}.pub", "x")
+            assert said.returncode == 0, said.stdout + said.stderr
+            words = [
+                "--recipe",
+                "recipe.toml",
+                "--server",
+                f"localhost:{self.outer}",
+                "--key",
+                str(key),
+                "--port",
+                str(port),
+            ]
+            own = f'client-id={number} state-dir="{self.app.parent}/state-{number}"'
+            command = [sys.executable, "-m", "polyfed", "deploy", "node", *words, "--node-config", own]
+            self._processes.start(f"node-{number}", command, self.app)
+
+
+@pytest.mark.skipif(NGINX is None, reason="nginx is not here")
+def test_through_the_generated_proxy_only_nodes_come(recipe: Path, tmp_path: Path) -> None:
+    with Processes(tmp_path / "logs", OFFLINE) as processes:
+        made = Generated(recipe, tmp_path, processes)
+        made.start()
+        made.start_nodes()
+        outsider = Caller(tmp_path / "outsider", made.outer, recipe, made.authority)
+        check_is_refused(outsider, made.keeper)
+        url = f"https://localhost:{made.outer}"
+        for path in (
+            "/v1/control/list-nodes",
+            "//v1/control/list-nodes",
+            "/v1/fleet/../control/list-nodes",
+            "/v1/fleet/%2e%2e/control/list-nodes",
+            "/v1/fleet/..%2fcontrol/list-nodes",
+            "/v1/control/list-nodes?/v1/fleet/",
+            "/v1/runtime/acquire-task",
+            "/docs",
+            "/openapi.json",
+            "/",
+        ):
+            assert status(url + path, made.authority) in (400, 403, 404), path
+            assert status(url + path, made.authority, "GET") in (400, 403, 404, 405), path
+        assert status(f"{url}/v1/fleet/pull-messages", made.authority) == 401, "without a key"
+        assert status(f"{url}/v1/fleet/pull-messages", made.authority, "GET") == 403
+        said = made.keeper.says("run", str(made.app), "x", "--stream", "-c", f'out="{tmp_path}/run"')
+        assert said.returncode == 0, said.stdout + said.stderr
+        assert (tmp_path / "run" / "result.json").exists(), said.stdout + said.stderr
+        said = made.keeper.says("supernode", "unregister", str(made.keeper.nodes()[0]["node-id"]), "x")
+        assert said.returncode == 0, "the keeper's own words do it"
+
+
+# on the machine -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def loopback(recipe: Path, tmp_path: Path) -> Iterator[Loopback]:
+    scaffold.init(tmp_path / "app", recipe)
+    with Loopback(tmp_path, tmp_path / "kept", 2) as made:
+        made.prepare()
+        yield made
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_user_of_the_machine_is_refused(loopback: Loopback, recipe: Path, tmp_path: Path) -> None:
+    authority = tmp_path / "keys" / "ca.crt"
+    loopback.start_server()
+    loopback.register([0])
+    loopback.start_node(0)
+    keeper = Caller(tmp_path / "keeper", loopback.port, recipe, authority)
+    check_is_refused(Caller(tmp_path / "outsider", loopback.port, recipe, authority, NOBODYS), keeper)
+
+
+def test_a_nodes_own_port_answers_its_own_program_alone(loopback: Loopback) -> None:
+    loopback.start_server()
+    loopback.register([0])
+    loopback.start_node(0)
+    port = int(loopback.node_command(0)[-1])
+    loopback.processes.expect_answer("node-0", port, PATIENCE)
+    for path in ("acquire-task", "pull-task-input", "pull-messages", "push-messages"):
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/runtime/{path}", data=b"", method="POST")
+        request.add_header("content-type", PROTOBUF)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request, timeout=60)
+        assert refused.value.code in (401, 403), path
+
+
+# what the server sends ----------------------------------------------------------------------------------------------
+
+
+def test_a_node_runs_no_code_and_takes_no_setting_that_a_server_sends(loopback: Loopback, tmp_path: Path) -> None:
+    mark, app = tmp_path / "PWNED", tmp_path / "sent"
+    shutil.copytree(tmp_path / "app", app)
+    (app / "client_part.py").write_text(OTHER_CODE.format(mark=str(mark)))
+    project = tomllib.loads((app / "pyproject.toml").read_text())
+    project["tool"]["flwr"]["app"]["components"]["clientapp"] = "client_part:client_app"
+    (app / "pyproject.toml").write_text(tomli_w.dumps(project))
+    loopback.start_server()
+    loopback.register([0, 1])
+    for number in (0, 1):
+        loopback.start_node(number)
+    loopback.run({"out": str(tmp_path / "run")}, until=time.monotonic() + PATIENCE, app=app)
+    assert (tmp_path / "run" / "result.json").exists(), "the nodes' own polyfed has answered"
+    assert not mark.exists()
+    loopback.submit({"out": str(tmp_path / "other"), "set": "training.lr=0.5"}, app)
+    log = loopback.processes.log("run")
+    until(lambda: "is no client" in log.read_text(errors="replace"), "it is refused")
+    assert "but training.lr is 0.5 at the server and" in log.read_text(errors="replace")

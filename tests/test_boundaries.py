@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "errors": set(),
     "markup": {"palette"},
     "palette": set(),
-    "recorded": set(),
+    "recorded": {"errors"},
     "registry": {"errors"},
     "stopping": set(),
     "functional": set(),

@@ -24,7 +24,7 @@ from typer.core import TyperCommand
 
 from polyfed import completion
 from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError
-from polyfed.registry import nearest
+from polyfed.registry import nearest, texts
 from polyfed.stopping import exit_status, stops_on_signals
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -137,6 +137,10 @@ _Track = Annotated[
 ]
 _STAGES = ("received", "after_local", "personal")
 _FIGURES = ("curves", "clients", "architectures", "sizes", "variants", "labels", "cka", "tsne", "sensitivity")
+_Trust = Annotated[
+    bool,
+    typer.Option("--trust-code", help="Import the code that the folder names: only if it is yours, or you have read it."),
+]
 _Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 _Json = Annotated[bool, typer.Option("--json", help="For machines.")]
 
@@ -207,6 +211,7 @@ def run(
     changes = [*(settings or ()), *_tracked(track)]
     options: dict[str, Any] = {"seed": seed, "out": out, "device": device, "workers": workers, "profile": profile}
     options["executor"] = executor
+    _say_imports(recipe, changes, method)
     asked = Recipe.load(recipe, changes, method=method, **options)
     done = session.run(asked, out=asked.folder, resume=resume, force=force, progress=not quiet, timings=timings)
     _print_run(done.result, done.path)
@@ -249,9 +254,11 @@ def compare(
     from polyfed import session
     from polyfed.report.tables import to_text
 
+    named = None if methods is None else _names(methods)
+    _say_imports(recipe, settings or (), *(named or ()))
     done = session.compare(
         recipe,
-        None if methods is None else _names(methods),
+        named,
         _whole_numbers(seeds),
         out,
         overrides=[*(settings or ()), *_tracked(track)],
@@ -295,9 +302,11 @@ def sweep(
     from polyfed import sweep as sweeps
     from polyfed.report.sweeps import to_text
 
+    tried = sweeps.parse(settings or ())
+    _say_imports(recipe, (), method, *texts(tried))
     done = sweeps.sweep(
         recipe,
-        sweeps.parse(settings or ()),
+        tried,
         method=method,
         seeds=_whole_numbers(seeds),
         out=out,
@@ -346,6 +355,8 @@ def check(
     if methods is not None and method is not None:
         raise RequestError("expected --method or --methods, came both")
     options: dict[str, Any] = {"seed": seed, "device": device, "workers": workers, "profile": profile}
+    named = [] if methods in (None, "all") else _names(methods or "")
+    _say_imports(recipe, settings or (), method, *named)
     asked = Recipe.load(recipe, settings or (), method=method, **options)
     if methods is not None:
         found = catalogue.fits(asked, methods=None if methods == "all" else _names(methods), timed=True)
@@ -506,6 +517,7 @@ def analyse(
         str,
         typer.Option(metavar="NAME", help=f"cka, tsne: {_DEVICES}.", autocompletion=completion.one_of("cpu", "cuda")),
     ] = "cpu",
+    trust_code: _Trust = False,
 ) -> None:
     """Figures of finished runs.
 
@@ -521,7 +533,7 @@ def analyse(
     names = None if figures is None else _names(figures, "--figures", "curves,cka")
     at = None if places is None else tuple(_names(places, "--places", "extractor,logits"))
     choices = analysis.Choices(stage, smooth, inputs, rows, at, clients, points, device)
-    done = analysis.analyse(folders, names, out, choices)
+    done = analysis.analyse(folders, names, out, choices, trust_code)
     for note in done.notes:
         _print(note)
     _print_files(done.files)
@@ -547,6 +559,7 @@ def predict(
     label_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of Parquet or CSV files.")] = None,
     text_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of Parquet or CSV files of texts.")] = None,
     resize: Annotated[bool, typer.Option("--resize", help="Bring images to the size of the run's.")] = False,
+    trust_code: _Trust = False,
 ) -> None:
     """Use a client's model on new data.
 
@@ -570,6 +583,7 @@ def predict(
         label_column=label_column,
         text_column=text_column,
         resize=resize,
+        trust=trust_code,
     )
     to_file = str(out) != "-"
     if to_file:
@@ -622,6 +636,7 @@ def attack(
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write [RUN/attack].")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the attack that the folder holds.")] = False,
     device: _DeviceOf = "cpu",
+    trust_code: _Trust = False,
 ) -> None:
     """Reconstruct a client's images from what it sent.
 
@@ -649,6 +664,7 @@ def attack(
         device=device,
         out=out,
         force=force,
+        trust=trust_code,
     )
     _print(to_text(found, _width()))
     _print_files(files)
@@ -678,6 +694,7 @@ def leakage(
     seed: Annotated[int, typer.Option(metavar="NUMBER", help="Of all of the attacker's draws.")] = 0,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write [RUN/attack].")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the report that the folder holds.")] = False,
+    trust_code: _Trust = False,
 ) -> None:
     """Report what a curious server learns, method by method.
 
@@ -703,6 +720,7 @@ def leakage(
         seed=seed,
         out=out,
         force=force,
+        trust=trust_code,
         say=lambda line: print(line, file=sys.stderr),
     )
     _print(to_text(found, _width()))
@@ -757,6 +775,7 @@ def methods(
 
         _print(of_method(page, _width()))
     elif fits is not None:
+        _say_imports(fits, settings or ())
         found = catalogue.fits(fits, settings or (), measure)
         if json:
             return _print_json([dataclasses.asdict(one) for one in found])
@@ -847,6 +866,7 @@ def init(
     from polyfed.deploy.scaffold import init
 
     options: dict[str, Any] = {"method": method, "seed": seed, "profile": profile, "host": host, "force": force}
+    _say_imports(recipe, settings or (), method)
     _print_files(init(folder, recipe, overrides=settings or (), **options))
 
 
@@ -923,6 +943,7 @@ def local(
 
     options: dict[str, Any] = {"method": method, "seed": seed, "profile": profile, "out": out, "nodes": nodes}
     options |= {"resume": resume, "force": force, "deadline": deadline, "timeout": timeout}
+    _say_imports(recipe, settings or (), method)
     done = local(recipe, overrides=settings or (), progress=not quiet, **options)
     _print_run(done.result, done.path)
 
@@ -935,6 +956,17 @@ def _print(text: str) -> None:
     encoding = sys.stdout.encoding or "utf-8"
     plain = text if "utf" in encoding.lower() else text.replace("±", "+/-").replace("─", "-")
     print(plain.encode(encoding, "replace").decode(encoding))
+
+
+def _say_imports(recipe: Path, settings: Sequence[str], *names: str | None) -> None:
+    """Tell on standard error which code that is not polyfed's a recipe will import, before it is read any further.
+
+    names: of methods that are asked for beside it.
+    """
+    from polyfed.recipe import code_named
+
+    for line in code_named(recipe, settings, [name for name in names if name is not None]):
+        print(line, file=sys.stderr)
 
 
 def _width(most: int = 120) -> int:

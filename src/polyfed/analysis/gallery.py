@@ -88,6 +88,7 @@ def analyse(
     figures: Sequence[str] | None = None,
     out: str | Path | None = None,
     choices: Choices | None = None,
+    trust: bool = False,
 ) -> Analysis:
     """Draw figures of finished runs, each as PNG and SVG, with its numbers beside it as JSON and CSV.
 
@@ -97,6 +98,7 @@ def analyse(
         out: where to; by default ``analysis`` in the first path, and each run's own matrices in its own folder's
             ``analysis``, where the report page looks for them.
         choices: see `Choices`.
+        trust: whether code that the folders name ("package.module:name") may be imported, for cka, tsne and labels.
 
     Raises:
         RequestError: an unknown figure, one that these folders do not allow, a choice that no figure uses.
@@ -110,7 +112,7 @@ def analyse(
     chosen = list(dict.fromkeys(figures or _fitting(given)))
     choices = choices or Choices()
     _all_used(choices, chosen)
-    runs = _Runs(given, choices, chosen)
+    runs = _Runs(given, choices, chosen, trust)
     drawings, notes = [], []
     for name in chosen:
         try:
@@ -156,8 +158,8 @@ class _Runs:
     own: (run, file's name, content): matrices that belong to one run.
     """
 
-    def __init__(self, given: Sequence[Path], choices: Choices, chosen: Sequence[str]) -> None:
-        self.given, self.choices, self.chosen = given, choices, chosen
+    def __init__(self, given: Sequence[Path], choices: Choices, chosen: Sequence[str], trust: bool) -> None:
+        self.given, self.choices, self.chosen, self.trust = given, choices, chosen, trust
         self.own: list[tuple[RunRecord, str, Any]] = []
         self._found: list[RunRecord] | None = None
         self._looked: list[Looked] | None = None
@@ -165,7 +167,7 @@ class _Runs:
     @property
     def found(self) -> list[RunRecord]:
         if self._found is None:
-            self._found = find_runs(self.given)
+            self._found = find_runs(self.given, self.trust)
         return self._found
 
     def looked(self) -> list[Looked]:

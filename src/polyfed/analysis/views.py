@@ -74,13 +74,14 @@ def views(
     x: Tensor,
     keep: Callable[[str, Tensor], Kept],
     device: str = "cpu",
+    trust: bool = False,
 ) -> list[dict[str, Kept]]:
     """One pass of the inputs through each client's personal model, one model in memory at a time.
 
     Args:
         run: run folder. clients: whose models, in this order. x: (L, ...) inputs as stored.
         keep: (place, its outputs (L, D) in float32 on the CPU) -> what to keep of them.
-        device: where the networks compute.
+        device: where the networks compute. trust: whether code that the folder names may be imported.
 
     Returns:
         For each client: place -> what was kept.
@@ -90,7 +91,7 @@ def views(
     """
     found = []
     for who in clients:
-        outputs = _outputs(load_model(run, who.client, device), x)
+        outputs = _outputs(load_model(run, who.client, device, trust), x)
         for place, a_LD in outputs.items():
             if not bool(torch.isfinite(a_LD).all()):
                 raise RequestError(f"{run}: what client {who.client}'s network gives at '{place}' is not finite")

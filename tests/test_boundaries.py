@@ -270,6 +270,24 @@ def test_nothing_unpickles_or_evaluates(name: str) -> None:
     assert dangers(tree(name)) == []
 
 
+def callers(what: str) -> set[str]:
+    """The modules that call a function of this name."""
+    calls = ((name, node) for name in KNOWN for node in ast.walk(tree(name)) if isinstance(node, ast.Call))
+    return {name for name, call in calls if ast.unparse(call.func).rpartition(".")[2] == what}
+
+
+def test_code_that_a_text_names_is_imported_in_one_place() -> None:
+    """In `registry.imported`; readers of run folders ask `registry.check_trusted` before they come there."""
+    importing = callers("import_module")
+    fixed = {"polyfed", "polyfed.models.outside"}  # the face's own modules; timm, torchvision and transformers
+    constant = {"polyfed.data.partitioners", "polyfed.engine.history", "polyfed.privacy.perceptual"}
+    assert importing - fixed - constant == {"polyfed.registry"}
+    assert callers("imported") == {
+        *("polyfed.own_methods", "polyfed.models.zoo", "polyfed.models.outside", "polyfed.data.own_files"),
+    }
+    assert callers("check_trusted") == {"polyfed.recipe", "polyfed.prediction"}
+
+
 # The checks themselves, on a small house with every fault built in
 
 

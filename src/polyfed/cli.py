@@ -139,7 +139,9 @@ _STAGES = ("received", "after_local", "personal")
 _FIGURES = ("curves", "clients", "architectures", "sizes", "variants", "labels", "cka", "tsne", "sensitivity")
 _Trust = Annotated[
     bool,
-    typer.Option("--trust-code", help="Import the code that the folder names: only if it is yours, or you have read it."),
+    typer.Option(
+        "--trust-code", help="Import the code that the folder names: only if it is yours, or you have read it."
+    ),
 ]
 _Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 _Json = Annotated[bool, typer.Option("--json", help="For machines.")]

@@ -576,7 +576,6 @@ def _beside(path: Path) -> list[str]:
     return [str(path.parent.absolute()), str(Path.cwd())]
 
 
-
 def _read(path: Path) -> dict[str, Any]:
     try:
         return parse_toml(path.read_bytes())

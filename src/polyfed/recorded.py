@@ -22,6 +22,7 @@ from polyfed.errors import RequestError
 
 PARTS = ("result.json", "checkpoint", "rounds.jsonl", "models", "tensorboard", "recipe.toml")  # in order of removal
 ANALYSIS, ATTACK = "analysis", "attack"  # folders of what later commands make of a run
+COMMAND, SWEEP, DIARY = "compare.json", "sweep.json", "nodes.jsonl"  # of a comparison, a sweep, a deployment
 SUM_FILE = "index.json.sha256"  # beside models/index.json: its checksum, as `sha256sum --check` reads it
 
 _SEAL = re.compile(rb', "seal": "([0-9a-f]{64})"\}\Z')
@@ -94,12 +95,12 @@ def unseal(data: bytes, needed: bool = True) -> dict[str, Any]:
 def check_links(folder: Path) -> None:
     """Whether all that belongs to a run lies in its folder. To be asked before anything in it is read or written.
 
-    The folder itself may be a link: the user has named it.
+    folder: of a run, a comparison or a sweep; itself it may be a link, as the user has named it.
 
     Raises:
         RequestError: a part of it is a link, or neither a file nor a folder.
     """
-    waiting = [folder / name for name in (*PARTS, ANALYSIS, ATTACK)]
+    waiting = [folder / name for name in (*PARTS, ANALYSIS, ATTACK, COMMAND, SWEEP, DIARY)]
     while waiting:
         place = waiting.pop()
         try:
@@ -109,10 +110,10 @@ def check_links(folder: Path) -> None:
         except OSError:  # not there, or not to be read, which is told when it is
             continue
         if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
-            came = "a link" if stat.S_ISLNK(mode) else "neither"
+            came = "a link" if stat.S_ISLNK(mode) else "something else"
             raise RequestError(
-                f"expected files and folders in the run folder {folder}, came {came}: {place}, which is not followed; "
-                "put a copy of what you mean in its place"
+                f"expected files and folders in {folder}, came {came}: {place}, which is not followed; put a copy of what "
+                "you mean in its place"
             )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyfed.errors import RequestError
-from polyfed.recorded import ANALYSIS
+from polyfed.recorded import ANALYSIS, check_links
 from polyfed.registry import nearest
 from polyfed.report.clients import architectures, clients, sizes
 from polyfed.report.figures import axes_of, curve_drawings
@@ -124,6 +124,8 @@ def analyse(
     notes += [f"left out: {note}" for run in runs.found if not run.finished for note in run.notes]
     if not drawings:
         raise RequestError("; ".join(notes) or "nothing to draw")
+    if out is None:
+        check_links(given[0])
     place = given[0] / ANALYSIS if out is None else Path(out)
     files = [file for drawing in drawings for file in drawing.write(place)]
     return Analysis((*files, *(_keep_own(runs, place) if out is None else ())), tuple(notes))

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from polyfed.errors import RequestError
 from polyfed.functional.modes import evaluating
 from polyfed.prediction import ClientModel, load_model
-from polyfed.recorded import parse_json
+from polyfed.recorded import check_links, parse_json
 
 __all__ = ["Who", "clients_of", "common_places", "places_of", "spread", "views"]
 
@@ -41,8 +41,9 @@ def clients_of(run: str | Path) -> list[Who]:
     """Every client with a personal model in the folder, clients of one architecture side by side.
 
     Raises:
-        RequestError: no models there.
+        RequestError: no models there, or a link.
     """
+    check_links(Path(run))
     path = Path(run) / "models" / "index.json"
     try:
         index: Mapping[str, Mapping[str, Any]] = parse_json(path.read_bytes())

@@ -18,7 +18,7 @@ from polyfed.privacy.exposure import expose
 from polyfed.privacy.membership import ShadowData
 from polyfed.privacy.survey import Options, Survey, survey
 from polyfed.privacy.trials import Attack, Settings, carry_out
-from polyfed.recorded import ATTACK
+from polyfed.recorded import ATTACK, check_links
 from polyfed.report.folders import RunRecord, find_runs
 from polyfed.report.style import save
 from polyfed.report.writing import make_folder, write_whole
@@ -70,6 +70,7 @@ def attack(
         raise RequestError(f"--images: expected at least 1, came {images}")
     if noise is not None and (not noise or not all(0 <= level < math.inf for level in noise)):
         raise RequestError(f"--noise: expected levels of at least 0, came {list(noise)}")
+    check_links(Path(run))
     folder = Path(run) / ATTACK if out is None else Path(out)
     _check_place(folder, force, FILES, "an attack")
     exposure = expose(run, client, images, noise, sources, device, trust)
@@ -119,6 +120,7 @@ def report(
     if not records:
         raise RequestError(f"expected folders of finished runs, came {', '.join(map(str, paths))}")
     above = Path(os.path.commonpath([record.path.absolute() for record in records]))
+    check_links(above)
     folder = above / ATTACK if out is None else Path(out)
     _check_place(folder, force, REPORT_FILES, "a report of leakage")
     found = [survey(record, options, say) for record in records]

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from polyfed.errors import RequestError
-from polyfed.recorded import parse_json
+from polyfed.recorded import COMMAND, check_links, parse_json
 from polyfed.report.folders import RunRecord, find_runs
 from polyfed.report.formats import Section, markdown_body
 from polyfed.report.statistics import Target
@@ -21,7 +21,6 @@ from polyfed.report.writing import write_whole
 
 __all__ = ["COMMAND", "made", "results_page", "write_command", "write_results"]
 
-COMMAND = "compare.json"
 _HEAD = """# Results
 
 Generated from run folders by `polyfed report RUNS... --results {name}`; do not edit. What the figures are is
@@ -42,7 +41,12 @@ def write_command(folder: Path, command: str, ran: bool) -> Path:
 
 
 def made(folder: Path) -> dict[str, str]:
-    """What ``compare.json`` tells; nothing where there is none."""
+    """What ``compare.json`` tells; nothing where there is none.
+
+    Raises:
+        RequestError: it cannot be read, or is a link.
+    """
+    check_links(folder)
     try:
         found = parse_json((folder / COMMAND).read_bytes())
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A run folder runs nothing that it names, whoever reads it; what a recipe names is said before it is imported."""
+"""A run folder runs nothing that it names and leads nowhere, whoever reads it; a recipe's code is said beforehand."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import inspect
 import json
+import os
 import pkgutil
 import shutil
 import subprocess
@@ -313,7 +314,7 @@ def test_no_function_runs_what_a_run_folder_names(name: str, hostile: Path) -> N
 def test_a_trusted_folder_is_read_with_its_code(clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "evil.py").write_text(
         "import pathlib\npathlib.Path(__file__).with_name('PWNED').touch()\n"
-        "from polyfed.models.zoo import build\n\n\ndef net(in_shape, classes):\n    return build('digits-cnn1', in_shape, classes)\n"
+        "from polyfed.models.cnn import digits_cnn1 as net\n"
     )
     (tmp_path / "mine.toml").write_text(RECIPE.replace('"digits-cnn1", "digits-cnn2"', '"evil:net"'))
     run = pf.run(tmp_path / "mine.toml", out=tmp_path / "run")
@@ -386,7 +387,7 @@ def test_names_that_are_no_modules_are_not_imported(name: str, tmp_path: Path, m
         (tmp_path / file).write_text(EVIL)
     monkeypatch.syspath_prepend(tmp_path)
     assert not is_own(name)
-    with pytest.raises(RequestError, match="expected 'package.module:name'"):
+    with pytest.raises(RequestError, match=r"expected 'package\.module:name'"):
         registry.imported("model", name)
     assert not (tmp_path / "PWNED").exists()
 
@@ -405,6 +406,113 @@ def test_a_repository_of_the_hub_brings_no_code(monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(RequestError, match="unknown model 'hf:"):
         build(f"hf:{repository}", (3, 32, 32), 10)
     assert not (repository / "PWNED").exists()
+
+
+# links ------------------------------------------------------------------------------------------------------------
+
+
+def listing(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """What lies in a folder: when each was last changed, and what it holds."""
+    found = sorted(folder.rglob("*"))
+    return {str(p): (p.lstat().st_mtime_ns, p.read_bytes() if p.is_file() else b"") for p in found}
+
+
+@pytest.fixture
+def linked(clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Makes a run folder of which one part is a link to its copy in the folder "outside"."""
+    shutil.copytree(clean / "run", tmp_path / "run")
+    shutil.copy(clean / "mine.toml", tmp_path)
+    (tmp_path / "outside").mkdir()
+    np.save(tmp_path / "new.npy", np.zeros((1, 1, 8, 8), dtype=np.uint8))
+    monkeypatch.chdir(tmp_path)
+
+    def link(part: str) -> Path:
+        place = tmp_path / "run" / part
+        if place.exists():
+            place.rename(tmp_path / "outside" / place.name)
+        place.symlink_to(tmp_path / "outside" / place.name)
+        return tmp_path / "run"
+
+    return link
+
+
+PARTS = (
+    *("recipe.toml", "rounds.jsonl", "result.json", "models", "models/index.json", "models/index.json.sha256"),
+    *("models/client-000.safetensors", "checkpoint", "checkpoint/round-000001", "checkpoint/round-000001/index.json"),
+    *("analysis", "attack", "tensorboard", "nodes.jsonl", "compare.json"),  # which lead to nothing
+)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_no_part_of_a_run_folder_is_a_link(part: str, linked: Callable[[str], Path]) -> None:
+    run = linked(part)
+    settings = Recipe.load("mine.toml").to_dict()
+    before = listing(run.parent / "outside")
+    for read in (
+        lambda: find_runs(run.parent),
+        lambda: prediction.load_model(run, 0),
+        lambda: Recipe.of_run(run),
+        lambda: RunFolder(run).check(settings, True, False),
+        lambda: RunFolder(run).check(settings, False, True),
+        lambda: views.clients_of(run),
+        lambda: results.made(run),
+        lambda: sensitivity.read_sweep(run),
+    ):
+        with pytest.raises(RequestError, match=r"came a link: \S+, which is not followed; put a copy") as refused:
+            read()
+        assert f"{run / part}," in str(refused.value)
+        assert "\n" not in str(refused.value)
+    assert listing(run.parent / "outside") == before
+
+
+@pytest.mark.parametrize("part", ["models", "rounds.jsonl"])
+@pytest.mark.parametrize("command", READERS)
+def test_no_command_follows_a_link(
+    command: str, part: str, linked: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = linked(part)
+    if command == "compare":
+        run.rename("compared-run")
+        Path("compared/local").mkdir(parents=True)
+        Path("compared-run").rename("compared/local/seed-0")
+        run = Path("compared")
+    before = listing(Path("outside"))
+    words, _ = READERS[command]
+    status = cli.status([*command.split(), *map(str, words(run))])
+    said = capsys.readouterr().err
+    assert status == 2
+    assert len(said.splitlines()) == 1
+    assert "came a link" in said or command == "sweep"  # which expects a folder of many runs, and says so
+    assert listing(Path("outside")) == before
+
+
+def test_what_would_be_written_through_a_link_is_not(linked: Callable[[str], Path]) -> None:
+    """A link to a file that is not there yet: going on with the run would have made it."""
+    run = linked("rounds.jsonl")
+    (Path("outside") / "rounds.jsonl").unlink()
+    (run / "result.json").unlink()
+    for options in ({"resume": True}, {"force": True}):
+        with pytest.raises(RequestError, match="came a link"):
+            pf.run("mine.toml", out=run, **options)
+    assert not [*Path("outside").iterdir()]
+
+
+def test_neither_pipes_nor_devices_are_opened(linked: Callable[[str], Path]) -> None:
+    run = linked("attack")
+    (run / "attack").unlink()
+    (run / "recipe.toml").unlink()
+    os.mkfifo(run / "recipe.toml")
+    for read in (lambda: find_runs(run), lambda: Recipe.of_run(run)):
+        with pytest.raises(RequestError, match="came something else: "):
+            read()
+
+
+def test_the_folder_itself_may_be_a_link(clean: Path, tmp_path: Path) -> None:
+    """Its user has named it."""
+    (tmp_path / "latest").symlink_to(clean / "run")
+    assert find_runs(tmp_path / "latest")[0].finished
+    assert prediction.predict(tmp_path / "latest", 0, X).scores.shape == (1, 10)
+    assert Recipe.of_run(tmp_path / "latest").method.name == "fedgh"
 
 
 # recipes ------------------------------------------------------------------------------------------------------------

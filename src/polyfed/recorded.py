@@ -112,8 +112,8 @@ def check_links(folder: Path) -> None:
         if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
             came = "a link" if stat.S_ISLNK(mode) else "something else"
             raise RequestError(
-                f"expected files and folders in {folder}, came {came}: {place}, which is not followed; put a copy of what "
-                "you mean in its place"
+                f"expected files and folders in {folder}, came {came}: {place}, which is not followed; put a copy of "
+                "what you mean in its place"
             )
 
 

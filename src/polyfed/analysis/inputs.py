@@ -84,8 +84,8 @@ def dealt_as_in(run: RunRecord, data: Prepared | None = None) -> Federated:
     """The data of a finished run's clients, dealt again from its recipe.
 
     Raises:
-        RequestError: a recipe without data or of code that is not trusted, data that are not there, or a deal that is not
-            the run's.
+        RequestError: a recipe without data, or of code that is not trusted; data that are not there; or a deal that is
+            not the run's.
     """
     path = run.path / "recipe.toml"
     if not run.recipe.get("data", {}).get("name"):

@@ -23,7 +23,8 @@ MAX_FACE_LINES = 40
 
 # room -> what of polyfed its files may import, besides their own room
 MAY_IMPORT = {
-    "errors": set(),
+    "errors": {"escaping"},
+    "escaping": set(),
     "markup": {"palette"},
     "palette": set(),
     "recorded": {"errors"},
@@ -40,6 +41,7 @@ MAY_IMPORT = {
         "models",
         "functional",
         "errors",
+        "escaping",
         "markup",
         "recorded",
         "registry",

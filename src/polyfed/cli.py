@@ -24,6 +24,7 @@ from typer.core import TyperCommand
 
 from polyfed import completion
 from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError
+from polyfed.escaping import visible
 from polyfed.registry import nearest, texts
 from polyfed.stopping import exit_status, stops_on_signals
 
@@ -597,14 +598,14 @@ def predict(
         facts["unknown"] = list(found.unknown)
         print(form.dumps({**facts, "predictions": found.rows(probabilities)}, indent=2))
     elif not to_file:
-        print(found.to_csv(probabilities), end="")
+        _print(found.to_csv(probabilities).removesuffix("\n"))
     if found.accuracy is not None and not json:  # not among the rows, where there are rows
         told = f"accuracy {100 * found.accuracy:.2f} % of {len(found.names)} inputs with labels"
         print(told, file=sys.stdout if to_file else sys.stderr)
     if found.unknown:
         rows = ", ".join(found.unknown[:10]) + (", ..." if len(found.unknown) > 10 else "")
         count = f"{len(found.unknown)} of {len(found.names)} texts"
-        print(f"{count} have no word that the run knows: rows {rows}", file=sys.stderr)
+        _tell(f"{count} have no word that the run knows: rows {rows}")
     if to_file and not json:
         _print_files([out])
 
@@ -723,7 +724,7 @@ def leakage(
         out=out,
         force=force,
         trust=trust_code,
-        say=lambda line: print(line, file=sys.stderr),
+        say=_tell,
     )
     _print(to_text(found, _width()))
     _print_files(files)
@@ -954,10 +955,16 @@ def local(
 
 
 def _print(text: str) -> None:
-    """To standard output, in whatever encoding it has."""
+    """To standard output, in whatever encoding it has; control characters that came from elsewhere are written out."""
     encoding = sys.stdout.encoding or "utf-8"
+    text = visible(text)
     plain = text if "utf" in encoding.lower() else text.replace("±", "+/-").replace("─", "-")
     print(plain.encode(encoding, "replace").decode(encoding))
+
+
+def _tell(text: str) -> None:
+    """One line to standard error, likewise."""
+    print(visible(" ".join(text.split())), file=sys.stderr)
 
 
 def _say_imports(recipe: Path, settings: Sequence[str], *names: str | None) -> None:
@@ -968,7 +975,7 @@ def _say_imports(recipe: Path, settings: Sequence[str], *names: str | None) -> N
     from polyfed.recipe import code_named
 
     for line in code_named(recipe, settings, [name for name in names if name is not None]):
-        print(line, file=sys.stderr)
+        _tell(line)
 
 
 def _width(most: int = 120) -> int:
@@ -1089,7 +1096,7 @@ def _decimals(text: str, option: str) -> list[float]:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The program: runs a command and exits."""
-    warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", file=sys.stderr)
+    warnings.showwarning = lambda message, *_, **__: _tell(f"note: {message}")
     raise SystemExit(status(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -1139,7 +1146,7 @@ def _bare_profile(arguments: Sequence[str]) -> list[str]:
 
 def _said(text: str, code: int) -> int:
     with contextlib.suppress(OSError):  # a terminal that has gone
-        print(f"polyfed: {' '.join(text.split())}", file=sys.stderr)
+        _tell(f"polyfed: {text}")
     return code
 
 

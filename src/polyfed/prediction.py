@@ -6,11 +6,9 @@ of and in what form it takes its inputs. Neither the data set nor the recipe is 
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import functools
 import hashlib
-import io
 import json
 import math
 import os
@@ -38,6 +36,7 @@ from polyfed.data.inputs import Form, Inputs, numbered, read
 from polyfed.data.text import WORDS_FILE, Vocabulary, Words
 from polyfed.data.transforms import Prepare
 from polyfed.errors import RequestError, described
+from polyfed.escaping import csv_text
 from polyfed.models.zoo import build
 from polyfed.own_methods import method_class
 from polyfed.recorded import MODEL, SUM_FILE, check_links, check_shape, parse_json
@@ -127,11 +126,9 @@ class Predictions:
 
     def to_csv(self, probabilities: bool = False) -> str:
         """`rows` under a heading; probabilities with six decimals."""
-        rows, stream = self.rows(probabilities), io.StringIO()
-        writer = csv.DictWriter(stream, fieldnames=list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({k: f"{v:.6f}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
-        return stream.getvalue()
+        rows = self.rows(probabilities)
+        lines = [{k: f"{v:.6f}" if isinstance(v, float) else v for k, v in row.items()} for row in rows]
+        return csv_text(list(rows[0]), lines)
 
 
 def predict(

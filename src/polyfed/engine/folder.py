@@ -316,7 +316,8 @@ class RunFolder:
 
 
 def _remove(entry: Path) -> None:
-    shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
+    whole = entry.is_dir() and not entry.is_symlink()
+    shutil.rmtree(entry) if whole else entry.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from polyfed.core.architectures import Architectures
 from polyfed.core.networks import exported
 from polyfed.data.text import FIRST_WORD, PATTERN, Words
+from polyfed.escaping import markdown_text, visible
 from polyfed.models.adapt import Adapted
 from polyfed.models.outside import source
 
@@ -95,7 +96,7 @@ class Guide:
         else:
             who += " The method changed the network's shape; these are its tensors by name."
             lines = _by_name(file)
-        return "\n".join([f"## {name}\n", f"{who}\n", "```python", *lines, "```\n"])
+        return "\n".join([f"## {markdown_text(name)}\n", f"{who}\n", "```python", *lines, "```\n"])
 
     def _made(self, name: str) -> list[str]:
         """The lines that make the network without weights."""
@@ -123,7 +124,7 @@ def _said_of_outputs(class_names: Sequence[str]) -> str:
     """The line that turns outputs into classes, with the first ones' names."""
     shown = [f"{number}: {name}" for number, name in enumerate(class_names[:_SHOWN])]
     names = ", ".join([*shown, *(["..."] if len(class_names) > _SHOWN else [])])
-    return f"classes = outputs.argmax(dim=1)  # {' '.join(names.split())}"
+    return f"classes = outputs.argmax(dim=1)  # {visible(' '.join(names.split()))}"
 
 
 # inputs --------------------------------------------------------------------------------------------------------------

@@ -561,9 +561,10 @@ def code_named(path: str | Path, overrides: Sequence[str] = (), names: Sequence[
     run = settings.get("run")
     kept = list(texts(run.get("modules", []))) if isinstance(run, Mapping) else []
     beside = [*_beside(Path(path)), *kept]
-    asked = [value for _, value in map(parse_override, overrides)]
+    asked = [value for keys, value in map(parse_override, overrides) if keys[0] != "run"]
     modules = dict.fromkeys(name.partition(":")[0] for name in own_names([_building(settings), asked, list(names)]))
-    return [f"imports {module}, from {file_of(module, beside) or 'nowhere: there is none'}" for module in modules]
+    files = {module: file_of(module, beside) for module in modules}
+    return [f"imports {module}, from {file}" for module, file in files.items() if file is not None]
 
 
 def _building(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -135,7 +135,8 @@ def texts(settings: Any) -> Iterator[str]:
 def file_of(module: str, beside: Sequence[str]) -> str | None:
     """The file that a module would be imported from, as `imported` looks for it; None where there is none.
 
-    Neither it nor the packages around it are imported.
+    Neither it nor the packages around it are imported. Where a package has no such module, it is the package's file,
+    which Python runs before it knows.
     """
     package, *below = module.split(".")
     try:
@@ -146,10 +147,13 @@ def file_of(module: str, beside: Sequence[str]) -> str | None:
         spec = importlib.machinery.PathFinder.find_spec(package, list(beside))
     for name in below:
         inside = None if spec is None else spec.submodule_search_locations
-        if inside is None:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, list(inside))
-    return None if spec is None else spec.origin
+        found = None if inside is None else importlib.machinery.PathFinder.find_spec(name, list(inside))
+        if found is None:
+            break
+        spec = found
+    if spec is None:
+        return None
+    return spec.origin or next(iter(spec.submodule_search_locations or ()), None)  # a folder without __init__.py
 
 
 def folders_of(names: Iterable[str], beside: Sequence[str]) -> list[str]:

@@ -17,12 +17,14 @@ from polyfed.data.text import FIRST_WORD, PATTERN, Words
 from polyfed.escaping import markdown_text, visible
 from polyfed.models.adapt import Adapted
 from polyfed.models.outside import source
+from polyfed.registry import own_names
 
 _HEAD = """# The networks of this run
 
 Each `client-*.safetensors` holds a client's weights under the keys of the network's own class; `index.json` says what
 else belongs to it: the classes' names, the size of images, mean and standard deviation of its inputs. The lines below
-run in this folder. `polyfed predict RUN --client 0 DATA` does all of it.
+run in this folder. `polyfed predict RUN --client 0 DATA` does all of it, with `--trust-code` where the run is of a method
+or networks of your own.
 """
 _INPUTS = """## Inputs{whose}
 
@@ -92,7 +94,11 @@ class Guide:
             lines = _by_name(file)
         elif self._about[name]["zoo"]:
             who += " The method changed the network's shape, so polyfed makes it."
-            lines = ["from polyfed.prediction import load_model", f'model = load_model("..", {numbers[0]}).network']
+            about = self._about[name]
+            own = own_names([name, about["companion"], about["method"], about["knobs"]])
+            trust = ", trust=True" if own else ""  # code of one's own, which is to be read first
+            lines = ["from polyfed.prediction import load_model"]
+            lines.append(f'model = load_model("..", {numbers[0]}{trust}).network')
         else:
             who += " The method changed the network's shape; these are its tensors by name."
             lines = _by_name(file)

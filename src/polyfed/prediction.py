@@ -48,9 +48,10 @@ CHUNK = 128  # rows per forward pass
 _BUILDING = ("architecture", "companion", "method", "knobs")  # what of an entry of the index networks are made by
 _MOST = 2**24  # classes, words, or anything else that an entry of the index says how many there are of
 _LARGEST_INPUT = 2**28  # numbers of one input
+_WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
 _TYPES = {
     str(kind).removeprefix("torch."): kind
-    for kind in (torch.uint8, torch.int64, torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32)
+    for kind in (*_WHOLE, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 }
 
 

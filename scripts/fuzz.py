@@ -669,7 +669,15 @@ def use_message(place: Path) -> None:
 def facts() -> tuple[tuple[str, dict[str, Any]], ...]:
     """A letter's facts of each kind."""
     counts = {"confusion": [[1, 0], [2, 3]], "auc": None, "others": {}}
-    who = {"client": 0, "dataset": "digits", "train": 5, "validation": 0, "test": 1, "class_names": ["a", "b"]}
+    who = {
+        "client": 0,
+        "token": "0" * 64,
+        "dataset": "digits",
+        "train": 5,
+        "validation": 0,
+        "test": 1,
+        "class_names": ["a", "b"],
+    }
     who |= {"feature_names": [], "shape": [1, 8, 8], "dtype": "uint8", "mean": [0.5], "std": [0.5], "table": False}
     who |= {"words": 0, "architecture": "net", "feature_dim": 3, "head": {"weight": [2, 3]}, "linear": True}
     did = {"mark": "000001-00", "variant": "", "steps": 3, "samples": 5, "loss": 0.5, "bytes_up": 8, "sums": {}}
@@ -708,7 +716,7 @@ def use_facts(place: Path) -> None:
     if not isinstance(told, dict):
         return
     if kind == "score":
-        letters.score_read(told)
+        letters.score_read(told, 2, 6)
     else:
         letters.read({"task": letters.Task, "introduction": letters.Introduction, "report": letters.Report}[kind], told)
 

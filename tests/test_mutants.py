@@ -108,6 +108,7 @@ CAUGHT_BY = {
     broken.ForgetsWhatNobodySent: "any_subset",
     broken.UnknownStage: "declared",
     broken.NeedsNothing: "any_subset",
+    broken.SaysHalfOfWhatItSends: "uploads_have_their_form",
 }
 
 

@@ -1,7 +1,7 @@
 """The command line: reads words, calls `polyfed.session` and the like, prints, ends with the right exit status.
 
-Exit status: 0 done; 1 the run failed; 2 the request is wrong (one line on standard error); 130 interrupted by Ctrl-C,
-143 by SIGTERM, 129 by SIGHUP: 128 and the signal's number.
+Exit status: 0 done; 1 the run failed; 2 the request is wrong (one line on standard error); 3 nothing was learnt; 130
+interrupted by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP: 128 and the signal's number.
 Nothing heavy is imported before a command needs it.
 """
 
@@ -23,7 +23,7 @@ import typer.main
 from typer.core import TyperCommand
 
 from polyfed import completion
-from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError
+from polyfed.errors import Interrupted, NothingLearnt, PolyfedError, RequestError, RunError
 from polyfed.escaping import visible
 from polyfed.registry import nearest, texts
 from polyfed.stopping import exit_status, stops_on_signals
@@ -33,7 +33,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 app = typer.Typer(
     name="polyfed",
     help="Federated learning among clients whose neural networks differ.\n\n"
-    "An experiment is a recipe, a TOML file: see recipes/quickstart.toml.",
+    "An experiment is a recipe, a TOML file: see recipes/quickstart.toml.\n\n"
+    "Exit status: 0 done, 1 failed, 2 wrong request, 3 nothing was learnt, 130 interrupted (Ctrl-C).",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -200,6 +201,8 @@ def run(
 ) -> None:
     """Run a recipe.
 
+    Exit status 3: nothing was learnt, as the work of the clients was refused in every round.
+
     \b
     polyfed run recipes/quickstart.toml --method fedgh --seed 1
     polyfed run recipes/quickstart.toml --set data.clients=20 --out runs/twenty
@@ -221,6 +224,7 @@ def run(
     _print_profile(asked)
     if timings:
         _print_timings(done.result, done.history)
+    _end_learnt(done.result)
 
 
 @_command
@@ -248,7 +252,7 @@ def compare(
     """Run methods side by side.
 
     Prints and saves the table and the curves. What is done already is not run again; what was interrupted goes on, and
-    what is to have more rounds now.
+    what is to have more rounds now. Exit status 3: in a run nothing was learnt.
 
     \b
     polyfed compare recipes/quickstart.toml --methods fedavg,fedgh --seeds 0,1
@@ -296,7 +300,7 @@ def sweep(
     """Try all combinations of settings, choose by validation.
 
     Prints and saves the table and, for one or two settings, the figure; Local runs beside. What is done already is not
-    run again, what was interrupted goes on.
+    run again, what was interrupted goes on. Exit status 3: nothing was learnt with any of the settings.
 
     \b
     polyfed sweep recipes/quickstart.toml --set method.header_lr=0.01,0.1
@@ -912,6 +916,24 @@ def key(
 
 
 @_deploy_command
+def release(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, at the server.", show_default=False)],
+    client: Annotated[int, typer.Argument(min=0, metavar="CLIENT", help="The client's number.", show_default=False)],
+) -> None:
+    """Give a client's number to the next node that comes with it.
+
+    A number belongs to the node that came with it first, also after restarts. This is for a node that is replaced.
+
+    \b
+    polyfed deploy release runs/ours 2
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed.deploy.roster import release
+
+    owner = release(folder, client)
+    _print(f"client {client} belonged to the node that came as {owner.node}, and is free now; go on with resume=true")
+
+
+@_deploy_command
 def local(
     recipe: _RecipeFile,
     nodes: Annotated[
@@ -949,6 +971,7 @@ def local(
     _say_imports(recipe, settings or (), method)
     done = local(recipe, overrides=settings or (), progress=not quiet, **options)
     _print_run(done.result, done.path)
+    _end_learnt(done.result)
 
 
 # printing ---------------------------------------------------------------------------------------------------------
@@ -986,11 +1009,20 @@ def _width(most: int = 120) -> int:
 
 
 def _print_table(to_text: Callable[[Any, int], str], done: Any) -> None:
-    """The table of several runs and its files; what failed is an error, once the rest is shown."""
+    """The table of several runs and its files; what failed or learnt nothing is an error, once the rest is shown."""
     _print("no run was finished" if done.table is None else to_text(done.table, _width()))
     _print_files(done.files)
     if done.failures:
         raise RunError("; ".join(f"{title} failed: {reason}" for title, reason in done.failures.items()))
+    if done.unlearnt:
+        first = next(iter(done.unlearnt.values()))
+        raise NothingLearnt(f"{'; '.join(done.unlearnt)}: {first}")
+
+
+def _end_learnt(result: Mapping[str, Any]) -> None:
+    """An error for a run in which nothing was learnt, once the rest is shown."""
+    if result.get("nothing_learnt"):
+        raise NothingLearnt(result["nothing_learnt"])
 
 
 def _print_run(result: Mapping[str, Any], path: Path | None) -> None:

@@ -36,6 +36,15 @@ class RunError(PolyfedError):
     exit_status = 1
 
 
+class NothingLearnt(PolyfedError):
+    """Runs ended in which no client's work ever counted: the command line says so once their results are shown.
+
+    In Python such a run is returned, and its `result` has the line as "nothing_learnt".
+    """
+
+    exit_status = 3
+
+
 class Interrupted(PolyfedError):
     """The user stopped the run; a checkpoint of the last whole round has been written.
 

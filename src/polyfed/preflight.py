@@ -102,6 +102,7 @@ class Check:
         devices: where devices are simulated, one entry for each client: id, device, memory (bytes it has), needs (bytes
             that training takes), fits, and the seconds down, train and up of a later round.
         simulated_seconds: of the whole run, if all are asked in every round; None where no devices are simulated.
+        class_remarks: what is odd about the classes (`polyfed.data.classes.remarks`).
     """
 
     facts: Mapping[str, Any]
@@ -119,6 +120,7 @@ class Check:
     data_nbytes: int = 0
     devices: tuple[Mapping[str, Any], ...] = ()
     simulated_seconds: float | None = None
+    class_remarks: tuple[str, ...] = ()
 
     @property
     def peak(self) -> int:
@@ -164,7 +166,8 @@ class Check:
                 "",
                 *_named(self.facts["class_names"]),
                 *_shown_devices(self),
-                *_summed(self.clients, self.facts["classes"]),
+                *_summed(self.clients),
+                *_wrapped(self.class_remarks),
                 f"rows: {self.holdout} held out for the server, {self.unused} unused",
                 f"whole run, about: {human_seconds(self.seconds)}{workers} (scoring "
                 f"{human_seconds(self.seconds_scoring)}, the server {human_seconds(self.seconds_server)}); "
@@ -221,6 +224,7 @@ def measure(federation: Federation, unused: int = 0, holdout: int = 0, batches: 
         seconds_server=server,
         seconds_scoring=scoring,
         data_nbytes=_data_bytes(federation),
+        class_remarks=tuple(federation.class_remarks()),
         **_simulated(federation, mine),
     )
 
@@ -594,8 +598,8 @@ def _named(names: Sequence[str]) -> list[str]:
     return textwrap.wrap("classes: " + ", ".join(f"{k} {name}" for k, name in enumerate(names)), _WIDTH)
 
 
-def _summed(clients: Sequence[Mapping[str, Any]], classes: int) -> list[str]:
-    """Over all clients: how unequal they are, and which classes nobody trains on."""
+def _summed(clients: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Over all clients: how unequal they are."""
     ranges = [
         f"{what} {min(sizes)} to {max(sizes)}, median {statistics.median_low(sizes)}"
         for what, sizes in (
@@ -605,17 +609,20 @@ def _summed(clients: Sequence[Mapping[str, Any]], classes: int) -> list[str]:
         )
     ]
     lines = [f"a client has: {'; '.join(ranges)}"]
-    missing = [str(label) for label in range(classes) if not any(label in client["labels"] for client in clients)]
     alone = [str(client["id"]) for client in clients if len(client["labels"]) == 1]
     untested = [str(client["id"]) for client in clients if not client["test"]]
     for what, who in (
-        ("classes that nobody trains on", missing),
         ("clients with one class only", alone),
         ("clients without test rows, which are not scored", untested),
     ):
         if who:
-            lines += textwrap.wrap(f"{what} ({len(who)}): {', '.join(who)}", _WIDTH, subsequent_indent="  ")
+            lines += _wrapped([f"{what} ({len(who)}): {', '.join(who)}"])
     return lines
+
+
+def _wrapped(lines: Sequence[str]) -> list[str]:
+    """Long lines in several."""
+    return [part for line in lines for part in textwrap.wrap(line, _WIDTH, subsequent_indent="  ")]
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> list[str]:

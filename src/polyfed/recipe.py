@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import dataclasses
 import keyword
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -116,6 +117,13 @@ class Data(Settings):
     )
     subset: str | None = Field(None, description="hub: which configuration, where there are several")
     revision: str | None = Field(None, description="hub: branch, tag or commit; default: the newest")
+    class_names: Annotated[list[str], Field(min_length=1)] | None = Field(
+        None, description="all classes of the task, in order, of which the data have some or all; default: the data's"
+    )
+    mean: Annotated[list[float], Field(min_length=1)] | None = Field(
+        None, description="inputs are normalised by it: per channel, in 0..1, or per feature; default: the data's own"
+    )
+    std: Annotated[list[float], Field(min_length=1)] | None = Field(None, description="likewise, above 0; with mean")
     max_rows: Positive | None = Field(None, description="use the first rows only, of the training side")
     max_test_rows: Positive | None = Field(None, description="the same of the official test side")
     image_size: Positive | None = Field(None, description="resize images to so many pixels a side; default: as stored")
@@ -182,6 +190,14 @@ class Data(Settings):
             raise ValueError(f"feature_columns expects a name 'csv:PATH' or 'clients:PATH', came '{self.name}'")
         if self.name.startswith(_BY_CLIENT) and (self.max_rows or self.max_test_rows):
             raise ValueError(f"max_rows would leave out whole clients of '{self.name}'; use max_train and max_test")
+        if self.class_names is not None and len({*self.class_names}) < len(self.class_names):
+            raise ValueError("class_names expects every name once, came one again")
+        if len(self.mean or ()) != len(self.std or ()):
+            raise ValueError("mean and std expect as many numbers each, came others")
+        if not all(math.isfinite(value) for value in [*(self.mean or ()), *(self.std or ())]):
+            raise ValueError("mean and std expect finite numbers, came others")
+        if not all(value > 0 for value in self.std or ()):
+            raise ValueError(f"std expects numbers above 0, came {self.std}")
         if self.public is not None and _same_inputs(self.public, self.name):
             raise ValueError(
                 f"public expects another data set than name, came '{self.public}' for both; rows of the same one that "

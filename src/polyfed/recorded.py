@@ -143,6 +143,7 @@ class _Whole:
 
 
 _NUMBER = "a number"  # no larger than tables can show
+_LOSS = "a loss"  # a number of any size, as training may diverge
 _SCORES: dict[str, Any] = {
     "accuracy_by_predictor": _Maybe(_Each(_Each(_Each(_NUMBER)))),
     "accuracy_per_client": _Maybe([_Maybe(_NUMBER)]),
@@ -170,7 +171,7 @@ RECORD: dict[str, Any] = {
     "arrived": [_Whole({"client": int, "from": int})],
     "discarded": [_Whole({"client": int, "from": int})],
     "bytes_by_client": _Each(_Whole({"up": int, "down": int})),
-    "train_loss": _Maybe(_NUMBER),
+    "train_loss": _Maybe(_LOSS),
     "refused": [_Whole({"client": int, "reason": str})],
     "sums": dict,
     "server": dict,
@@ -215,6 +216,7 @@ RESULT: dict[str, Any] = {
     "models_of_round": int,
     "closed": bool,
     "refused": int,
+    "nothing_learnt": _Maybe(str),
     "samples_per_second": _Maybe(_NUMBER),
     "versions": _Each(str),
 }
@@ -254,9 +256,10 @@ def check_shape(value: Any, shape: Any, place: str = "") -> None:
     if isinstance(shape, _Maybe):
         if value is not None:
             check_shape(value, shape.shape, place)
-    elif shape == _NUMBER:
+    elif shape in (_NUMBER, _LOSS):
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        _expect(number and not abs(value) >= 2**63, _NUMBER, value, place)  # NaN passes, as older runs have some
+        small = number and (not abs(value) >= 2**63 or (shape == _LOSS and isinstance(value, float)))
+        _expect(small, _NUMBER, value, place)  # NaN passes, as older runs have some
     elif isinstance(shape, type):
         odd = isinstance(value, bool) is not (shape is bool) or (isinstance(value, int) and abs(value) >= 2**63)
         _expect(isinstance(value, shape) and not odd, _NAMES[shape], value, place)

@@ -23,6 +23,7 @@ from polyfed.data.federate import federate as deal
 from polyfed.data.partition import Partition, whole
 from polyfed.data.public import public_inputs
 from polyfed.data.samples import Samples
+from polyfed.data.source import told
 from polyfed.data.sources import Source, load
 from polyfed.data.transforms import Prepare, resized
 from polyfed.engine.arguments import list_of
@@ -36,7 +37,7 @@ from polyfed.preflight import Check, measure
 from polyfed.recipe import Recipe
 from polyfed.registry import MODELS, TRACKERS
 from polyfed.report.figures import Series, axes_of, curves, series
-from polyfed.report.folders import find_runs
+from polyfed.report.folders import RunRecord, find_runs
 from polyfed.report.formats import to_html
 from polyfed.report.grouping import group_runs
 from polyfed.report.page import write_page
@@ -75,7 +76,7 @@ class Prepared:
             "image_size": data.image_size,
             "beside": recipe.beside,
         }
-        key = (data.name, data.root, options, *rows)
+        key = (data.name, data.root, options, data.class_names, data.mean, data.std, *rows)
         if self._source is None or self._source[0] != key:
             whole = load(data.name, data.root, **options)
             if data.max_test_rows is not None and whole.test is None:
@@ -83,7 +84,8 @@ class Prepared:
             cut = whole.first(data.max_rows, data.max_test_rows)
             train = resized(cut.train, data.image_size)
             test = None if cut.test is None else resized(cut.test, data.image_size)
-            self._source = (key, replace(cut, train=train, test=test))
+            as_told = told(replace(cut, train=train, test=test), data.class_names, data.mean, data.std)
+            self._source = (key, as_told)
         return self._source[1]
 
     def dealt(self, recipe: Recipe) -> Federated:
@@ -375,6 +377,7 @@ class Comparison:
     """What `compare` leaves behind; in a notebook its tables and curves.
 
     failures: ``"fedin, seed 0"`` -> why; files: tables and curves in `folder`; lines: the curves of each of the tables.
+    unlearnt: ``"fedin, seed 0"`` -> the line on a run in which nothing was learnt.
     """
 
     folder: Path
@@ -382,6 +385,7 @@ class Comparison:
     files: tuple[Path, ...] = ()
     failures: Mapping[str, str] = field(default_factory=dict)
     lines: tuple[tuple[Line, ...], ...] = ()
+    unlearnt: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return "no run was finished" if self.table is None else to_text(self.table)
@@ -566,7 +570,14 @@ def _summed_up(
     files = [*write(table, folder), *drawn, write_page(runs, table, folder)]
     groups, _ = group_runs(runs)
     lines = tuple(tuple(_line(one) for one in series(group)) for group in groups)
-    return Comparison(folder, table, tuple(files), dict(failures), lines)
+    return Comparison(folder, table, tuple(files), dict(failures), lines, unlearnt_of(members, runs))
+
+
+def unlearnt_of(members: Sequence[Member], runs: Sequence[RunRecord]) -> dict[str, str]:
+    """``"fedin, seed 0"`` -> the line on a run in which nothing was learnt."""
+    told = {run.path.resolve(): run.result.get("nothing_learnt") for run in runs if run.finished}
+    found = {member.title: told.get(member.folder.resolve()) for member in members}
+    return {title: line for title, line in found.items() if line}
 
 
 def _line(curve: Series) -> Line:

@@ -35,12 +35,16 @@ _TOKEN = re.compile(r""" "(?:\\.|[^"\\])*" | '[^']*' | . """, re.VERBOSE | re.DO
 
 @dataclass(frozen=True)
 class Sweep:
-    """What `sweep` leaves behind. failures: ``"lr=0.1, seed 0"`` -> why; files: table and figure in `folder`."""
+    """What `sweep` leaves behind. failures: ``"lr=0.1, seed 0"`` -> why; files: table and figure in `folder`.
+
+    unlearnt: likewise, the line on each run, where nothing was learnt with any of the settings.
+    """
 
     folder: Path
     table: SweepTable | None
     files: tuple[Path, ...] = ()
     failures: Mapping[str, str] = field(default_factory=dict)
+    unlearnt: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def chosen(self) -> SweepRow | None:
@@ -168,7 +172,14 @@ def sweep(
     ]
     table = tabulate(swept, cells, [f"{title} failed: {reason}" for title, reason in failures.items()])
     files = () if table is None else (*write(table, folder), *draw(table, folder))
-    return Sweep(folder, table, files, failures)
+    return Sweep(folder, table, files, failures, _unlearnt(points, runs))
+
+
+def _unlearnt(points: Sequence[_Point], runs: Mapping[str, Sequence[RunRecord]]) -> dict[str, str]:
+    """``"lr=1e6, seed 0"`` -> the line on a run that learnt nothing; empty if any run, with any settings, did."""
+    every = {f"{point.name}, seed {run.seed}": run.result for point in points for run in runs[point.slug]}
+    told = {title: str(result["nothing_learnt"]) for title, result in every.items() if result.get("nothing_learnt")}
+    return told if len(told) == len(every) else {}
 
 
 # the grid -----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from polyfed.core.method import Method, Trained
 from polyfed.core.server import Server
 from polyfed.core.settings import Defence
 from polyfed.errors import RequestError
-from polyfed.methods import FedFomo, FedHeNN, Local
+from polyfed.methods import FedFomo, FedGH, FedHeNN, Local
 from polyfed.registry import METHODS
 
 NOWHERE = cast(Server, None)
@@ -219,6 +219,52 @@ def test_the_share_is_that_of_clients_left_out() -> None:
     assert [len(held("krum", uploads, down, share=share)[1]["left_out"]) for share in (0.1, 0.2, 0.45)] == [1, 2, 4]
     one, other = (held("trimmed", uploads, down, share=share)[0] for share in (0.1, 0.4))
     assert not torch.equal(one[0]["model"]["w"], other[0]["model"]["w"])
+
+
+class Draws:
+    """A server's part of what buckets ask for."""
+
+    exchange = "train"
+
+    def generator(self, *purpose: str) -> torch.Generator:
+        return torch.Generator().manual_seed(7)
+
+
+def test_buckets_are_means_of_two_and_the_rule_is_told_of_them() -> None:
+    uploads = models(7, BASE)
+    found = {}
+    for rule in ("median", "trimmed"):
+        settings = Defence(rule=rule, bucket=2, share=0.2)  # type: ignore[arg-type]
+        method = Sends(_all_sent(7))
+        found[rule] = defended(settings, method, cast(Server, Draws()), uploads, Watch())
+    order = torch.randperm(7, generator=Draws().generator()).tolist()
+    came = np.stack([cast(Any, uploads[i]["model"])["w"].numpy().astype(np.float64) for i in order])
+    means = np.stack([came[0:2].mean(0), came[2:4].mean(0), came[4:6].mean(0), came[6]])
+    first: Any = {rule: messages[0]["model"] for rule, messages in found.items()}
+    np.testing.assert_allclose(first["median"]["w"], np.median(means, axis=0), atol=1e-6)
+    np.testing.assert_allclose(first["trimmed"]["w"], np.sort(means, axis=0)[1:3].mean(0), atol=1e-6)
+    assert all(torch.equal(cast(Any, m["model"])["w"], first["median"]["w"]) for m in found["median"].values())
+
+
+def test_no_buckets_where_fewer_than_three_would_be_left() -> None:
+    uploads, method = models(4, BASE), Sends(_all_sent(4))
+    plain = defended(Defence(rule="median"), method, NOWHERE, uploads, Watch())
+    held_ = defended(Defence(rule="median", bucket=2), method, cast(Server, Draws()), uploads, Watch())
+    assert torch.equal(cast(Any, plain[0]["model"])["w"], cast(Any, held_[0]["model"])["w"])
+
+
+def test_equal_clients_in_buckets_are_their_own_centre() -> None:
+    same = {i: models(1, BASE)[0] for i in range(6)}
+    found = defended(Defence(rule="geometric", bucket=2), Sends(_all_sent(6)), cast(Server, Draws()), same, Watch())
+    assert torch.equal(cast(Any, found[3]["model"])["w"], cast(Any, same[0]["model"])["w"])
+
+
+def test_features_that_are_not_aligned_are_not_held_number_by_number() -> None:
+    with pytest.raises(
+        RequestError, match="expected 'geometric', 'krum' or 'clip' for fedgh, came 'trimmed', which goes"
+    ):
+        check_defence(FedGH(), Defence(rule="trimmed"))
+    check_defence(FedGH(), Defence(rule="geometric"))
 
 
 def test_a_size_above_the_bound_is_an_objection() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from polyfed.core.client import Client
-from polyfed.core.hostile import attacked, drawn, enlist
+from polyfed.core.hostile import Kind, attacked, colluded, drawn, enlist
 from polyfed.core.method import Method
 from polyfed.core.settings import Hostile
 from polyfed.errors import RequestError
@@ -84,3 +85,46 @@ def test_changes_are_negated_and_scaled_and_other_floats_negated() -> None:
     assert found["kernel"]["scale"].tolist() == [0.5, 1.0]
     assert (found["labels"].tolist(), int(found["n"]), float(found["a"])) == ([3], 7, 0.5)
     assert cast(Any, message)["model"]["0.weight"].tolist() == [1.5, -3.0]
+
+
+def test_all_kinds_are_drawn_apart() -> None:
+    found = drawn(Hostile(label_flip=0.2, sign_flip=0.1, inner_product=0.3, alie=0.1), 10, 4)
+    assert sorted(found.values()) == sorted(["label_flip"] * 2 + ["sign_flip"] + ["inner_product"] * 3 + ["alie"])
+    assert len(found) == 7
+    enlist(made := client(sign_flip=0.1), "alie", Hostile(alie=0.1))
+    assert made.data.train.y.tolist() == [0, 1, 3, 3, 2], "these train as everybody does"
+
+
+def noise(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("kind", ["inner_product", "alie"])
+def test_who_knows_the_others_sends_what_numpy_makes_of_them(kind: Kind) -> None:
+    start = noise(3, 2, seed=99)
+    sent: dict[int, Any] = {i: {"model": {"w": start, "bn.running_var": torch.ones(2)}} for i in range(5)}
+    labels = {0: [0, 1], 1: [1, 2], 2: [0, 1], 3: [1, 2], 4: [0, 3]}
+    uploads: dict[int, Any] = {
+        i: {
+            "model": {"w": start + noise(3, 2, seed=i), "bn.running_var": torch.full((2,), 1.0 + i)},
+            "labels": torch.tensor(labels[i]),
+            "means": noise(2, 4, seed=10 + i),
+            "n": torch.tensor(5),
+        }
+        for i in range(5)
+    }
+    liars: dict[int, Kind] = {3: "sign_flip", 4: kind}
+
+    def lie(*honest: torch.Tensor) -> Any:
+        vectors = np.stack([h.numpy().astype(np.float64) for h in honest])
+        return -0.5 * vectors.mean(0) if kind == "inner_product" else vectors.mean(0) - 0.5 * vectors.std(0)
+
+    found: Any = colluded(liars, 0.5, Sends(), uploads, sent)
+    change = lie(*(uploads[i]["model"]["w"] - start for i in (0, 1, 2)))
+    np.testing.assert_allclose(found[4]["model"]["w"] - start, change, atol=1e-6)
+    np.testing.assert_allclose(found[4]["means"][0], lie(uploads[0]["means"][0], uploads[2]["means"][0]), atol=1e-6)
+    assert torch.equal(found[4]["means"][1], uploads[4]["means"][1]), "no honest client has class 3"
+    assert torch.equal(found[4]["model"]["bn.running_var"], uploads[4]["model"]["bn.running_var"])
+    assert all(found[i] is uploads[i] for i in range(4))
+    assert not torch.equal(found[4]["means"][0], uploads[4]["means"][0]), "and what came is not written into"
+    assert colluded({3: "sign_flip"}, 0.5, Sends(), uploads, sent) is uploads

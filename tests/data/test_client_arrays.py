@@ -109,7 +109,7 @@ def test_images_are_resized(tmp_path: Path) -> None:
         (np.zeros((3, 1, 4, 4), np.uint8), np.zeros(3, np.int64), "came 1 x 4 x 4 of '3'"),
         (np.full((3, 4), np.nan, np.float32), np.zeros(3, np.int64), "came NaN or infinite values"),
         (np.zeros((3, 4), np.float32), np.zeros(3), "whole-number training labels in"),
-        (np.zeros((3, 4), np.float32), np.array([0, -1, 0]), "expected labels in 0..0 in"),
+        (np.zeros((3, 4), np.float32), np.array([0, -1, 0]), "expected training labels from 0 on in"),
         (np.zeros((3, 4), np.int64), np.zeros(3, np.int64), "expected uint8 or float training inputs"),
         (np.array([([1], 1), ([2, 3], 2)], dtype=object), np.zeros(2, np.int64), "(texts as lists of ids?) for x"),
     ],

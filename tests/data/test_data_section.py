@@ -112,6 +112,29 @@ def test_wrong_keys_are_one_line(data: dict[str, Any], said: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+CIFAR_LABELS = """
+import torch
+
+def rows():
+    # 5000 training and 1000 test rows of each class, of one number each
+    sides = {"train": 50_000, "test": 10_000}
+    return {side: (torch.arange(n).remainder(7).float()[:, None], torch.arange(n) % 10) for side, n in sides.items()}
+"""
+
+
+def test_three_strong_and_seven_weak_clients_share_all_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cifar_labels.py").write_text(CIFAR_LABELS)
+    monkeypatch.syspath_prepend(tmp_path)
+    path = ROOT / "recipes" / "fedhenn" / "strong-and-weak.toml"
+    dealt = Prepared().dealt(Recipe.load(path, ['data.name="cifar_labels:rows"']))
+    assert [len(client.train) for client in dealt.clients] == [1000] * 3 + [200] * 7
+    assert dealt.label_table[:3].min() > 70
+    assert dealt.label_table[3:].min() > 10
+    assert all(990 < len(client.test) < 1010 for client in dealt.clients)
+    assert all(90 < len(client.validation) < 110 for client in dealt.clients)
+    assert len(dealt.holdout) == 1000
+
+
 # docs/data.md --------------------------------------------------------------------------------------------------------
 
 

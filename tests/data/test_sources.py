@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from small_data import encode, some_images, write_parquet
 
 from polyfed.data import cache, images
 from polyfed.data.samples import Samples
+from polyfed.data.source import told
 from polyfed.data.sources import Source, channel_statistics, from_tensors, load
 from polyfed.errors import RequestError
 from polyfed.registry import DATASETS
@@ -443,3 +445,19 @@ def test_every_registered_source_has_the_common_signature() -> None:
         assert parameters[:3] == ["root", "image_column", "label_column"]
         more = [] if name == "digits" else ["train_splits", "columns"]
         assert parameters[3:] in (more, [*more, "words"])
+
+
+def test_what_is_told_of_a_source_stands_in_place_of_its_own() -> None:
+    """Rows keep their classes by name, under new numbers; inputs are normalised as is said."""
+    x = np.zeros((4, 1, 2, 2), dtype=np.uint8)
+    source = replace(from_tensors((x, [0, 1, 2, 1]), (x[:1], [2])), class_names=("a", "b", "c"))
+    other = told(source, ["c", "none", "b", "a"], [0.5], [0.25])
+    assert [other.class_names[label] for label in other.train.y.tolist()] == ["a", "b", "c", "b"]
+    assert other.test is not None
+    assert other.test.y.tolist() == [0]
+    assert (other.classes, other.mean, other.std) == (4, (0.5,), (0.25,))
+    assert told(source) is source
+    with pytest.raises(RequestError, match=r"data.class_names: expected 'c' of 'tensors' among them, which is missing"):
+        told(source, ["a", "b"])
+    with pytest.raises(RequestError, match=r"data.mean: expected 1 numbers for the inputs of 'tensors', came 2"):
+        told(source, None, [0.5, 0.5], [1.0, 1.0])

@@ -55,6 +55,7 @@ class Nearby:
 
     Attributes:
         fault: asked before a letter reaches its node. sent: all letters, with their nodes. away: nodes that are off.
+        last: what each node last answered.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Nearby:
         self.fault: Fault = lambda node, letter: None
         self.sent: list[tuple[int, Letter]] = []
         self.away: set[int] = set()
+        self.last: dict[int, Letter] = {}
         self._answers: dict[str, Answer] = {}
 
     def add(self, client: int, node: int | None = None, **config: Any) -> None:
@@ -90,6 +92,8 @@ class Nearby:
             answer = self.fault(node, letter) or self.ask(node, _travelled(letter))
             if answer != "silence":
                 self._answers[names[-1]] = answer if isinstance(answer, Trouble) else _travelled(answer)
+            if isinstance(answer, Letter):
+                self.last[node] = answer
         return names
 
     def ask(self, node: int, letter: Letter) -> Answer:

@@ -46,7 +46,7 @@ def _norms_of_round_1() -> list[float]:
 @pytest.mark.slow
 def test_a_node_that_sends_classes_of_its_own_making_is_refused(tmp_path: Path) -> None:
     """Labels that are no classes would fail in the server's hands; beside a rule they do not get there."""
-    recipe = recipe_of("fedgh", defence={"rule": "median"})
+    recipe = recipe_of("fedgh", defence={"rule": "geometric"})
     wire = Nearby(recipe, tmp_path)
 
     def fault(node: int, letter: Letter) -> Answer | None:

@@ -60,7 +60,7 @@ def test_header_and_content_must_agree() -> None:
 def test_a_score_survives() -> None:
     counts = torch.tensor([[3, 1], [0, 2]])
     score = Score(counts, 0.75, {"other": Score(counts.t().contiguous())})
-    came = score_read(score_told(score))
+    came = score_read(score_told(score), 2, 6, ["other"])
     assert torch.equal(came.confusion, counts)
     assert came.auc == 0.75
     assert torch.equal(came.others["other"].confusion, counts.t())
@@ -70,7 +70,7 @@ def test_a_score_survives() -> None:
 @pytest.mark.parametrize("told", [{}, {"confusion": [[1, 2]], "auc": None, "others": {}}, {"confusion": "x", "auc": 1}])
 def test_counts_that_are_none_are_one_line(told: dict[str, object]) -> None:
     with pytest.raises(RunError, match="expected the counts of a score"):
-        score_read(told)
+        score_read(told, 2, 3)
 
 
 def test_facts_are_checked() -> None:

@@ -217,18 +217,24 @@ def test_the_server_never_sees_a_network_of_a_nodes_own(
     ],
 )
 def test_who_needs_the_network_at_the_server_is_told(tmp_path: Path, method: str, options: Mapping[str, Any]) -> None:
-    recipe = recipe_of(method, **options)
+    """A line says so, and the others begin without it."""
+    recipe = recipe_of(method, **options, training={"rounds": 1})
     wire = Nearby(recipe, tmp_path, configs={1: {"architecture": OWN}})
-    with pytest.raises(RequestError, match=r"client 1 has the network .*own_network', which the server does not have"):
-        serve(recipe, wire, out=tmp_path / "out", deadline=5)
-    assert not (tmp_path / "out").exists()
+    run = serve(recipe, wire, out=tmp_path / "out", deadline=5, min_nodes=2)
+    assert run.history[0]["clients"] == [0, 2]
+    lines = [json.loads(line) for line in (tmp_path / "out" / DIARY).read_text().splitlines()]
+    away = [line["reason"] for line in lines if line["event"] == "turned away"]
+    assert len(away) == 1
+    assert "client 1 has the network" in away[0]
+    assert "own_network', which the server does not have" in away[0]
 
 
 def test_nodes_have_rows_of_their_own(tmp_path: Path) -> None:
     for client, classes in ((0, "ab"), (1, "bc")):
         rows = [f"{i * 0.1},{-i * 0.2},{classes[i % 2]}" for i in range(40)]
         (tmp_path / f"own-{client}.csv").write_text("one,two,label\n" + "\n".join(rows) + "\n")
-    recipe = recipe_of("fedgh", data={"clients": 2}, models={"architectures": ["mlp-64-32", "mlp-64-64-32"]})
+    data = {"clients": 2, "class_names": ["a", "b", "c"]}
+    recipe = recipe_of("fedgh", data=data, models={"architectures": ["mlp-64-32", "mlp-64-64-32"]})
     configs = {client: {"data": f"csv:{tmp_path}/own-{client}.csv"} for client in (0, 1)}
     wire = Nearby(recipe, tmp_path, (0, 1), configs)
     run = serve(recipe, wire, out=tmp_path / "out", deadline=5)
@@ -273,6 +279,43 @@ def test_the_noise_of_a_nodes_secret_is_its_own(tmp_path: Path, config: Mapping[
     secrets[0].write_bytes(known[::-1])
     other = serve(recipe, Nearby(recipe, tmp_path, configs={1: config}), out=tmp_path / "other", deadline=5)
     assert told(other.history) != told(run.history)
+
+
+def test_dp_sgd_draws_from_the_nodes_secret(tmp_path: Path) -> None:
+    """Two secrets give two models; the same secret gives the same once more. Nobody is sent it."""
+    privacy = {"sgd_clip": 1.0, "sgd_noise": 1.0}
+    recipe = recipe_of("fedavg", **ONE, training={"rounds": 1}, privacy=privacy, data={"clients": 1, "max_rows": 60})
+
+    def shared(out: str) -> dict[str, Tensor]:
+        wire = Nearby(recipe, tmp_path, (0,), {0: {"secret-noise": True, "share-model": True}})
+        serve(recipe, wire, out=tmp_path / out, deadline=5)
+        known = (tmp_path / "node-0" / "noise.secret").read_bytes()
+        assert not any(known in letter.body or known.hex() in repr(letter.facts) for _, letter in wire.sent)
+        return safetensors.torch.load_file(tmp_path / out / "models" / "client-000.safetensors")
+
+    first, again = shared("first"), shared("again")
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    (tmp_path / "node-0" / "noise.secret").write_bytes(bytes(32))
+    other = shared("other")
+    assert not any(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_where_rows_are_protected_their_mean_and_spread_are_not_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [f"{i * 0.1},{-i * 0.2},{'ab'[i % 2]}" for i in range(40)]
+    (tmp_path / "own.csv").write_text("one,two,label\n" + "\n".join(rows) + "\n")
+    settings: dict[str, Any] = {"models": {"architectures": ["mlp-64-32"]}, "privacy": {"clip": 1.0, "noise": 1.0}}
+    plain = recipe_of("fedavg", data={"clients": 1}, **settings)
+    own = f"csv:{tmp_path}/own.csv"
+    said = turned_away(plain, plain, tmp_path, monkeypatch, data=own)
+    assert "expected data.mean and data.std in the recipe, as with [privacy] mean and spread of client 0's own" in said
+    told_ = {"clients": 1, "mean": [1.0, -2.0], "std": [3.0, 4.0]}
+    recipe = recipe_of("fedavg", data=told_, training={"rounds": 1}, **settings)
+    wire = Nearby(recipe, tmp_path, (0,), {0: {"data": own}})
+    serve(recipe, wire, out=tmp_path / "out", deadline=5)
+    lines = [json.loads(line) for line in (tmp_path / "out" / DIARY).read_text().splitlines()]
+    assert (lines[1]["said"]["mean"], lines[1]["said"]["std"]) == ([1.0, -2.0], [3.0, 4.0])
 
 
 def test_a_node_with_rows_of_its_own_has_a_secret(tmp_path: Path) -> None:

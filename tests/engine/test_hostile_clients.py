@@ -18,7 +18,7 @@ from polyfed.core.server import Server
 from polyfed.core.settings import Availability, Defence, Evaluation, Hostile, Training
 from polyfed.engine.federation import Federation
 from polyfed.errors import Interrupted, RequestError
-from polyfed.methods import FedAvg, FedFomo, FedIN, FedProto, Local
+from polyfed.methods import FedAvg, FedFomo, FedIN, FedL2G, FedProto, Local
 from polyfed.recipe import Recipe
 from polyfed.registry import METHODS
 from polyfed.report.folders import find_runs
@@ -36,6 +36,10 @@ RULES = ("median", "trimmed", "geometric", "krum", "clip")
 ALL: dict[str, Any] = {
     "hostile": Hostile(sign_flip=0.1, label_flip=0.1, scale=2.0),
     "defence": Defence(rule="trimmed", share=0.3, max_norm=50.0),
+}
+COLLUDE: dict[str, Any] = {
+    "hostile": Hostile(inner_product=0.1, alie=0.1, scale=0.5),
+    "defence": Defence(rule="geometric", bucket=2, max_norm=50.0),
 }
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
 
@@ -149,10 +153,25 @@ def test_every_setting_of_it_bites() -> None:
 
 
 @pytest.mark.parametrize(
-    "method", [FedProto(), pytest.param(FedAvg(), marks=pytest.mark.slow)], ids=lambda method: method.name
+    "method", [FedL2G(), pytest.param(FedAvg(), marks=pytest.mark.slow)], ids=lambda method: method.name
 )
 def test_every_rule_bites_and_is_another_one(method: Method) -> None:
     ends = [everything(ran(method, defence=Defence(rule=rule, share=0.1))) for rule in ("none", *RULES)]  # type: ignore[arg-type]
+    for place, one in enumerate(ends):
+        assert all(difference(one, other) is not None for other in ends[place + 1 :])
+
+
+def test_buckets_and_those_who_know_the_others_bite() -> None:
+    world = among(FedAvg(), one=True)
+    tries: list[dict[str, Any]] = [
+        {},
+        {"hostile": Hostile(inner_product=0.1)},
+        {"hostile": Hostile(alie=0.1)},
+        {"hostile": Hostile(alie=0.1, scale=2.0)},
+        {"defence": Defence(rule="median")},
+        {"defence": Defence(rule="median", bucket=2)},
+    ]
+    ends = [everything(world.run(FedAvg(), TWO, **options)) for options in tries]
     for place, one in enumerate(ends):
         assert all(difference(one, other) is not None for other in ends[place + 1 :])
 
@@ -228,17 +247,19 @@ class Stops:
             raise KeyboardInterrupt
 
 
-def test_serial_pool_and_resumed_are_the_same_bits(tmp_path: Path) -> None:
-    straight = ran(FedAvg(), THREE, **ALL)
-    pool = ran(FedAvg(), THREE, **ALL, executor="pool", workers=2)
+@pytest.mark.parametrize("options", [ALL, COLLUDE], ids=["alone", "colluding"])
+def test_serial_pool_and_resumed_are_the_same_bits(tmp_path: Path, options: dict[str, Any]) -> None:
+    world = among(FedAvg(), one=options is COLLUDE)
+    straight = world.run(FedAvg(), THREE, **options)
+    pool = world.run(FedAvg(), THREE, **options, executor="pool", workers=2)
     with pytest.raises(Interrupted):
-        ran(FedAvg(), THREE, **ALL, out=tmp_path / "run", trackers=[Stops()])
-    resumed = among(FedAvg()).federation(FedAvg(), THREE, **ALL, out=tmp_path / "run")
+        world.run(FedAvg(), THREE, **options, out=tmp_path / "run", trackers=[Stops()])
+    resumed = world.federation(FedAvg(), THREE, **options, out=tmp_path / "run")
     resumed.run(resume=True)
     for other in (pool, resumed):
         assert difference(everything(straight), everything(other)) is None
         assert records(straight) == records(other)
-    unlike = among(FedAvg()).federation(FedAvg(), THREE, defence=ALL["defence"], out=tmp_path / "run")
+    unlike = world.federation(FedAvg(), THREE, defence=options["defence"], out=tmp_path / "run")
     with pytest.raises(RequestError, match="holds another recipe's run"):
         unlike.run(resume=True)
 
@@ -258,8 +279,8 @@ def test_every_method_is_held_or_says_why_not(name: str, rule: Any) -> None:
     try:
         made = kit.world().federation(kit.method, THREE, hostile=ALL["hostile"], defence=Defence(rule=rule))
     except RequestError:
-        assert kit.method.rigid
         assert rule != "none"
+        assert kit.method.rigid or (kit.method.unaligned and rule in ("median", "trimmed"))
         return
     made.run()
     assert not any(record["refused"] for record in made.history)
@@ -294,6 +315,8 @@ def test_a_recipe_asks_for_it() -> None:
         ("defence.rule=mean", "defence.rule: expected 'none', 'median', .*, came 'mean'"),
         ("defence.share=0.5", "defence.share: expected less than 0.5, came 0.5"),
         ("defence.max_norm=-1", "defence.max_norm: expected at least 0, came -1"),
+        ("defence.bucket=0", "defence.bucket: expected at least 1, came 0"),
+        ("defence.bucket=2", "defence: bucket is for rule median, trimmed, geometric; with 'none' expected 1, came 2"),
         ("defence.norm=1.0", "unknown key 'defence.norm'"),
         ("hostile.label_flip=1.5", "hostile.label_flip: expected at most 1, came 1.5"),
         ("hostile.scale=0", "hostile.scale: expected more than 0, came 0"),
@@ -309,6 +332,7 @@ def test_wrong_settings_are_one_line(override: str, line: str) -> None:
     ("method", "options", "line"),
     [
         (FedFomo(), {"defence": Defence(rule="median")}, "defence.rule: expected .* came fedfomo, which sends 'model'"),
+        (FedProto(), {"defence": Defence(rule="median")}, "defence.rule: expected 'geometric', .* came 'median'"),
         (FedAvg(), {"hostile": Hostile(label_flip=0.5, sign_flip=0.5)}, "hostile: expected at least one of the 6"),
     ],
 )
@@ -356,4 +380,6 @@ def test_the_page_names_every_method_as_it_is() -> None:
     for line in PAGE.partition("| method | rules |")[2].partition("\n\n")[0].splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         told |= {name: cells[1] for name in cells[0].split(", ") if name in METHODS}
-    assert told == {name: "no" if kind().rigid else "yes" for name, kind in METHODS.items()}
+    expected = {name: "no" if kind().rigid else "yes" for name, kind in METHODS.items()}
+    expected |= {name: "geometric, krum, clip" for name, kind in METHODS.items() if kind.unaligned}
+    assert told == expected

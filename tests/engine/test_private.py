@@ -15,10 +15,11 @@ from polyfed.core.client import Client
 from polyfed.core.method import Phase
 from polyfed.core.releases import Release
 from polyfed.core.settings import Privacy, Training
+from polyfed.engine import private
 from polyfed.engine.accountant import epsilon_of
 from polyfed.engine.federation import Federation
 from polyfed.engine.private import releases
-from polyfed.engine.training import by_chance
+from polyfed.engine.training import by_chance, train
 from polyfed.errors import Interrupted, RequestError
 from polyfed.methods import FedAvg, FedIN, FedProto, FedProx, FedSelect, Local
 from polyfed.models import build
@@ -39,6 +40,55 @@ def ran(method: Any = None, **options: Any) -> Federation:
     made = federation(method, **options)
     made.run()
     return made
+
+
+# draws by a secret ---------------------------------------------------------------------------------------------------
+
+
+def trained(secret: int | None, settings: Privacy, **options: Any) -> dict[str, torch.Tensor]:
+    """The weights of a client after one training by its secret."""
+    rows = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)) + options.get("shift", 0.0)
+    client = Client(nn.Linear(3, 2), (rows, torch.arange(40) % 2))
+    client.id, client.classes, client.seed, client.round = 0, 2, 5, options.get("round", 1)
+    client.privacy, client.training = settings, Training(batch_size=10)
+    client.secret = None if secret is None else secret.to_bytes(32, "little")
+    network = nn.Linear(3, 2)
+    nn.init.constant_(network.weight, options.get("start", 0.1))
+    nn.init.zeros_(network.bias)
+    client.bound = network
+    train(client, FedAvg(), {})
+    return {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
+
+
+def test_noise_and_batches_are_the_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one secret the same once more; with another, in another round, from other weights or rows, none of it."""
+    seen: list[Any] = []
+    plain = private.released
+    monkeypatch.setattr(
+        private, "released", lambda update, *rest: seen.append((update, plain(update, *rest))) or seen[-1][1]
+    )
+
+    def drawn(secret: int, **options: Any) -> torch.Tensor:
+        """The noise of the first steps."""
+        seen.clear()
+        trained(secret, Privacy(**NOISY), **options)
+        return torch.cat([(after["weight"] - before["weight"]).flatten() for before, after in seen])
+
+    first = drawn(1)
+    assert torch.equal(first, drawn(1))
+    assert float(first.std()) == pytest.approx(1.0, rel=0.5)
+    for other in (drawn(2), drawn(1, round=2), drawn(1, start=0.2), drawn(1, shift=1e-3)):
+        assert not torch.equal(first, other)
+        assert abs(float(torch.corrcoef(torch.stack([first, other]))[0, 1])) < 0.6
+
+
+def test_batches_made_by_chance_are_the_secrets() -> None:
+    """Without noise, and a bound that nothing reaches, it is the rows in the batches alone that differ."""
+    settings = Privacy(sgd_clip=1e6)
+    one, again, other, seeded = (trained(secret, settings)["weight"] for secret in (1, 1, 2, None))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    assert not torch.equal(one, seeded)
 
 
 # what is counted, and what is refused -----------------------------------------------------------------------------

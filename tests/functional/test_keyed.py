@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.functional.keyed import KeyedNormals
+from polyfed.functional.drift import released
+from polyfed.functional.keyed import KeyedNormals, KeyedUniforms
 
 
 def key(number: int) -> bytes:
@@ -31,12 +32,14 @@ def test_they_are_standard_normal() -> None:
 
 
 def test_against_numpy() -> None:
-    """Box and Muller's transform of SHAKE-256's bits, by hand."""
-    bits = hashlib.shake_256(key(7) + (1).to_bytes(8, "little")).digest(48)
+    """Box and Muller's transform of SHAKE-256's bits, four numbers of four pairs in each, by hand."""
+    bits = hashlib.shake_256(key(7) + (1).to_bytes(8, "little")).digest(20 * 8)
     uniform = ((np.frombuffer(bits, dtype="<u8") >> np.uint64(11)).astype(float) + 0.5) * 2.0**-53
-    radius, angle = np.sqrt(-2 * np.log(uniform[:3])), 2 * np.pi * uniform[3:]
-    expected = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
-    np.testing.assert_allclose(KeyedNormals(key(7))((5,)).numpy(), expected[:5], rtol=1e-6)
+    np.testing.assert_allclose(KeyedUniforms(key(7))((20,)).numpy(), uniform, rtol=0)
+    radius, angle = np.sqrt(-2 * np.log(uniform[:10])), 2 * np.pi * uniform[10:]
+    x, y = radius * np.cos(angle), radius * np.sin(angle)
+    expected = [(x[i] + x[i + 5] + y[(i - 1) % 5] + y[(i - 1) % 5 + 5]) / 2 for i in range(5)]
+    np.testing.assert_allclose(KeyedNormals(key(7))((5,)).numpy(), expected, rtol=1e-12)
 
 
 def test_a_key_is_a_stream() -> None:
@@ -47,4 +50,17 @@ def test_a_key_is_a_stream() -> None:
     assert not torch.equal(first, one((2, 50)))
     assert one((0, 3)).shape == (0, 3)
     assert one(()).shape == ()
-    assert first.dtype == torch.float32
+    assert first.dtype == torch.float64
+    alone = {float(KeyedNormals(key(number))((1,))) for number in range(50)}
+    assert len(alone) == 50
+
+
+def test_what_is_released_lies_on_a_grid() -> None:
+    """Whatever the noise was added to: of 0 and of 1 the same values can come out, to the last bit."""
+    for std in (0.7, 1.0, 3e-3):
+        for start in (0.0, 1.0, 1 / 3):
+            noisy = released({"w": torch.full((2000,), start)}, 0.0, std, KeyedNormals(key(1)))["w"].double()
+            step = 2.0 ** (math.floor(math.log2(std)) - 12)
+            assert torch.equal((noisy / step).round() * step, noisy)
+            assert float(noisy.mean()) == pytest.approx(start, abs=5 * std / 2000**0.5)
+            assert float(noisy.std()) == pytest.approx(std, rel=0.06)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mutants.sound import FML, Drift, FedProto, FedProx
 from polyfed.core import shared_model
 from polyfed.core.client import Client
+from polyfed.core.forms import Form, as_sent
 from polyfed.core.message import Message, State, group, tensor
 from polyfed.core.method import Batch, Context, Gradients, Needs, Trained, knobs
 from polyfed.core.networks import floats, split
@@ -443,3 +444,9 @@ class NeedsNothing(FedGH):
     @property
     def needs(self) -> Needs:
         return Needs()
+
+
+class SaysHalfOfWhatItSends(FedAvg):
+    """Its form has no number of samples, which its upload has: a server would refuse everybody."""
+
+    form: ClassVar[Form | None] = {"model": as_sent}

@@ -249,7 +249,9 @@ def test_the_result_in_words_comes_first(two_by_two: Path) -> None:
     )
 
 
-def test_every_column_and_stage_is_explained(two_by_two: Path) -> None:
+def test_every_column_and_stage_is_explained(make: Any, two_by_two: Path) -> None:
+    make("fedgh-2", "fedgh", 2, (0.5, 0.6, 0.65))  # so that there are intervals
+    make("local-2", "local", 2, (0.3, 0.4, 0.52))
     metrics = {"personal": {key: {"mean": 0.1 * n} for n, key in enumerate(("balanced_accuracy", "f1", "auc"), 1)}}
     rounds = {"metrics": metrics, "refused": 3, "simulated_seconds": 7.0, "accuracy_by_predictor": {}}
     rounds["accuracy_by_predictor"] = {"personal": {"head": {"mean": 0.33}}}

@@ -10,10 +10,10 @@ import scipy.stats
 
 from polyfed.errors import RequestError
 from polyfed.report.folders import RunRecord, find_runs
-from polyfed.report.statistics import Target, margin_of, paired, paper_bytes, reach, to_target
+from polyfed.report.statistics import Target, leader, margin_of, paired, paper_bytes, reach, to_target
 
 
-@pytest.mark.parametrize("values", [[0.5, 0.7], [0.61, 0.6, 0.64], [0.1, 0.2, 0.15, 0.3, 0.22]])
+@pytest.mark.parametrize("values", [[0.5, 0.7, 0.5], [0.61, 0.6, 0.64], [0.1, 0.2, 0.15, 0.3, 0.22]])
 def test_the_interval_is_scipys(values: list[float]) -> None:
     n, mean = len(values), sum(values) / len(values)
     std = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1))
@@ -27,11 +27,12 @@ def test_the_interval_of_three_by_the_printed_table() -> None:
     assert margin_of([1.0, 2.0, 3.0]) == pytest.approx(4.303 / math.sqrt(3), rel=1e-3)  # t(0.975, 2) = 4.303, s = 1
 
 
-def test_one_value_or_an_unknown_one_has_no_interval() -> None:
+def test_fewer_than_three_values_or_an_unknown_one_have_no_interval() -> None:
     assert margin_of([0.5]) is None
+    assert margin_of([0.5, 0.7]) is None
     assert margin_of([]) is None
-    assert margin_of([0.5, None]) is None
-    assert margin_of([0.5, 0.5]) == 0.0
+    assert margin_of([0.5, 0.6, None]) is None
+    assert margin_of([0.5, 0.5, 0.5]) == 0.0
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -48,6 +49,23 @@ def test_differences_are_paired_and_have_a_sign(sign: int) -> None:
     assert (found.mean - found.margin, found.mean + found.margin) == pytest.approx((low, high))
     unpaired = scipy.stats.ttest_ind([0.60, 0.70, 0.65], [0.50, 0.54, 0.60]).confidence_interval(0.95)
     assert unpaired.high - unpaired.low != pytest.approx(2 * found.margin)
+
+
+def by_seed(*values: float | None) -> dict[int, float | None]:
+    return dict(enumerate(values))
+
+
+def test_a_row_leads_where_its_difference_to_the_next_is_more_than_chance() -> None:
+    low, high = by_seed(0.5, 0.6, 0.7), by_seed(0.55, 0.66, 0.76)  # differences 0.05, 0.06, 0.06, whatever the seed
+    assert leader({"low": low, "high": high}) == "high"
+    assert leader({"low": low, "high": high, "lowest": by_seed(0.1, 0.1, 0.1)}) == "high"
+    assert leader({"low": low, "close": by_seed(0.6, 0.6, 0.7)}) is None  # 0.1, 0, 0: margin 0.14
+    assert leader({"low": low, "high": high, "near": by_seed(0.60, 0.60, 0.76)}) is None  # the next, not the lowest
+    assert leader({"low": low, "same": dict(low)}) is None
+    assert leader({"low": by_seed(0.5, 0.6), "high": by_seed(0.55, 0.66)}) is None  # two seeds
+    assert leader({"low": low, "unknown": by_seed(0.9, 0.9, None)}) is None  # nobody to compare with
+    assert leader({"low": low, "elsewhere": {7: 0.9, 8: 0.9, 9: 0.9}}) is None  # no seed in common
+    assert leader({}) is None
 
 
 def test_no_shared_seed_and_one_shared_seed() -> None:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from polyfed.errors import RequestError
 from polyfed.report.folders import find_runs
+from polyfed.report.formats import to_html
 from polyfed.report.tables import comparison, to_csv, to_json, to_latex, to_markdown, to_text, write
 
 
@@ -51,8 +53,7 @@ def test_the_caption_says_what_was_measured(two_by_two: Path) -> None:
 
 def test_text_shows_the_numbers_and_fits(two_by_two: Path) -> None:
     text = to_text(comparison(find_runs(two_by_two)))
-    line, intervals = [line for line in text.splitlines() if line.startswith("fedgh ")]
-    assert intervals.split()[:3] == ["fedgh", "[1.47,", "128.53]"]  # t(0.975, 1) = 12.706, s / sqrt(2) = 5
+    (line,) = [line for line in text.splitlines() if line.startswith("fedgh ")]  # two seeds: no intervals
     assert line.split() == [
         *("fedgh", "65.00", "±", "7.07", "+13.00", "±", "4.24", "10.00", "55.00", "55.00", "45.00"),
         *("3.0", "KiB", "6.0", "KiB", "4.5", "s"),
@@ -74,7 +75,9 @@ def test_long_names_wrap_within_a_hundred_columns(make: Any) -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80])
-def test_on_a_narrow_terminal_the_table_is_cut(two_by_two: Path, width: int) -> None:
+def test_on_a_narrow_terminal_the_table_is_cut(make: Any, two_by_two: Path, width: int) -> None:
+    make("fedgh-2", "fedgh", 2, (0.5, 0.6, 0.65), accuracy_best_by_validation=0.6)
+    make("local-2", "local", 2, (0.3, 0.4, 0.52))
     text = to_text(comparison(find_runs(two_by_two)), width, metrics=True)
     assert max(map(len, text.splitlines())) <= width
     blocks = [block for block in text.split("\n\n") if "---" in block]
@@ -86,43 +89,94 @@ def test_on_a_narrow_terminal_the_table_is_cut(two_by_two: Path, width: int) -> 
 
 
 def test_intervals_and_the_best_rival(make: Any) -> None:
-    values = {"local": (0.9, 0.95), "fedavg": (0.5, 0.6), "fedgh": (0.7, 0.6), "fedin": (0.6, 0.8)}
+    values = {"local": (0.9, 0.95, 1.0), "fedavg": (0.5, 0.6, 0.7), "fedgh": (0.7, 0.6, 0.65), "fedin": (0.6, 0.8, 0.7)}
     for method, each in values.items():
         for seed, accuracy in enumerate(each):
             make(f"{method}-{seed}", method, seed, (accuracy,), accuracy_best_by_validation=accuracy)
-    make("fedrep-0", "fedrep", 0, (0.99,))  # the highest, on one of the two seeds only
+    make("fedrep-0", "fedrep", 0, (0.99,))  # the highest, on one of the three seeds only
     (section,) = comparison(find_runs(make.root)).sections
     rows = {row.name: row for row in section.rows}
-    t = 12.706204736  # t(0.975, 1)
-    assert rows["fedin"].accuracy_margin == pytest.approx(t * 0.2 / 2)  # s = 0.2 / sqrt(2), over sqrt(2) seeds
-    assert rows["fedin"].accuracy_best_margin == pytest.approx(t * 0.2 / 2)
-    assert rows["fedin"].difference == pytest.approx(-0.225)  # of -0.3 and -0.15
-    assert rows["fedin"].difference_margin == pytest.approx(t * 0.15 / 2)
+    t = 4.302652730  # t(0.975, 2)
+    assert rows["fedin"].accuracy_margin == pytest.approx(t * 0.1 / 3**0.5)  # s = 0.1
+    assert rows["fedin"].accuracy_best_margin == pytest.approx(t * 0.1 / 3**0.5)
+    assert rows["fedin"].difference == pytest.approx(-0.25)  # of -0.3, -0.15 and -0.3
+    assert rows["fedin"].difference_margin == pytest.approx(t * 0.05)  # s = 0.15 / sqrt(3)
     assert {name: row.rival for name, row in rows.items()} == {
         "local": "", "fedavg": "fedin", "fedgh": "fedin", "fedin": "fedgh", "fedrep": "fedgh",
     }  # fmt: skip
     fedgh = rows["fedgh"].against_rival
-    assert (fedgh.mean, fedgh.seeds) == (pytest.approx(-0.05), (0, 1))  # of +0.1 and -0.2
-    assert fedgh.margin == pytest.approx(t * 0.3 / 2)
+    assert (fedgh.mean, fedgh.seeds) == (pytest.approx(-0.05), (0, 1, 2))  # of +0.1, -0.2 and -0.05
+    assert fedgh.margin == pytest.approx(t * 0.15 / 3**0.5)
     assert rows["fedin"].against_rival.mean == pytest.approx(0.05)
     assert rows["fedrep"].against_rival.margin is None
     text = to_markdown(comparison(find_runs(make.root)))
-    assert "| fedin | [-57.06, 197.06] | [-117.80, +72.80] | fedgh |" in text
+    assert "| fedin | [45.16, 94.84] | [-46.51, -3.49] | fedgh |" in text
+    assert "| local | [82.58, 100.00] | - |" in text  # 107.42 can be no accuracy
     found = json.loads(to_json(comparison(find_runs(make.root))))["tables"][0]["rows"]
     assert [row["against_rival"]["mean"] for row in found if row["name"] == "fedgh"] == [fedgh.mean]
 
 
-def test_the_best_is_bold(make: Any) -> None:
-    for name, accuracy in (("local", 0.5), ("fedavg", 0.70001), ("fedgh", 0.7), ("fedin", 0.6999)):
-        make(name, name, 0, (accuracy,))
+SEEN = {"local": (0.5, 0.4, 0.6), "fedavg": (0.70, 0.60, 0.80), "fedgh": (0.72, 0.62, 0.82)}  # +0.02 on every seed
+BOLD = "highest, and bold, as the 95 % interval of the difference to the next, paired by seed, leaves out zero: "
+
+
+def test_bold_is_what_leads_beyond_chance(make: Any) -> None:
+    for name, values in SEEN.items():
+        for seed, accuracy in enumerate(values):
+            make(f"{name}-{seed}", name, seed, (accuracy,), accuracy_best_by_validation=0.7 - 0.1 * seed)
     table = comparison(find_runs(make.root))
-    assert [line.split(" | ")[1] for line in to_markdown(table).splitlines() if line.startswith("| f")] == [
-        "**70.00**", "**70.00**", "69.99",
-    ]  # fmt: skip
-    assert to_latex(table).count(r"\textbf{70.00}") == 2
+    (section,) = table.sections
+    assert section.leaders == dict.fromkeys(("accuracy", "personal", "received"), "fedgh")
+    assert to_markdown(table).count("**72.00 ± 10.00**") == 1
+    assert to_latex(table).count(r"\textbf{72.00 $\pm$ 10.00}") == 1
+    assert re.findall(r"font-weight:bold[^>]*>([^<]+)<", to_html(table)).count("72.00 ± 10.00") == 2  # both tables
+    assert "70.00**" not in to_markdown(table)
     assert "*" not in to_text(table)
-    alone = comparison(find_runs(make.root / "fedgh"))
-    assert "**7" not in to_markdown(alone)
+    assert f"{BOLD}fedgh (accuracy, personal, received)" in section.notes
+    assert json.loads(to_json(table))["tables"][0]["leaders"] == section.leaders
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {name: found[:2] for name, found in SEEN.items()},
+        {name: found[:1] for name, found in SEEN.items()},
+        {**SEEN, "fedin": (0.70, 0.65, 0.82)},  # -0.02, 0.03, 0 to fedgh
+        {"fedgh": SEEN["fedgh"]},
+    ],
+    ids=["two seeds", "one seed", "not distinguishable", "alone"],
+)
+def test_nothing_is_bold_without_an_interval_that_supports_it(make: Any, values: dict[str, tuple[float, ...]]) -> None:
+    for name, found in values.items():
+        for seed, accuracy in enumerate(found):
+            make(f"{name}-{seed}", name, seed, (accuracy,))
+    table = comparison(find_runs(make.root))
+    (section,) = table.sections
+    assert section.leaders == {}
+    assert "**7" not in to_markdown(table)
+    assert "textbf" not in to_latex(table)
+    assert "highest" not in " ".join(section.notes)
+    if len(section.facts["seeds"]) == 2:
+        assert "two seeds: no interval is told, which takes three" in section.notes
+        assert "95 %" not in to_text(table) + to_markdown(table) + to_latex(table)
+
+
+def test_what_has_learnt_nothing_leads_nowhere(make: Any) -> None:
+    for name, values in SEEN.items():
+        for seed, accuracy in enumerate(values):
+            make(
+                f"{name}-{seed}",
+                name,
+                seed,
+                (accuracy,),
+                nothing_learnt="nothing was learnt" if name == "fedgh" else None,
+            )
+    (section,) = comparison(find_runs(make.root)).sections
+    assert section.leaders["accuracy"] == "fedavg"
+    assert section.finding.startswith("fedavg leads with 70.00 %")
+    assert section.finding.endswith(" Nothing was learnt by fedgh.")
+    assert [row.nothing_learnt for row in section.rows] == [0, 0, 3]
+    assert "fedgh: nothing was learnt" in section.notes
 
 
 def test_latex_means_what_it_says(make: Any) -> None:

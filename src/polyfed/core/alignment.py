@@ -14,6 +14,7 @@ from torch import Tensor
 
 from polyfed.core import passes, timings
 from polyfed.core.client import Client
+from polyfed.core.forms import NUMBER, SAMPLES, Entry, Form, Known, Members, own_network
 from polyfed.core.mean_kernel import MeanKernel
 from polyfed.core.message import Message, group, tensor
 from polyfed.core.method import Context, Exchange, Gradients
@@ -22,6 +23,27 @@ from polyfed.core.server import Server
 from polyfed.functional.modes import evaluating
 from polyfed.functional.precision import unpack
 from polyfed.functional.similarity import Similarity, distance
+
+
+def _representation(known: Known, name: str) -> Members:
+    """A_k on the RAD, as `functional.precision.pack` writes it."""
+    rows, types = len(tensor(known.server.state, "rad")), (torch.float32, torch.float16, torch.int8)
+    return Members({"values": (Entry((rows, "D"), types),), "scale": (Entry(), Entry(("D",)))}, whole=False)
+
+
+def _inputs(known: Known) -> int:
+    """How many of its inputs the client was asked for."""
+    return int(tensor(known.sent, "rad_asked")) if "rad_asked" in known.sent else 0
+
+
+FORM: Form = {
+    "model": own_network,
+    "n": SAMPLES,
+    "kernel": _representation,
+    "strength": NUMBER,
+    "rad": Entry(None, (torch.float32, torch.uint8, torch.int64), rows=_inputs),
+    "rad_draw": Entry((), (torch.int32,), 0, lambda known: known.server.round),
+}
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,8 @@ class Client:
         `receive` returned, while the client trains. training, privacy, compression: settings. public: data
         shared by all, if any. sign_flip: of a client that plays false (`core.hostile`), the factor of its negated
         changes of weights; 0: it does not. weights: the client's own weights by name, None until it first has any.
-        secret: 32 bytes that only it knows, for the noise on its uploads; None: that is drawn as everything is.
+        secret: 32 bytes that only it knows, by which noise on its uploads is drawn, and noise and batches of DP-SGD;
+        None: they are drawn as everything is.
     """
 
     def __init__(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from polyfed.core import shared_model
 from polyfed.core.architectures import Architectures, Builder, Companion, Precision
 from polyfed.core.client import Client
+from polyfed.core.forms import SAMPLES, Entry, Form, Known, Members, UpTo, as_sent
 from polyfed.core.message import Group, Message, group
 from polyfed.core.method import Context, Gradients, Method, Trained, knobs
 from polyfed.core.networks import floats, load
@@ -65,6 +66,17 @@ class Pair(nn.Module):
         return scores
 
 
+def in_low_rank(known: Known, name: str) -> Members:
+    """The companion's tensors as `functional.low_rank.encode` writes them, in its group of this name."""
+    found = {}
+    for key, tensor in held(known.server).items():
+        rows, columns = tensor.shape[:1].numel(), tensor.shape[1:].numel()
+        rank = UpTo(f"rank of {key}", min(rows, columns))
+        shapes = {"raw": tuple(tensor.shape), "left": (rows, rank), "scale": (rank,), "right": (rank, columns)}
+        found[key] = (Entry(shapes[name], (tensor.dtype,)),)
+    return Members(found, whole=False)
+
+
 # the companion is averaged -----------------------------------------------------------------------------------------
 
 
@@ -107,6 +119,7 @@ class Accompanied(Method):
     up: ClassVar[str] = "P_m + 1"
     states: ClassVar[str] = "client: own network; server: m"
     changes: ClassVar[tuple[str, ...]] = ("model",)
+    form: ClassVar[Form | None] = {"model": as_sent, "n": SAMPLES}
 
     shared: Annotated[str, Field(min_length=1)] = "smallest"  # the common network: "largest", or a model's name
     weighting: shared_model.Weighting = "samples"  # "uniform" counts every client once

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from polyfed.core import passes
 from polyfed.core.client import Client
+from polyfed.core.forms import Entry, Form, Known, Members, as_sent
 from polyfed.core.message import Group, Message, group
 from polyfed.core.method import Context
 from polyfed.core.networks import split
@@ -26,6 +27,16 @@ from polyfed.functional.noise import add_noise
 Mixing = Literal["mix", "one"]
 Releases = tuple[Release, ...]
 _PARTS = ("s_in", "s_out")
+
+
+def _pairs(known: Known, name: str) -> Members:
+    """As many pairs as are asked for, of a client with fewer rows all; how wide they are the pool will see."""
+    asked = getattr(known.method, "pairs", None) or known.server.training.batch_size
+    rows = min(asked, known.size("N"))
+    return Members({part: (Entry(None, (torch.float32, torch.float16), rows=rows),) for part in _PARTS})
+
+
+FORM: Form = {"model": as_sent, "features": _pairs}
 
 
 def sample(

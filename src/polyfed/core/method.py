@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from polyfed.core.architectures import Companion
 from polyfed.core.client import Client
 from polyfed.core.complaints import in_one_line, one_line
+from polyfed.core.forms import Form
 from polyfed.core.message import Message, flatten, nbytes
 from polyfed.core.networks import trainable
 from polyfed.core.releases import Release
@@ -184,6 +185,11 @@ class Method:
     # entries of an upload that mean the same, number by number, at every client (outputs on common inputs): a setting
     # that holds uploads to one another compares them (core/defence.py), as it does `changes` and rows by "labels"
     comparable: ClassVar[tuple[str, ...]] = ()
+    # what an upload may hold, by name (core/forms.py): a server refuses what is otherwise. None: it is not said
+    form: ClassVar[Form | None] = None
+    # entries with a row for each of "labels" that are features of the clients' own networks, of which a number means
+    # something else at every client: no rule that goes number by number is made for them
+    unaligned: ClassVar[tuple[str, ...]] = ()
     # True: where a client has no weights of its own, `receive` writes all of its network and reads nothing of it, so
     # that the engine need not draw (and for every evaluation draw again) a start that nobody sees
     starts_blank: ClassVar[bool] = False
@@ -201,8 +207,10 @@ class Method:
         return f"{type(self).__name__}({', '.join(told)})"
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Who writes a `receive` of its own says anew whether it `starts_blank`."""
+        """Who writes a `receive` says anew whether it `starts_blank`, who writes an `upload` what `form` it has."""
         super().__init_subclass__(**options)
+        if "upload" in vars(cls):
+            cls.form = vars(cls).get("form")
         if "receive" in vars(cls):
             cls.starts_blank = vars(cls).get("starts_blank", False)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from polyfed.core import by_class
 from polyfed.core.client import Client
+from polyfed.core.forms import COUNTS, LABELS, Form, rows_of
 from polyfed.core.message import Message, group, nbytes, tensor
 from polyfed.core.method import Batch, Context, Method, Needs, Trained, knobs
 from polyfed.core.passes import represent
@@ -30,6 +31,7 @@ class Prototypes(Method):
     """The client half. The server sends "labels" and "prototypes" (S, D), and further ones in the group "others"."""
 
     differs: ClassVar[str] = "anything before equally many features"
+    form: ClassVar[Form | None] = {"labels": LABELS, "prototypes": rows_of("D"), "counts": COUNTS}
 
     lambda_: Annotated[float, Field(ge=0)] = 1.0  # weight of the squared distance, mean over D; 0 is Local
     predictor: Literal["prototype", "head"] = "prototype"  # the nearest prototype's class, or the head's highest score

@@ -224,7 +224,10 @@ class Compression(Settings):
 
 
 class Defence(Settings):
-    """``[defence]``: what the server does about uploads that lead astray; off by default. See `core.defence`."""
+    """``[defence]``: what the server does about uploads that lead astray; all but `largest` off by default.
+
+    See `core.defence`.
+    """
 
     rule: Literal["none", "median", "trimmed", "geometric", "krum", "clip"] = Field(
         "none", description="what takes the place of clients' weights and class means, or whom it leaves out"
@@ -232,14 +235,33 @@ class Defence(Settings):
     share: Annotated[float, Field(gt=0, lt=0.5)] = Field(
         0.2, description="trimmed, krum: of the clients that are supposed to be hostile, rounded up"
     )
+    bucket: Positive = Field(
+        1, description="median, trimmed, geometric: the centre is that of means of so many clients each; 1: of clients"
+    )
     max_norm: Finite = Field(
         0.0, description="largest norm of an entry of an upload, of weights the change; above it is refused; 0: none"
     )
+    largest: Finite = Field(
+        1e6, description="largest magnitude of a number in an upload; above it is refused; 0: any that is finite"
+    )
 
     def _idle(self) -> set[str]:
-        takes_share = self.rule in ("trimmed", "krum")
-        idle = {"rule": self.rule == "none", "share": not takes_share, "max_norm": not self.max_norm}
+        idle = {
+            "rule": self.rule == "none",
+            "share": self.rule not in ("trimmed", "krum"),
+            "bucket": self.bucket == 1,
+            "max_norm": not self.max_norm,
+            "largest": self.largest == type(self).model_fields["largest"].default,
+        }
         return {key for key, off in idle.items() if off}
+
+    @model_validator(mode="after")
+    def _buckets_have_a_centre(self) -> Defence:
+        centres = ("median", "trimmed", "geometric")
+        if self.bucket > 1 and self.rule not in centres:
+            told = ", ".join(centres)
+            raise ValueError(f"bucket is for rule {told}; with '{self.rule}' expected 1, came {self.bucket}")
+        return self
 
 
 class Hostile(Settings):
@@ -247,12 +269,19 @@ class Hostile(Settings):
 
     label_flip: Share = Field(0.0, description="share of the clients, rounded up, that train on labels C - 1 - y")
     sign_flip: Share = Field(0.0, description="share of the clients, rounded up, that send the opposite")
+    inner_product: Share = Field(
+        0.0, description="share of the clients, rounded up, that send the honest ones' mean, negated"
+    )
+    alie: Share = Field(
+        0.0, description="share of the clients, rounded up, that send the honest ones' mean less a few spreads"
+    )
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
-        1.0, description="sign_flip: factor of the negated change of weights"
+        1.0, description="factor of the negated change (sign_flip) or mean (inner_product), of the spreads (alie)"
     )
 
     def _idle(self) -> set[str]:
-        idle = {"label_flip": not self.label_flip, "sign_flip": not self.sign_flip, "scale": not self.sign_flip}
+        idle = {kind: not getattr(self, kind) for kind in ("label_flip", "sign_flip", "inner_product", "alie")}
+        idle["scale"] = idle["sign_flip"] and idle["inner_product"] and idle["alie"]
         return {key for key, off in idle.items() if off}
 
 

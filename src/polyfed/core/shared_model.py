@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
+from polyfed.core.forms import SAMPLES, Form, as_sent
 from polyfed.core.message import Group, Message, group, tensor
 from polyfed.core.method import Context, Method, Needs, Trained, knobs
 from polyfed.core.networks import floats, load
@@ -208,6 +209,7 @@ class Averaging(Method):
     up: ClassVar[str] = "P + 1"
     states: ClassVar[str] = "server: w"
     changes: ClassVar[tuple[str, ...]] = ("model",)
+    form: ClassVar[Form | None] = {"model": as_sent, "n": SAMPLES}
     starts_blank: ClassVar[bool] = True
 
     aggregation: Aggregation = "layer-wise"  # or "same-shape"; alike where all share one architecture

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from polyfed.core import shared_model, static_norm
 from polyfed.core.channels import narrow, plan_of
 from polyfed.core.client import Client
+from polyfed.core.forms import MOST, Entry, Form, Known, Members, alike, as_sent
 from polyfed.core.message import Message, group, nbytes, tensor
 from polyfed.core.method import Batch, Context, Exchange, Gradients, Method, Needs, Trained, knobs
 from polyfed.core.networks import floats, load
@@ -283,11 +284,28 @@ def _classes(client: Client) -> Tensor:
     return torch.bincount(client.data.train.y, minlength=client.classes) > 0
 
 
+def _reported(known: Known, name: str) -> Members:
+    """BatchNorm's statistics of the sub-model that came down."""
+    down = known.sent.get("average", {})
+    sizes = {} if isinstance(down, Tensor) else down
+    held = static_norm.statistics_of(_own(known.server, known.method.variant(known.server, known.client_id)))
+    return alike({key: sizes.get(key, t) for key, t in held.items()})
+
+
+FORM: Form = {
+    "model": as_sent,
+    "classes": Entry(("C",), (torch.bool,)),
+    "statistics": _reported,
+    "batches": Entry((), (torch.int64,), 1, MOST),
+}
+
+
 class Slicing(Method):
     """Clients train slices of one network that the server keeps: what all such methods have in common."""
 
     changes: ClassVar[tuple[str, ...]] = ("model",)
     comparable: ClassVar[tuple[str, ...]] = ("statistics",)
+    form: ClassVar[Form | None] = FORM
 
     @property
     def needs(self) -> Needs:
@@ -355,6 +373,8 @@ class Narrowing(Slicing):
 
     def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
         return clip(super().gradients(model, batch, context), self.clip)
+
+    form: ClassVar[Form | None] = FORM
 
     def upload(self, client: Client, trained: Trained) -> Message:
         return upload(client, self.masked)

@@ -71,7 +71,8 @@ def read(homes: Sequence[Path], one: Callable[[Path], _Read]) -> _Read:
         one: reads one.
 
     Raises:
-        RequestError: some clients have a test side and others none, or inputs of one are unlike the first one's.
+        RequestError: some clients have a test side and others none, inputs of one are unlike the first one's, or a
+            label is below 0 (unless all are -1 and 1).
     """
     parts = {home.name: one(home) for home in homes}
     first = parts[homes[0].name]
@@ -84,6 +85,12 @@ def read(homes: Sequence[Path], one: Callable[[Path], _Read]) -> _Read:
             )
     names = {part.class_names for part in parts.values()}
     classes = first.class_names if len(names) == 1 else images.ordered({name for every in names for name in every})
+    if (negative := images.negative_name(classes)) is not None:
+        whose = next(name for name, part in parts.items() if negative in part.class_names)
+        raise RequestError(
+            f"expected labels from 0 on of every client, came {negative} of '{whose}'; drop such rows, or name the "
+            "column of the labels in label_column"
+        )
     train = {name: part.train for name, part in parts.items()}
     test = {name: part.test for name, part in parts.items() if part.test is not None}
     return _Read(
@@ -121,7 +128,8 @@ def _joined_texts(parts: Mapping[str, RawTexts]) -> RawTexts:
     if any(values.dtype.kind == "U" for values in labels):
         labels = [values.astype(np.str_) for values in labels]
     further = _columns({name: part.columns for name, part in parts.items()}, parts)
-    return RawTexts([text for part in parts.values() for text in part.texts], np.concatenate(labels), further)
+    files = [file for part in parts.values() for file in part.files]
+    return RawTexts([text for part in parts.values() for text in part.texts], np.concatenate(labels), further, files)
 
 
 def _check_sides(name: str, has_test: bool, first: str, first_has: bool) -> None:

@@ -64,7 +64,8 @@ def read(
         pixels[side] = _pixels(parts, found.image, shape, where)
         shape = pixels[side].shape[1:]
         raw[side] = _labels(parts, found.label, where)
-    labels, class_names = images.number_labels(raw, found)
+    files = {side: _files(parts, where) for side, parts in chosen.items()}
+    labels, class_names = images.number_labels(raw, found, files)
     sides = {side: Samples(torch.from_numpy(pixels[side]), torch.from_numpy(labels[side])) for side in chosen}
     more = {side: _further(parts, columns, side == "train", where) for side, parts in chosen.items()}
     return images.LabelledImages(
@@ -94,6 +95,7 @@ def read_texts(
             _texts(parts, found.image, where),
             _labels(parts, found.label, where),
             _further(parts, columns, side == "train", where),
+            _files(parts, where),
         )
         for side, parts in chosen.items()
     }
@@ -213,6 +215,11 @@ def _labels(parts: Sequence[Any], column: str, where: str) -> NDArray[Any]:
     if any(value is None for value in values):
         raise RequestError(f"expected a label in every row, came an empty one in '{column}' of {where}")
     return np.array(values, dtype=np.str_ if isinstance(values[0], str) else np.int64)
+
+
+def _files(parts: Sequence[Any], where: str) -> images.Files:
+    """The splits of a side and how many rows each has."""
+    return [(f"split '{part.split}' of {where}", len(part)) for part in parts]
 
 
 def _further(parts: Sequence[Any], names: Sequence[str], needed: bool, where: str) -> dict[str, NDArray[Any]]:

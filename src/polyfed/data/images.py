@@ -24,15 +24,17 @@ import torch
 from numpy.typing import NDArray
 
 from polyfed.data import cache
-from polyfed.data.samples import LABEL_NAMES, Samples
+from polyfed.data.samples import LABEL_NAMES, Samples, of_so_many
 from polyfed.errors import RequestError
 from polyfed.recorded import parse_json
 from polyfed.registry import nearest
 
-_VERSION = "images-1"  # part of every cache key: raise it when decoding or label handling changes
+_VERSION = "images-2"  # part of every cache key: raise it when decoding or label handling changes
 SPLITS = {"train": ("train", "training"), "test": ("test", "testing"), "validation": ("validation", "valid", "val")}
 _IMAGE_NAMES = ("img", "image", "images", "picture", "pixels")
 _ROWS = 1000  # rows decoded at a time
+_SIGNS = {-1, 1}  # the usual labels of two classes, beside 0 and 1
+_WHOLE = re.compile(r"-?[0-9]+")
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def read_folder(
 
     Raises:
         RequestError: no training files, a file that is not whole Parquet, columns missing or ambiguous, an image that
-            does not decode, images of several shapes, labels that are missing or out of range.
+            does not decode, images of several shapes, labels that are missing, negative or out of range.
     """
     files = split_files(folder, train_splits)
     every = [path for paths in files.values() for path in paths]
@@ -127,7 +129,8 @@ def _decoded(files: dict[str, list[Path]], columns: Columns, key: str) -> Labell
         pixels, raw[side] = _read_side(paths, columns, shape)
         shape = pixels.shape[1:]
         images[side] = torch.from_numpy(pixels)
-    labels, names = number_labels(raw, columns)
+    rows = {side: [(path, _open(path).metadata.num_rows) for path in paths] for side, paths in files.items()}
+    labels, names = number_labels(raw, columns, rows)
     sides = {side: Samples(images[side], torch.from_numpy(labels[side])) for side in files}
     return kept(key, sides, names)
 
@@ -528,25 +531,70 @@ def _words(shape: tuple[int, ...]) -> str:
 # labels --------------------------------------------------------------------------------------------------------------
 
 
+Files = Sequence[tuple[object, int]]  # what a side was read from, and how many rows of each
+
+
 def number_labels(
-    raw: dict[str, NDArray[Any]], columns: Columns
+    raw: Mapping[str, NDArray[Any]], columns: Columns, files: Mapping[str, Files] | None = None
 ) -> tuple[dict[str, NDArray[np.int64]], tuple[str, ...]]:
-    """Labels as 0..C-1 and the classes' names (see `read_folder`)."""
+    """Labels as 0..C-1 and the classes' names (see `read_folder`).
+
+    Args:
+        raw: side -> (N,) labels, int64 or strings.
+        columns: where they stood, and the classes' names, if the files name them.
+        files: side -> what it was read from, to name the row of a label that is refused.
+
+    Raises:
+        RequestError: a number that is none of the named classes, or is below 0, unless all labels are -1 and 1.
+    """
     values = np.unique(np.concatenate(list(raw.values())))
     names = columns.class_names
     if values.dtype == np.int64:
         if names is None and np.array_equal(values, np.arange(len(values))):
             names = tuple(str(value) for value in values)
         if names is not None:
-            if values[0] < 0 or values[-1] >= len(names):
-                wrong = values[0] if values[0] < 0 else values[-1]
-                raise RequestError(
-                    f"expected labels 0..{len(names) - 1} in column '{columns.label}', which names {len(names)} "
-                    f"classes, came {wrong}"
-                )
+            _check_labels(raw, set(range(len(names))), columns, files or {})
             return {side: marks.astype(np.int64) for side, marks in raw.items()}, names
-    numbered = {side: np.searchsorted(values, marks).astype(np.int64) for side, marks in raw.items()}
-    return numbered, tuple(str(value) for value in values)
+    spelt = tuple(str(value) for value in values)
+    if negative_name(spelt) is not None:
+        _check_labels(raw, {value for value in values.tolist() if int(value) >= 0}, columns, files or {})
+    return {side: np.searchsorted(values, marks).astype(np.int64) for side, marks in raw.items()}, spelt
+
+
+def _check_labels(
+    raw: Mapping[str, NDArray[Any]], known: Collection[Any], columns: Columns, files: Mapping[str, Files]
+) -> None:
+    """Refuse labels that are not known, by the first such row."""
+    named = columns.class_names
+    expected = f"from 0 on in column '{columns.label}'"
+    if named is not None:
+        expected = f"0..{len(named) - 1} in column '{columns.label}', which names {len(named)} classes"
+    for side, labels in raw.items():
+        rows = np.flatnonzero(~np.isin(labels, list(known)))
+        if len(rows):
+            first = labels[rows[0]]
+            hint = "; -1 often means that there is none" if str(first) == "-1" else ""
+            raise RequestError(
+                f"expected labels {expected}, came {first} in {_row_of(side, int(rows[0]), files.get(side, ()))}"
+                f"{of_so_many(len(rows))}{hint}; drop such rows, or name the column of the labels in label_column"
+            )
+
+
+def _row_of(side: str, row: int, files: Files) -> str:
+    """Where a side's row stands."""
+    for file, rows in files:
+        if row < rows:
+            return f"row {row} of {file}"
+        row -= rows
+    return f"row {row} of the {'training' if side == 'train' else side} side"
+
+
+def negative_name(names: Iterable[str]) -> str | None:
+    """A class called by a number below 0, where all are called by numbers; None for the classes -1 and 1 alone."""
+    different = set(names)
+    if different <= {str(sign) for sign in _SIGNS} or not all(_WHOLE.fullmatch(name) for name in different):
+        return None
+    return next((name for name in sorted(different) if name.startswith("-")), None)
 
 
 def ordered(names: Iterable[str]) -> tuple[str, ...]:

@@ -45,6 +45,11 @@ def read(
     """
     sides = _sides(folder, train_splits)
     names = images.ordered(name for side, rows in sides.items() for name, _ in rows if side == "train" or not whole)
+    if whole and (negative := images.negative_name(names)) is not None:
+        raise RequestError(
+            f"expected folders of classes from 0 on in {folder}, came '{negative}', which often means that there is no "
+            "label; move it elsewhere, or call it by a word if it is a class"
+        )
     if whole and len(names) < 2:
         raise RequestError(f"expected folders of two or more classes in {folder}, came '{names[0]}' alone")
     if strange := sorted({name for name, _ in sides.get("test", [])} - set(names)):

@@ -16,6 +16,7 @@ from polyfed.errors import RequestError
 
 LABEL_NAMES = ("label", "labels", "fine_label", "coarse_label", "target", "targets", "class", "y")  # the usual ones
 _MOST_CLASSES = 10**6
+_NO_LABEL = "rows without a label, often marked -1, have to be dropped first"
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Samples:
         y: (N,) int64 class numbers, 0-based.
 
     Raises:
-        RequestError: lengths differ, labels are not int64, or a float input is not finite.
+        RequestError: lengths differ, labels are not int64 or below 0, or a float input is not finite.
     """
 
     x: Tensor
@@ -40,6 +41,7 @@ class Samples:
             raise RequestError(
                 f"expected labels of shape (N,) and type int64, came shape {tuple(self.y.shape)} of type {self.y.dtype}"
             )
+        refuse_negative(self.y, "labels from 0 on")
         if self.x.is_floating_point() and not bool(torch.isfinite(self.x).all()):
             raise RequestError("expected finite inputs, came NaN or infinite values")
 
@@ -140,8 +142,29 @@ def _label(label: Any, row: int) -> int:
     """A label as a whole number from 0 on."""
     value = label.tolist() if isinstance(label, Tensor | np.generic | np.ndarray) else label
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise RequestError(f"expected a whole number from 0 on as label of item {row}, came {str(label)[:40]}")
+        hint = f"; {_NO_LABEL}" if value == -1 else ""
+        raise RequestError(f"expected a whole number from 0 on as label of item {row}, came {str(label)[:40]}{hint}")
     return value
+
+
+def refuse_negative(y: Tensor, expected: str) -> None:
+    """Refuse labels below 0 by the first such row.
+
+    Args:
+        y: (N,) whole numbers.
+        expected: what they should be, for the message: "training labels from 0 on in 'mine'".
+    """
+    rows = (y < 0).nonzero().flatten()
+    if len(rows):
+        first = int(rows[0])
+        raise RequestError(
+            f"expected {expected}, came {int(y[first])} in row {first}{of_so_many(len(rows))}; {_NO_LABEL}"
+        )
+
+
+def of_so_many(count: int) -> str:
+    """Behind the first of several rows that are refused, how many there are."""
+    return "" if count == 1 else f", the first of {count} such rows"
 
 
 @dataclass(frozen=True)

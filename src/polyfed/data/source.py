@@ -5,7 +5,7 @@ Shapes: N samples, C channels (classes where so named), H x W pixels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyfed.data import images
-from polyfed.data.samples import Samples, classes_up_to, from_dataset
+from polyfed.data.samples import Samples, classes_up_to, from_dataset, refuse_negative
 from polyfed.data.text import Vocabulary
 from polyfed.data.transforms import Prepare
 from polyfed.errors import RequestError
@@ -120,6 +120,37 @@ class Source:
         )
 
 
+def told(
+    source: Source,
+    class_names: Sequence[str] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> Source:
+    """A source with what has been settled in place of its own: all classes of a task, how inputs are normalised.
+
+    Args:
+        class_names: in order, with all of the source's own among them. mean, std: see `Source`. None: its own.
+
+    Raises:
+        RequestError: it has a class that is not among them, or other channels or features.
+    """
+    if mean is not None and std is not None:
+        if len(mean) != len(source.mean):
+            raise RequestError(
+                f"data.mean: expected {len(source.mean)} numbers for the inputs of '{source.name}', came {len(mean)}"
+            )
+        source = replace(source, mean=tuple(mean), std=tuple(std))
+    if class_names is None or list(class_names) == list(source.class_names):
+        return source
+    place = {name: number for number, name in enumerate(class_names)}
+    if foreign := [name for name in source.class_names if name not in place]:
+        raise RequestError(f"data.class_names: expected '{foreign[0]}' of '{source.name}' among them, which is missing")
+    number = torch.tensor([place[name] for name in source.class_names])
+    train = Samples(source.train.x, number[source.train.y])
+    test = None if source.test is None else Samples(source.test.x, number[source.test.y])
+    return replace(source, train=train, test=test, classes=len(class_names), class_names=tuple(class_names))
+
+
 def from_tensors(
     train: Any,
     test: Any = None,
@@ -208,6 +239,7 @@ def samples(side: Any, what: str, name: str) -> Samples:
         raise RequestError(
             f"expected as many labels as {what} inputs in '{name}', {len(x)}, of shape (N,), came {tuple(y.shape)}"
         )
+    refuse_negative(y, f"{what} labels from 0 on in '{name}'")
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
         raise RequestError(f"expected finite {what} inputs in '{name}', came NaN or infinite values")
     return Samples(x, y.to(torch.int64))

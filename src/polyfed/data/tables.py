@@ -60,8 +60,8 @@ def read(
         columns: further columns of whole numbers or words; one that the test side lacks is left out there.
 
     Raises:
-        RequestError: no such file or column, rows of another length than the first, a label that is missing or
-            fractional, a feature that is no finite number.
+        RequestError: no such file or column, rows of another length than the first, a label that is missing,
+            fractional or below 0, a feature that is no finite number.
     """
     sheets = {side: [read_sheet(path) for path in paths] for side, paths in side_files(place, train_splits).items()}
     first = sheets["train"][0]
@@ -71,7 +71,8 @@ def read(
     for side, parts in sheets.items():
         raw[side] = [cell for sheet in parts for cell in labels_of(sheet, label)]
         x[side] = np.concatenate([_matrix(sheet, features) for sheet in parts])
-    numbers, names = images.number_labels(typed(raw, label, place), images.Columns("", label, None))
+    files = {side: rows_of(parts) for side, parts in sheets.items()}
+    numbers, names = images.number_labels(typed(raw, label, place), images.Columns("", label, None), files)
     sides = {side: Samples(torch.from_numpy(x[side]), torch.from_numpy(numbers[side])) for side in sheets}
     more = {side: further(parts, columns, needed=side == "train") for side, parts in sheets.items()}
     read = images.LabelledImages(sides["train"], sides.get("test"), names, more["train"], more.get("test", {}), label)
@@ -190,6 +191,11 @@ def _check_names(names: Sequence[str], path: Path) -> None:
     if not names or "" in names or twice or all(_number(name) is not None for name in names):
         came = f"'{twice[0]}' twice" if twice and twice[0] else f"'{','.join(names)[:40]}'"
         raise RequestError(f"expected a name of its own for every column in the first line of {path}, came {came}")
+
+
+def rows_of(sheets: Sequence[Sheet]) -> images.Files:
+    """The files of a side and how many rows each has."""
+    return [(sheet.path, len(next(iter(sheet.cells.values())))) for sheet in sheets]
 
 
 # columns -------------------------------------------------------------------------------------------------------------

@@ -103,11 +103,15 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class RawTexts:
-    """One side as it is stored: N texts, (N,) labels, int64 or strings, and further columns, (N,) values by name."""
+    """One side as it is stored: N texts, (N,) labels, int64 or strings, and further columns, (N,) values by name.
+
+    files: what they were read from, and how many rows of each.
+    """
 
     texts: Sequence[str]
     labels: NDArray[Any]
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    files: images.Files = ()
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -181,7 +185,8 @@ def labelled(sides: Mapping[str, RawTexts], columns: images.Columns, how: Words)
     if columns.image == columns.label:
         raise RequestError(f"expected texts and labels in different columns, came '{columns.label}' for both")
     words_in = {name: [words_of(text) for text in side.texts] for name, side in sides.items()}
-    labels, class_names = images.number_labels({name: side.labels for name, side in sides.items()}, columns)
+    raw, files = ({name: getattr(side, of) for name, side in sides.items()} for of in ("labels", "files"))
+    labels, class_names = images.number_labels(raw, columns, files)
     if len(class_names) < 2:
         raise RequestError(f"expected labels of two or more classes, came '{class_names[0]}' alone")
     vectors = None

@@ -46,11 +46,13 @@ def read_parquet(
     found = _find_columns([path for paths in files.values() for path in paths], text_column, label_column)
     sides: dict[str, RawTexts] = {}
     for side, paths in files.items():
-        rows = [row for path in paths for row in _rows(path, found)]
+        by_file = {path: list(_rows(path, found)) for path in paths}
+        rows = [row for path in paths for row in by_file[path]]
         if not rows:
             raise RequestError(f"expected at least one row in {paths[0]}, came an empty file")
         more = images._more_columns(paths, columns, needed=side == "train")
-        sides[side] = RawTexts([text for text, _ in rows], np.array([label for _, label in rows]), more)
+        texts, labels = [text for text, _ in rows], np.array([label for _, label in rows])
+        sides[side] = RawTexts(texts, labels, more, [(path, len(by_file[path])) for path in paths])
     return sides, found
 
 
@@ -92,7 +94,8 @@ def read_csv(
     sides = {}
     for side, parts in sheets.items():
         texts = [cell for sheet in parts for cell in _texts(sheet, text)]
-        sides[side] = RawTexts(texts, labels[side], tables.further(parts, columns, needed=side == "train"))
+        more = tables.further(parts, columns, needed=side == "train")
+        sides[side] = RawTexts(texts, labels[side], more, tables.rows_of(parts))
     return sides, images.Columns(text, label, None)
 
 

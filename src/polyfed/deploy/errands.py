@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from polyfed.core import timings
+from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, State, in_plain_order, read_only
 from polyfed.core.method import Trained
 from polyfed.deploy.letters import (
@@ -29,6 +31,7 @@ from polyfed.deploy.letters import (
 )
 from polyfed.deploy.node import Place, Turn, reported
 from polyfed.deploy.shelf import Kept
+from polyfed.engine.evaluation import Score
 from polyfed.engine.executors import Job, Outcome, Scores, Scoring
 from polyfed.engine.federation import one_thread
 from polyfed.engine.store import Store, row_of
@@ -102,19 +105,24 @@ def outcome(job: Job, answer: Letter, store: Store) -> Outcome:
         Trained(report.steps, report.samples, report.loss),
         report.bytes_up,
         report.sums,
-        None if report.score is None else score_read(report.score),
+        None if report.score is None else _score(report.score, client, "test"),
         report.refused,
     )
 
 
-def scores(answer: Letter) -> Scores:
+def scores(what: Scoring, answer: Letter) -> Scores:
     """The scores asked for.
 
     Raises:
         PolyfedError: as `outcome`.
     """
     _check(answer)
-    return {part: score_read(told) for part, told in answer.facts["scores"].items()}
+    return {part: _score(told, what.client, part) for part, told in answer.facts["scores"].items()}
+
+
+def _score(told: Mapping[str, Any], client: Client, part: str) -> Score:
+    """Counts by whoever did the work, for whom others are named by the same method."""
+    return score_read(told, client.classes, len(getattr(client.data, part)), told.get("others", {}))
 
 
 def _check(answer: Letter) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -25,11 +25,17 @@ Kind = Literal["hello", "train", "score", "finish"]
 KINDS: tuple[Kind, ...] = ("hello", "train", "score", "finish")
 _WEIGHTS, _OF_STATE = "weights", "state "  # names in a message that is a client
 _LENGTH = 8  # bytes that tell how long the header is
-
+_REASON = 300  # characters that are told of what is wrong with it
+_TENSORS = 2**14  # and groups, that a message may have at most
 
 Count = Annotated[int, Field(ge=0, le=2**40)]
+_Rows = Annotated[int, Field(ge=0, le=2**31)]
+_Number = Annotated[float, Field(allow_inf_nan=False)]
+_Numbers = Annotated[list[_Number], Field(max_length=2**16)]
 _Name = Annotated[str, Field(max_length=1000)]
 _Names = Annotated[list[_Name], Field(max_length=2**20)]
+_Classes = Annotated[list[_Name], Field(min_length=1, max_length=2**15)]
+_Path = Annotated[str, Field(max_length=200, pattern=r"^[^.]+(\.[^.]+){0,15}$")]  # of a tensor in a network
 _Mark = Annotated[str, Field(pattern=r"^(\d{6}-\d{2})?$")]
 
 
@@ -65,25 +71,26 @@ class Introduction(Settings):
 
     shape, dtype: of one stored input. mean, std, table: see `Prepare`. words: of texts, how many ids there are; 0: no
     texts; -1: they have fixed vectors. architecture: its name. feature_dim: what enters the head. head: its tensors by
-    name. linear: whether it is one linear layer.
+    name. linear: whether it is one linear layer. token: by which the server knows the node again.
     """
 
     client: Count
+    token: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     dataset: _Name
     train: Annotated[int, Field(ge=1, le=2**31)]
-    validation: Count
-    test: Count
-    class_names: _Names
+    validation: _Rows
+    test: _Rows
+    class_names: _Classes
     feature_names: _Names
     shape: Annotated[list[Count], Field(max_length=16)]
     dtype: Annotated[str, Field(pattern="^(uint8|float32|int64)$")]
-    mean: list[float]
-    std: list[float]
+    mean: _Numbers
+    std: _Numbers
     table: bool
-    words: int
+    words: Annotated[int, Field(ge=-1, le=2**22)]
     architecture: _Name
-    feature_dim: Annotated[int, Field(ge=1, le=2**24)]
-    head: dict[str, list[Count]]
+    feature_dim: Annotated[int, Field(ge=1, le=2**20)]
+    head: Annotated[dict[_Path, Annotated[list[Count], Field(max_length=8)]], Field(max_length=64)]
     linear: bool
 
 
@@ -99,7 +106,7 @@ class Report(Settings):
     samples: Count
     loss: float
     bytes_up: Count
-    sums: dict[str, float]
+    sums: Annotated[dict[Annotated[str, Field(max_length=100)], _Number], Field(max_length=100)]
     refused: _Name | None
     new: bool
     score: dict[str, Any] | None
@@ -158,6 +165,8 @@ def unpack(data: bytes) -> tuple[State, dict[str, Any]]:
         end = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
         header = json.loads(data[_LENGTH:end])
         names, empty, facts = header["names"], header["empty"], dict(header["facts"])
+        if len(names) + len(empty) > _TENSORS:
+            raise ValueError(f"expected at most {_TENSORS} tensors and groups, got {len(names) + len(empty)}")
         tensors = flatten(from_bytes(data[end:]))
         if sorted(tensors) != sorted(names):
             odd = min({*tensors} ^ {*names})
@@ -166,7 +175,8 @@ def unpack(data: bytes) -> tuple[State, dict[str, Any]]:
         flatten(message)  # a name may be none
         return message, facts
     except Exception as error:  # whatever somebody else has put there
-        raise RunError(f"expected a message as bytes, came {len(data)} that are none: {error}") from None
+        reason = next(iter(str(error).splitlines()), type(error).__name__)[:_REASON]
+        raise RunError(f"expected a message as bytes, came {len(data)} that are none: {reason}") from None
 
 
 def joined(weights: Mapping[str, torch.Tensor], state: Message) -> State:
@@ -191,23 +201,36 @@ def score_told(score: Score) -> dict[str, Any]:
     return {"confusion": score.confusion.tolist(), "auc": auc, "others": others}
 
 
-def score_read(told: Mapping[str, Any]) -> Score:
-    """The inverse of `score_told`.
+def score_read(told: Mapping[str, Any], classes: int, rows: int, others: Collection[str] = ()) -> Score:
+    """The inverse of `score_told`, of a client with so many rows.
+
+    Args:
+        classes: of the task. others: the other predictors that there may be.
 
     Raises:
         RunError: no such counts.
     """
     try:
         counts = torch.tensor(told["confusion"], dtype=torch.int64)
-        if counts.dim() != 2 or counts.shape[0] != counts.shape[1] or bool((counts < 0).any()):
-            raise ValueError(f"counts of shape {tuple(counts.shape)}")
+        if counts.shape != (classes, classes):
+            raise ValueError(f"counts of shape {tuple(counts.shape)}, with {classes} classes")
+        if bool(((counts < 0) | (counts > rows)).any()) or int(counts.sum()) != rows:
+            raise ValueError(f"counts of another number of rows than {rows}")
         auc = math.nan if told["auc"] is None else float(told["auc"])
-        return Score(counts, auc, {str(name): score_read(other) for name, other in told["others"].items()})
+        if not (math.isnan(auc) or 0 <= auc <= 1):
+            raise ValueError(f"an area of {auc:g}")
+        if foreign := [name for name in told["others"] if name not in others]:
+            raise ValueError(f"the predictor {foreign[0][:60]!r}")
+        named = {name: score_read(other, classes, rows) for name, other in told["others"].items()}
+        return Score(counts, auc, named)
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
         raise RunError(f"expected the counts of a score (C, C), came something else: {error}") from None
 
 
 _AGREED = ("method", "training", "evaluation", "privacy", "compression")  # sections on which both sides act
+
+
+_OF_ALL = ("class_names", "mean", "std")  # of [data], what holds for all clients' rows
 
 
 def agreed(recipe: Recipe) -> dict[str, Any]:
@@ -216,6 +239,8 @@ def agreed(recipe: Recipe) -> dict[str, Any]:
     told = {section: settings[section] for section in _AGREED if section in settings}
     told["run"] = {"seed": recipe.run.seed, "precision": recipe.run.precision}
     told["models"] = {"feature_dim": recipe.models.feature_dim}
+    data = {key: settings["data"][key] for key in _OF_ALL if key in settings["data"]}
+    told |= {"data": data} if data else {}
     return dict(json.loads(json.dumps(told)))
 
 

@@ -36,7 +36,7 @@ from polyfed.deploy.letters import (
     score_told,
     unpack,
 )
-from polyfed.deploy.shelf import Kept, Shelf, secret
+from polyfed.deploy.shelf import Kept, Shelf, secret, token
 from polyfed.engine.evaluation import Memory
 from polyfed.engine.executors import Job, Outcome, Scores, Scoring, at_work, carry_out, score_parts
 from polyfed.engine.federation import one_thread
@@ -64,7 +64,16 @@ _KEYS: Mapping[str, tuple[type, str]] = {
     "share-model": (bool, "whether its personal model goes into the server's run folder; default: false"),
 }
 _READING = ("image_column", "label_column", "feature_columns", "text_column", "vocabulary", "length", "vectors")
-_OF_ROWS = (*_READING, "root", "image_size", "split", "max_train", "max_test")  # what of [data] own rows are read by
+_TOLD = ("class_names", "mean", "std")
+_OF_ROWS = (
+    *_READING,
+    *_TOLD,
+    "root",
+    "image_size",
+    "split",
+    "max_train",
+    "max_test",
+)  # what of [data] own rows are read by
 
 
 @dataclass(frozen=True)
@@ -170,7 +179,7 @@ class Turn:
         self.client.id, self.client.classes, self.client.seed = place.client, len(self._names), recipe.run.seed
         self.client.training, self.client.public = recipe.training, data.public(recipe)
         self.client.privacy, self.client.compression = recipe.privacy, recipe.compression
-        if place.secret and recipe.privacy.noise:
+        if place.secret and (recipe.privacy.noise or recipe.privacy.sgd_clip):
             self.client.secret = secret(place.state)
         self.client.data = _renamed(dealt.clients[number], source.class_names, self._names)
         shape, width = tuple(source.train.x.shape[1:]), recipe.models.feature_dim
@@ -200,6 +209,7 @@ class Turn:
         """
         client, source = self.client, self._source
         check_fit(self._method, [client], self._architectures, client.public)
+        self._check_statistics()
         model, x = split(self._architectures.as_built(self._name)), client.data.train.x
         augment = client.training.augment
         if augment != "none" and x.dim() != 4:
@@ -207,6 +217,7 @@ class Turn:
         words = -1 if isinstance(source.words, Tensor) else source.words or 0
         return Introduction(
             client=client.id,
+            token=token(self._place.state, self._task.experiment),
             dataset=source.name,
             train=client.n,
             validation=len(client.data.validation),
@@ -224,6 +235,21 @@ class Turn:
             head={name: list(tensor.shape) for name, tensor in model.head.state_dict().items()},
             linear=isinstance(model.head, nn.Linear) and model.head.bias is not None,
         )
+
+    def _check_statistics(self) -> None:
+        """Where [privacy] bounds what leaves the node, mean and spread of its own rows do not.
+
+        Raises:
+            RequestError: they would.
+        """
+        privacy, own = self._recipe.privacy, self._source.prepare
+        of_rows = any(own.mean) or any(value != 1 for value in own.std)
+        computed = self._recipe.data.mean is None and self._prepare == own and of_rows
+        if self._place.data is not None and computed and (privacy.clip or privacy.sgd_clip):
+            raise RequestError(
+                f"expected data.mean and data.std in the recipe, as with [privacy] mean and spread of client "
+                f"{self.client.id}'s own rows are not sent, came neither"
+            )
 
     def train(self, message: Message) -> Letter:
         """One job, as a worker does it; what the client then is goes to the disk before the answer leaves."""

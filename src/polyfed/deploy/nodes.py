@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, State, flatten, not_finite, read_only, shallow, tensor
+from polyfed.core.defence import Watch, defended
+from polyfed.core.forms import Entry, Known, misfit
+from polyfed.core.message import Group, Message, State, flatten, nbytes, not_finite, read_only, shallow, tensor
 from polyfed.core.method import Trained
 from polyfed.deploy.letters import Kind, Letter, Report, Task, Trouble, pack, parted, read, score_read, unpack
 from polyfed.deploy.roster import Answer, Diary, Office, Roster
 from polyfed.deploy.shelf import mark
+from polyfed.engine.evaluation import Score
 from polyfed.engine.executors import Job, Outcome, Scores, Scoring
 from polyfed.errors import PolyfedError, RunError
 
 if TYPE_CHECKING:
     from polyfed.deploy.server import Deployed
 
+_PARTS = ("test", "validation")
+_LONGEST = 300  # characters that are told of an error
+_NOT_TAKEN = "the upload cannot be taken in"
 _HELD = "held"  # the entry of a client's state at the server: round and passage after which it last counted
 
 
@@ -56,6 +63,25 @@ class Nodes:
         outcomes = [self._outcome(job, answer) for job, answer in zip(jobs, answers, strict=True)]
         return self._judged(jobs, outcomes)
 
+    def taken_in(self, uploads: Mapping[int, Message], take: Callable[[Mapping[int, Message]], None]) -> None:
+        """Have the server take in what came; where that fails, without those of whom it fails.
+
+        Args:
+            take: changes the server, or raises.
+        """
+        server = self._federation.server
+        before, log = shallow(server.state), dict(server.log)
+        try:
+            take(uploads)
+        except Exception:
+            server.state, server.log = before, log
+            fit, unfit = self._sifted(uploads)
+            if not fit or not unfit:  # it is the method that fails
+                raise
+            for number, problem in unfit.items():
+                self._trouble(self._federation.clients[number], Trouble(f"{_NOT_TAKEN}: {problem}"))
+            take(fit)
+
     def score(self, asked: Sequence[Scoring]) -> list[Scores]:
         """See `Executor`."""
         known = [None if each.message is not None else self._recall(each) for each in asked]
@@ -74,12 +100,27 @@ class Nodes:
         answers = self._office.ask(letters)
         shared = []
         for client, answer in zip(clients, answers, strict=True):
-            try:
+            with self._guarded(client):
                 if message := self._opened(answer)[1]:
-                    shared.append((client, parted(message)))
-            except PolyfedError as error:
-                self._trouble(client, Trouble(error))
+                    self._check_model(client, weights := parted(message))
+                    shared.append((client, weights))
         return shared
+
+    def _check_model(self, client: Client, model: tuple[Group, State]) -> None:
+        """Whether a personal model is finite, and of the client's network where that is known here.
+
+        Raises:
+            RunError: it is not.
+        """
+        weights, state = model
+        if name := not_finite({"weights": weights, **state}):
+            raise RunError(f"expected a personal model of finite numbers, came others ('{name}')")
+        if (expected := self._federation.personal_tensors(client)) is None:
+            return
+        for name in sorted({*expected, *weights}):
+            shapes = [tuple(of[name].shape) if name in of else None for of in (expected, weights)]
+            if shapes[0] != shapes[1]:
+                raise RunError(f"expected {shapes[0]} as the model's {name[:60]!r}, came {shapes[1]}")
 
     def close(self) -> None:
         """See `Executor`."""
@@ -113,12 +154,16 @@ class Nodes:
         return {part: kept[part] for part in asked.parts} if known else None
 
     def _scores(self, asked: Scoring, answer: Answer) -> Scores:
-        try:
+        found: dict[str, Score] = {}
+        with self._guarded(asked.client):
             facts, _ = self._opened(answer)
-            return {part: score_read(facts[part]) for part in asked.parts if part in facts}
-        except PolyfedError as error:
-            self._trouble(asked.client, Trouble(error))
-            return {}
+            found = {part: self._score(facts[part], asked.client, part) for part in asked.parts if part in facts}
+        return found
+
+    def _score(self, told: Mapping[str, Any], client: Client, part: str) -> Score:
+        """Counts of all the rows that a client said it has, and of no others."""
+        others = self._federation.method.also_scored if part == "test" else ()
+        return score_read(told, self._federation.classes, len(getattr(client.data, part)), others)
 
     def _opened(self, answer: Answer) -> tuple[Mapping[str, Any], Message]:
         """An answer's facts and message.
@@ -132,30 +177,79 @@ class Nodes:
             raise RunError(f"expected an answer of at most {self._limit} bytes, came {len(answer.body)}")
         return answer.facts, read_only(unpack(answer.body)[0] if answer.body else {})
 
+    @contextlib.contextmanager
+    def _guarded(self, client: Client) -> Iterator[None]:
+        """Whatever an answer breaks within the block is a trouble of its client, told in a line, and of nobody else."""
+        try:
+            yield
+        except PolyfedError as error:
+            self._trouble(client, Trouble(error))
+        except Exception as error:
+            self._trouble(client, Trouble(f"its answer cannot be read: {_in_a_line(error)}"))
+
     def _outcome(self, job: Job, answer: Answer) -> Outcome:
         """What came of a job; whoever says nothing, or nothing that can be read, has dropped out."""
         client = job.client
-        try:
-            facts, message = self._opened(answer)
-            report = read(Report, facts)
-            trained = Trained(report.steps, report.samples, report.loss)
-            name, refused = not_finite(message), report.refused
-            if refused is None and (name or not math.isfinite(report.loss)):
-                refused = f"the upload is not finite ('{name}')" if name else f"the training loss is {report.loss}"
-            if refused is None and report.mark != mark(job.round, job.place):
-                raise RunError(f"expected the mark {mark(job.round, job.place)}, came '{report.mark}'")
-            score = None if report.score is None else score_read(report.score)
-            kept = {part: score_read(told) for part, told in report.kept.items()}
-        except PolyfedError as error:
-            self._trouble(client, Trouble(error))
-            return Outcome(client.id, read_only({}), client.weights, client.state, Trained(), dropped=True)
+        outcome = Outcome(client.id, read_only({}), client.weights, client.state, Trained(), dropped=True)
+        with self._guarded(client):
+            outcome = self._read(job, answer)
+        return outcome
+
+    def _read(self, job: Job, answer: Answer) -> Outcome:
+        """What came of a job, held against all that is known of it before anything of it counts.
+
+        Raises:
+            RunError: it is no answer to this job.
+        """
+        client, largest = job.client, self._federation.defence.largest or math.inf
+        facts, message = self._opened(answer)
+        report = read(Report, facts)
+        trained = Trained(report.steps, report.samples, report.loss)
+        refused = report.refused
+        if refused is None and report.mark != mark(job.round, job.place):
+            raise RunError(f"expected the mark {mark(job.round, job.place)}, came '{report.mark}'")
+        if refused is None and not abs(report.loss) <= largest:
+            refused = f"the training loss is {report.loss:g}"
+        if refused is None and (odd := _too_large(report.sums, largest * max(report.steps, 1))):
+            refused = f"the sum '{odd}' is {report.sums[odd]:g}"
+        refused = refused or self._objection(job, message)
+        size = nbytes(message)
+        if refused is not None:
+            message = self._emptied(message)
+        score = None if report.score is None else self._score(report.score, client, "test")
+        kept = {part: self._score(told, client, part) for part, told in report.kept.items() if part in _PARTS}
         if refused is None:
             self._kept[client.id] = (report.mark, kept)
         store = self._federation.store
         weights = store.fresh(client.architecture, job.variant) if report.new and refused is None else client.weights
         state: State = {_HELD: torch.tensor([job.round, job.place])}
         counted = {} if refused is not None else report.sums
-        return Outcome(client.id, message, weights, state, trained, report.bytes_up, counted, score, refused)
+        return Outcome(client.id, message, weights, state, trained, size, counted, score, refused)
+
+    def _objection(self, job: Job, message: Message) -> str | None:
+        """Why an upload is refused, if it is: its numbers, or a form that is not the method's."""
+        federation = self._federation
+        if name := not_finite(message):
+            return f"the upload is not finite ({name[:60]!r})"
+        outcome = Outcome(job.client.id, message, None, {}, Trained())
+        came = federation.arrived(job, outcome)
+        form = federation.method.form
+        if came.refused is not None or form is None:
+            return came.refused or _odd_labels(message, federation.classes)
+        return misfit(form, came.message, Known(federation.method, federation.server, job.client.id, job.message))
+
+    def _emptied(self, message: Message) -> Message:
+        """What a refused upload was about, for the count of releases, and none of its numbers."""
+        method = self._federation.method
+        kinds = {name: isinstance(value, torch.Tensor) for name, value in message.items()}
+        if method.form is not None:
+            kinds = {name: isinstance(entry, Entry) for name, entry in method.form.items() if name in message}
+        empty = read_only({name: torch.empty(0) if alone else {} for name, alone in kinds.items()})
+        try:
+            method.paper_nbytes(empty)
+        except Exception:  # of a method that says no form, whose own count it breaks
+            return read_only({})
+        return empty
 
     def _judged(self, jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> list[Outcome]:
         """The same, with uploads refused that the method cannot take in, alone or beside those that it can.
@@ -171,13 +265,8 @@ class Nodes:
             return list(outcomes)
         refused: dict[int, str] = {}
         if self._problem(messages):
-            common, taken = Counter(look.values()), dict[int, Message]()
-            for i in sorted(messages, key=lambda i: (-common[look[i]], i)):
-                problem = self._problem(dict(sorted({**taken, i: messages[i]}.items())))
-                if problem is None:
-                    taken[i] = messages[i]
-                else:
-                    refused[i] = f"the upload cannot be taken in: {problem}"
+            taken, unfit = self._sifted(messages)
+            refused = {i: f"{_NOT_TAKEN}: {problem}" for i, problem in unfit.items()}
             if not taken:  # it is the method that fails, as it will say
                 return list(outcomes)
         self._forms |= {keys[i]: form for i, form in look.items() if i not in refused}
@@ -188,21 +277,50 @@ class Nodes:
             for job, o in zip(jobs, outcomes, strict=True)
         ]
 
+    def _sifted(self, uploads: Mapping[int, Message]) -> tuple[dict[int, Message], dict[int, str]]:
+        """Those that the method can take in together, of the others why not; the most common look is tried first."""
+        look = {i: _look(message) for i, message in uploads.items()}
+        common, taken, unfit = Counter(look.values()), dict[int, Message](), dict[int, str]()
+        for i in sorted(uploads, key=lambda i: (-common[look[i]], i)):
+            problem = self._problem(dict(sorted({**taken, i: uploads[i]}.items())))
+            if problem is None:
+                taken[i] = uploads[i]
+            else:
+                unfit[i] = problem
+        return dict(sorted(taken.items())), unfit
+
     def _problem(self, uploads: Mapping[int, Message]) -> str | None:
         """Why the method cannot take these in, if it cannot; the server stays as it is."""
         method, server = self._federation.method, self._federation.server
         trial = copy.copy(server)
         trial.state, trial.log, trial.memory = shallow(server.state), {}, {}
         try:
-            method.aggregate(trial, uploads)
+            method.aggregate(trial, defended(self._federation.defence, method, trial, uploads, Watch()))
         except Exception as error:
-            return (str(error).splitlines() or [type(error).__name__])[0]
+            return _in_a_line(error)
         return None
 
     def _trouble(self, client: Client, reason: Trouble) -> None:
         node = self._roster.node_of.get(client.id)
         self._diary.note("trouble", client=client.id, node=node, reason=str(reason))
         self._federation.say(f"round {self._diary.round}: client {client.id}: {reason}")
+
+
+def _in_a_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)[:_LONGEST]
+
+
+def _too_large(sums: Mapping[str, float], largest: float) -> str | None:
+    return next((name for name, value in sums.items() if not abs(value) <= largest), None)
+
+
+def _odd_labels(message: Message, classes: int) -> str | None:
+    """Of a method that declares no form: "labels", where there are any, are classes of the task."""
+    labels = message.get("labels")
+    if not isinstance(labels, torch.Tensor) or not labels.numel():
+        return None
+    odd = labels.is_complex() or bool(((labels < 0) | (labels >= classes)).any())
+    return f"expected 'labels' that are classes below {classes}, came others" if odd else None
 
 
 def _held(client: Client) -> str:

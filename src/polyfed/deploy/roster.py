@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
+import re
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from polyfed.data.transforms import Prepare
 from polyfed.deploy.letters import Introduction, Letter, Task, Trouble, agreed, read
+from polyfed.engine.folder import held
 from polyfed.errors import RequestError, RunError
 from polyfed.recipe import Recipe
-from polyfed.recorded import parse_json
+from polyfed.recorded import check_links, parse_json
 
+DIARY, _RELEASED = "nodes.jsonl", "released"
 PAUSE = 0.2  # seconds between two looks for answers
 REST = 30.0  # seconds before a node that could not say who it is, or was turned away, is asked again
-_LARGEST = 2**28  # numbers of a tensor that a node may speak of
+_INPUT, _HEAD = 2**22, 2**24  # numbers that an input may have, and a head in all
+_FEW = 5  # names that are told of many
+_REASON = 1000  # characters that are told of why somebody is turned away
+_EXPERIMENT = re.compile("[0-9a-f]{16}")
 Answer = Letter | Trouble
 
 
@@ -42,6 +50,13 @@ class Wire(Protocol):
         ...
 
 
+class Owner(NamedTuple):
+    """Whose a client's number is. node: as which it came. token: digest of that by which it is known again."""
+
+    node: int
+    token: str
+
+
 class Diary:
     """`nodes.jsonl` of a run folder: a line for the experiment, and one for whatever happens to nodes.
 
@@ -52,11 +67,13 @@ class Diary:
 
     Attributes:
         experiment: under this name nodes keep what is theirs. introductions: what clients last said of themselves.
+        owners: number of client -> whose it is.
     """
 
     def __init__(self, path: Path, resume: bool) -> None:
         self._path, self._whole = path, ""
         self.introductions: dict[int, Introduction] = {}
+        self.owners: dict[int, Owner] = {}
         self.experiment, self.round, self._open = secrets.token_hex(8), 0, False
         if resume and path.exists():
             self._read()
@@ -67,15 +84,33 @@ class Diary:
         try:
             lines = [parse_json(line) for line in self._path.read_bytes().splitlines() if line]
             self.experiment = str(lines[0]["experiment"])
+            if not _EXPERIMENT.fullmatch(self.experiment):
+                raise ValueError("no experiment's name in the first line")
             for line in lines:
-                if line["event"] == "hello":
-                    known = read(Introduction, line["said"])
-                    self.introductions[known.client] = known
-                elif line["event"] == "turned away":
-                    self.introductions.pop(line.get("client"), None)
+                self._take(line)
         except (OSError, ValueError, KeyError, IndexError, TypeError, RunError) as error:
             raise RequestError(f"expected the diary of nodes in {self._path}, came something else: {error}") from None
         self._whole = "".join(json.dumps(line) + "\n" for line in lines)
+
+    def _take(self, line: Mapping[str, Any]) -> None:
+        """What a line says of who is which client."""
+        if line["event"] == "hello":
+            known, node = read(Introduction, line["said"]), line["node"]
+            if type(node) is not int:
+                raise ValueError(f"no number of a node: {node!r}")
+            self.introductions[known.client], self.owners[known.client] = known, Owner(node, known.token)
+        elif line["event"] in ("turned away", _RELEASED):
+            self.forget(line.get("client", -1))
+
+    def forget(self, client: int) -> None:
+        """A client's number is nobody's any more; -1 is no client."""
+        self.introductions.pop(client, None)
+        self.owners.pop(client, None)
+
+    def welcome(self, said: Introduction, node: int) -> None:
+        """Somebody is a client: its number is that node's from now on."""
+        self.introductions[said.client], self.owners[said.client] = said, Owner(node, said.token)
+        self.note("hello", client=said.client, node=node, said=said.model_dump())
 
     def note(self, event: str, **facts: Any) -> None:
         """One line more."""
@@ -92,6 +127,33 @@ class Diary:
         if not self._open:
             self._path.write_text(self._whole, encoding="utf-8")
             self._open = True
+
+
+def release(folder: str | Path, client: int) -> Owner:
+    """By the keeper's word a client's number belongs to nobody: the next node that comes with it has it.
+
+    Args:
+        folder: of the run, which is not at work.
+
+    Returns:
+        Whose it was.
+
+    Raises:
+        RequestError: the folder has no diary of nodes, the number is nobody's, or a part of the folder is a link.
+    """
+    check_links(Path(folder))
+    path = Path(folder) / DIARY
+    if not path.is_file():
+        raise RequestError(f"expected a run folder of a deployment with its {DIARY}, came {folder}")
+    diary = Diary(path, resume=True)
+    owner = diary.owners.get(client)
+    if owner is None:
+        taken = ", ".join(map(str, sorted(diary.owners))) or "none"
+        raise RequestError(f"expected a client whose number belongs to a node ({taken}), came {client}")
+    with held(Path(folder)):
+        diary.open()
+        diary.note(_RELEASED, client=client, node=owner.node)
+    return owner
 
 
 class Office:
@@ -153,7 +215,8 @@ class Roster:
         self._settings, self._office, self._diary, self.count, self._say = agreed(recipe), office, diary, count, say
         self.known = {i: said for i, said in diary.introductions.items() if i < count}
         self.node_of: dict[int, int] = {}
-        self.class_names = next((said.class_names for said in self.known.values()), None)
+        told = recipe.data.class_names
+        self.class_names = told or next((said.class_names for said in self.known.values()), None)
         self._asked: dict[str, int] = {}  # greetings under way
         self._resting: dict[int, tuple[float, str]] = {}  # who is not asked before when, and why
 
@@ -186,7 +249,7 @@ class Roster:
         return bool(set(self.known) - before)
 
     def _greeting(self) -> Letter:
-        return Letter("hello", Task(settings=self._settings, class_names=self.class_names).model_dump())
+        return Letter("hello", Task(**self.facts()).model_dump())
 
     def _hear(self) -> None:
         for name, answer in self._office.wire.collect(list(self._asked)).items() if self._asked else ():
@@ -198,19 +261,25 @@ class Roster:
             if isinstance(answer, Trouble):
                 raise RunError(answer)
             said = read(Introduction, answer.facts)
+            said = said.model_copy(update={"token": hashlib.sha256(said.token.encode()).hexdigest()})
             self._check(said, node)
         except (RunError, RequestError) as error:
             self._turn_away(node, str(error))
             return
+        except Exception as error:  # whatever somebody else has said
+            self._turn_away(node, f"its introduction cannot be read: {type(error).__name__}")
+            return
         self.known[said.client], self.node_of[said.client] = said, node
-        self._diary.note("hello", client=said.client, node=node, said=said.model_dump())
+        self._diary.welcome(said, node)
 
     def dismiss(self, client: int, reason: str) -> None:
         """Turn somebody away that has said hello, as the others' federation has no place for it."""
         del self.known[client]
+        self._diary.forget(client)
         self._turn_away(self.node_of.pop(client), reason, client=client)
 
     def _turn_away(self, node: int, reason: str, **more: int) -> None:
+        reason = reason[:_REASON]
         if self._resting.get(node, (0.0, ""))[1] != reason:  # else it is an old story
             self._diary.note("turned away", node=node, reason=reason, **more)
             self._say(f"node {node} is no client: {reason}")
@@ -222,30 +291,40 @@ class Roster:
         Raises:
             RequestError: it cannot; says why.
         """
-        for what, shape in {"an input": said.shape, **{f"the head's '{n}'": s for n, s in said.head.items()}}.items():
-            if math.prod(shape) > _LARGEST:
-                raise RequestError(f"expected at most {_LARGEST} numbers in {what}, came the shape {shape}")
+        plain = said.feature_dim * (len(said.class_names) + 1)  # numbers of a linear layer
+        head = max(sum(math.prod(shape) for shape in said.head.values()), plain if said.linear else 0)
+        if math.prod(said.shape) > _INPUT:
+            raise RequestError(f"expected at most {_INPUT} numbers in an input, came the shape {said.shape}")
+        if head > _HEAD:
+            raise RequestError(f"expected at most {_HEAD} numbers in a head, came {head}")
+        if self.class_names is not None and said.class_names != self.class_names:
+            raise RequestError(f"expected the classes {_listed(self.class_names)}, came {_listed(said.class_names)}")
         Prepare(tuple(said.mean), tuple(said.std), table=said.table)
         number, other = said.client, self.node_of.get(said.client)
         if number >= self.count:
             raise RequestError(f"expected a client-id below {self.count}, came {number}")
         if other is not None and other != node and other in self._office.wire.nodes():
             raise RequestError(f"client-id {number} is taken by node {other}")
+        owner = self._diary.owners.get(number)
+        if owner is not None and node != owner.node and said.token != owner.token:
+            raise RequestError(
+                f"client-id {number} belongs to the node that came as {owner.node}, came another; where "
+                f"its keeper wants it so: polyfed deploy release RUN {number}"
+            )
         before = self.known.get(number)
         if before is not None and (before.architecture, before.head) != (said.architecture, said.head):
             raise RequestError(f"client {number} was '{before.architecture}' before, came as '{said.architecture}'")
 
     def _settle(self) -> None:
-        """One numbering of classes: that of the first clients if they agree, else all their names in order."""
-        lists = [said.class_names for said in self.known.values()]
-        if all(names == lists[0] for names in lists):
-            self.class_names = lists[0]
-            return
-        self.class_names = sorted({name for names in lists for name in names}, key=_in_order)
-        others = [i for i, said in sorted(self.known.items()) if said.class_names != self.class_names]
-        for number, answer in zip(
-            others, self._office.ask([(self.node_of[i], self._greeting()) for i in others]), strict=True
-        ):
+        """One numbering of classes, where the recipe has none: that of most of the first clients, or of the first.
+
+        The others are asked again, as they may have some of these classes.
+        """
+        said = Counter(tuple(one.class_names) for _, one in sorted(self.known.items()))
+        self.class_names = list(said.most_common(1)[0][0])
+        others = [i for i, one in sorted(self.known.items()) if one.class_names != self.class_names]
+        answers = self._office.ask([(self.node_of[i], self._greeting()) for i in others]) if others else []
+        for number, answer in zip(others, answers, strict=True):
             del self.known[number]
             self._take(self.node_of.pop(number), answer)
 
@@ -254,6 +333,7 @@ class Roster:
         return {"experiment": self._diary.experiment, "settings": self._settings, "class_names": self.class_names}
 
 
-def _in_order(name: str) -> tuple[bool, int, str]:
-    """Numbers by their size, then words."""
-    return not name.isdecimal(), int(name) if name.isdecimal() else 0, name
+def _listed(names: Sequence[str]) -> str:
+    """The first few of them, in a line."""
+    more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
+    return ", ".join(repr(name[:40]) for name in names[:_FEW]) + more

@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from polyfed.core.architectures import BY_SIZE, Builder
 from polyfed.core.client import Client
+from polyfed.core.defence import Watch
 from polyfed.core.message import Message, flatten
-from polyfed.core.networks import split
+from polyfed.core.networks import exported, split
 from polyfed.core.settings import Availability
 from polyfed.data.transforms import Prepare
 from polyfed.deploy.letters import Introduction
 from polyfed.deploy.nodes import Nodes
-from polyfed.deploy.roster import Diary, Office, Roster, Wire
-from polyfed.deploy.standins import UNSEEN, Elsewhere, blank, builder, is_known
+from polyfed.deploy.roster import DIARY, Diary, Office, Roster, Wire
+from polyfed.deploy.standins import UNSEEN, Elsewhere, blank, builder, check_size, is_known
 from polyfed.engine.attendance import Attendance, Roll
 from polyfed.engine.executors import Job, Outcome, has_own
 from polyfed.engine.federation import Federation, Run
@@ -36,7 +38,6 @@ from polyfed.models.zoo import build
 from polyfed.recipe import Recipe
 from polyfed.session import Prepared, assigned, companions
 
-DIARY = "nodes.jsonl"
 LIMIT = 2_048_000_000  # bytes that a node's answer may have
 
 
@@ -72,6 +73,7 @@ class Deployed(Federation):
     Args:
         recipe: the experiment. roster: who the clients are. office: reaches them. diary: where troubles are told.
         data: for rows that everybody may see. out: run folder. trackers: who watches. limit: bytes of an answer.
+        known: the clients it is made with; default: all that the roster knows.
 
     Raises:
         RequestError: as `Federation`; or the method needs a network that only a node has.
@@ -87,6 +89,7 @@ class Deployed(Federation):
         out: Path,
         trackers: Sequence[object] = (),
         limit: int = LIMIT,
+        known: Mapping[int, Introduction] | None = None,
     ) -> None:
         if recipe.devices.on:
             raise RequestError(
@@ -99,9 +102,14 @@ class Deployed(Federation):
                 f"privacy.target: expected noise in numbers, which every node reads in its own recipe, came "
                 f"{recipe.privacy.target:g}"
             )
-        method, known = recipe.build_method(), roster.known
-        first = known[min(known)]
+        method, known = recipe.build_method(), dict(sorted((roster.known if known is None else known).items()))
+        usual = Counter(map(kind, known.values())).most_common(1)[0][0]
+        first = next(said for said in known.values() if kind(said) == usual)
         count, names = roster.count, list(roster.class_names or first.class_names)
+        if recipe.data.test == "global" and (odd := [i for i, said in known.items() if said.test != first.test]):
+            raise RequestError(
+                f"client {odd[0]}: expected the {first.test} test rows of everybody, came {known[odd[0]].test}"
+            )
         expected = [
             known.get(i, first.model_copy(update={"architecture": name}))
             for i, name in enumerate(assigned(recipe, count))
@@ -121,6 +129,8 @@ class Deployed(Federation):
         }
         for said in reversed(expected):  # of two of one name, the first counts
             builders[said.architecture] = builder(said, recipe, len(names))
+        for said in known.values():
+            check_size(said, recipe, len(names))
         super().__init__(
             [
                 Client(
@@ -184,13 +194,27 @@ class Deployed(Federation):
                 guide.add(client.id, weights, about)
         folder.write_guide(guide.text())
 
+    def class_remarks(self) -> list[str]:
+        """None: labels are with the nodes."""
+        return []
+
     def _seen(self) -> list[dict[str, Any]]:
         """Nothing: networks and labels are with the nodes."""
         return [{} for _ in self.clients]
 
+    def _take_in(self, uploads: Mapping[int, Message], watch: Watch) -> None:
+        self._nodes.taken_in(uploads, lambda fit: super(Deployed, self)._take_in(fit, watch))
+
+    def personal_tensors(self, client: Client) -> Mapping[str, Tensor] | None:
+        """What a client's personal model is made of; None where its network is its own."""
+        if client.architecture in self.unseen:
+            return None
+        variant = self.method.variant(self.server, client.id)
+        return exported(self.method.personal(self.architectures.template(client.architecture, variant)))
+
     def arrived(self, job: Job, outcome: Outcome) -> Outcome:
         """An outcome as the method gets it: what was compressed is not any more."""
-        return self._arrived(job, outcome)
+        return self._judged(job, self._whole(job, outcome))
 
     def say(self, text: str) -> None:
         """Tell whoever watches."""
@@ -212,6 +236,35 @@ class _Opens:
     def start(self, info: Mapping[str, Any]) -> None:
         """See `Tracker`."""
         self._diary.open()
+
+
+def kind(said: Introduction) -> tuple[object, ...]:
+    """What clients of one federation have alike more often than not."""
+    alike = (said.shape, said.dtype, said.table, said.feature_names, said.words, said.class_names)
+    return tuple(repr(value) for value in alike)
+
+
+def unfit(
+    make: Callable[[Mapping[int, Introduction]], object], known: Mapping[int, Introduction], settled: Collection[int]
+) -> dict[int, str]:
+    """Of clients with whom there can be no federation, who is to go and why; those of the most common kind are kept.
+
+    Args:
+        make: a federation of some of them, or an error. settled: those with whom there has been one.
+
+    Returns:
+        {} where it is for none of them, or where nobody would be left.
+    """
+    common = Counter(kind(said) for said in known.values())
+    fit, found = {i: known[i] for i in settled}, dict[int, str]()
+    for i in sorted({*known} - {*settled}, key=lambda i: (-common[kind(known[i])], i)):
+        try:
+            make({**fit, i: known[i]})
+        except Exception as problem:  # whatever its introduction has led to
+            found[i] = next(iter(str(problem).splitlines()), type(problem).__name__)
+        else:
+            fit[i] = known[i]
+    return found if fit else {}
 
 
 def _check_told(federation: Deployed, told: Mapping[int, Introduction]) -> None:
@@ -297,16 +350,19 @@ def serve(
     roster = Roster(recipe, office, diary, count, say)
     if not (resume and roster.known and folder.finished(recipe.to_dict()) is not None):
         roster.gather(min_nodes or count)
+    make = functools.partial(Deployed, recipe, roster, office, diary, data, path, trackers, int(max_megabytes * 1e6))
     settled: set[int] = set()  # clients with whom there is a federation
     while True:
         try:
-            federation = Deployed(recipe, roster, office, diary, data, path, trackers, int(max_megabytes * 1e6))
-        except RequestError as problem:
-            newcomers = set(roster.known) - settled
-            if not settled or not newcomers:
+            federation = make()
+        except Exception:
+            gone = unfit(lambda known: make(known=known), roster.known, settled)
+            if not gone:
                 raise
-            for client in sorted(newcomers):
-                roster.dismiss(client, str(problem))
+            for client, reason in gone.items():
+                roster.dismiss(client, reason)
+            if not settled and len(roster.node_of) < (min_nodes or count):
+                roster.gather(min_nodes or count)
             continue
         settled = set(roster.known)
         try:

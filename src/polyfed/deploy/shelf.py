@@ -6,6 +6,7 @@ or the server was put back to a checkpoint) goes back, one that has not got what
 
 from __future__ import annotations
 
+import hmac
 import os
 import secrets
 from collections.abc import Iterable, Mapping
@@ -20,7 +21,7 @@ from polyfed.engine.folder import write_atomically
 from polyfed.errors import RunError
 
 _ENDING = ".state"
-_SECRET, _BYTES = "noise.secret", 32
+_SECRET, _TOKEN, _BYTES = "noise.secret", "number.secret", 32
 
 
 @dataclass(frozen=True)
@@ -93,13 +94,16 @@ class Shelf:
         return self._folder / f"{name}{_ENDING}"
 
 
-def secret(folder: Path) -> bytes:
+def secret(folder: Path, name: str = _SECRET) -> bytes:
     """The 32 bytes that only this node knows, made when they are first asked for; they lie in `folder`, for its owner.
+
+    Args:
+        name: of the file; for each purpose another.
 
     Raises:
         RunError: the file cannot be made or read, or holds something else.
     """
-    path = folder / _SECRET
+    path = folder / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -116,3 +120,12 @@ def secret(folder: Path) -> bytes:
     if len(found) != _BYTES:
         raise RunError(f"expected {_BYTES} bytes as this node's secret in {path}, came {len(found)}; remove it")
     return found
+
+
+def token(folder: Path, experiment: str) -> str:
+    """By which a server knows this node again, wherever its registration has gone: a function of a secret of its own.
+
+    Raises:
+        RunError: as `secret`.
+    """
+    return hmac.digest(secret(folder, _TOKEN), f"number {experiment}".encode(), "sha256").hex()

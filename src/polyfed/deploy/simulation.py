@@ -100,7 +100,9 @@ class FlowerSim:
     def score(self, asked: Sequence[Scoring]) -> list[Scores]:
         """See `Executor`."""
         found = self._through(asked, lambda _: None)
-        return [{} if answer is None else errands.scores(answer) for answer in found]
+        return [
+            {} if answer is None else errands.scores(what, answer) for what, answer in zip(asked, found, strict=True)
+        ]
 
     def close(self) -> None:
         """See `Executor`."""

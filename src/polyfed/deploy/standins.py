@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -12,11 +13,14 @@ from polyfed.core.architectures import Builder
 from polyfed.data.samples import Samples
 from polyfed.deploy.letters import Introduction
 from polyfed.engine.store import Layout, Row, Store
+from polyfed.errors import RequestError
 from polyfed.models.split import SplitModel
 from polyfed.models.zoo import build
 from polyfed.recipe import Recipe
 from polyfed.registry import MODELS
 
+_SMALL = 2**18  # numbers of an input, or words, for which no network is too large
+_LARGEST = 2**28  # numbers of a network
 UNSEEN = "extractor.unseen"  # the tensor by which an `Unseen` network in a message is known
 
 
@@ -100,3 +104,23 @@ def builder(said: Introduction, recipe: Recipe, classes: int) -> Builder:
     words = said.words or None
     width, shape = recipe.models.feature_dim, tuple(said.shape)
     return functools.partial(build, said.architecture, shape, classes, width, words, beside=recipe.beside)
+
+
+def check_size(said: Introduction, recipe: Recipe, classes: int) -> None:
+    """Whether a network that the server builds for a client is one that it can hold; weighed without being built.
+
+    Raises:
+        RequestError: it is not.
+    """
+    if not is_known(said, recipe) or max(math.prod(said.shape), said.words) <= _SMALL:
+        return
+    try:
+        with torch.device("meta"):
+            count = sum(tensor.numel() for tensor in builder(said, recipe, classes)().state_dict().values())
+    except (NotImplementedError, RuntimeError):  # one that cannot be weighed so
+        return
+    if count > _LARGEST:
+        raise RequestError(
+            f"client {said.client}: expected a network of at most {_LARGEST} numbers, came '{said.architecture}' for "
+            f"inputs {tuple(said.shape)} with {count}"
+        )

@@ -20,7 +20,7 @@ from polyfed.core.client import Client, Public, as_floats, samples_of
 from polyfed.core.companion import architectures_of
 from polyfed.core.defence import Watch, check_defence, defended, objection
 from polyfed.core.device import named_device
-from polyfed.core.hostile import drawn, enlist
+from polyfed.core.hostile import colluded, drawn, enlist
 from polyfed.core.message import Message, State, flatten, in_plain_order, nbytes, read_only, shallow
 from polyfed.core.method import Exchange, Method, scores_are_outputs
 from polyfed.core.networks import exported
@@ -30,6 +30,7 @@ from polyfed.core.server import Member, Server
 from polyfed.core.settings import Availability, Compression, Defence, Evaluation, Hostile, Privacy, Training
 from polyfed.core.timings import section, watching
 from polyfed.core.uploads import arrived, bounded, check_uploads
+from polyfed.data.classes import remarks
 from polyfed.data.partition import whole
 from polyfed.data.samples import ClientData, Samples, classes_up_to
 from polyfed.data.text import Vocabulary
@@ -85,6 +86,8 @@ class Run:
     def __repr__(self) -> str:
         told, accuracy = self.result, self.result["accuracy"]
         scored = "not scored" if accuracy is None else f"accuracy {accuracy:.4f} ({told['evaluation']['stage']})"
+        if told.get("nothing_learnt"):
+            scored = f"nothing was learnt, {scored}"
         sent = f"{told['bytes_up']:,} bytes up, {told['bytes_down']:,} down"
         where = "" if self.path is None else f", in {self.path}"
         return f"Run({told['method']}, {_count(len(self.history), 'round')}: {scored}, {sent}{where})"
@@ -364,6 +367,8 @@ class Federation:
             info = {**self.facts, "start_round": first, "out": None if self.folder is None else str(self.folder.path)}
             info |= {way: sum(r[way] for r in self.history) for way in ("bytes_up", "bytes_down")}
             self._tell("start", info)
+            for remark in self.class_remarks():
+                self._tell("message", remark)
             try:
                 while not self._is_over():
                     number = len(self.history) + 1
@@ -474,10 +479,9 @@ class Federation:
             reached = [i for i in roll.reached(ids) if i not in tally.lost and i not in clock.stragglers]
             sent = self._pass(exchange, place, bool(closing), reached, roll, tally, due, clock)
             with _at("aggregation", number), section("aggregate"), clock.serving():
-                uploads = post.deliver(exchange.name, sent, {*roll.late, *clock.stragglers})
-                method.aggregate(server, defended(self.defence, method, server, uploads, watch))
+                self._take_in(post.deliver(exchange.name, sent, {*roll.late, *clock.stragglers}), watch)
                 server.state = in_plain_order(server.state)
-            del sent, uploads  # all that was sent, which nobody needs while the clients are scored
+            del sent  # all that was sent, which nobody needs while the clients are scored
         server.exchange = "train"
         self._waiting = post.waiting
         record = {"round": number, "seconds": 0.0, "closing": bool(closing), "clients": selected}
@@ -495,6 +499,10 @@ class Federation:
         server.log.clear()
         with section("score"):
             return {**record, "evaluated": due, **(self._evaluate(tally.scores) if due else NOT_EVALUATED)}
+
+    def _take_in(self, uploads: Mapping[int, Message], watch: Watch) -> None:
+        """Let the method aggregate what came up, as the defence leaves it."""
+        self.method.aggregate(self.server, defended(self.defence, self.method, self.server, uploads, watch))
 
     def _pass(
         self,
@@ -527,7 +535,9 @@ class Federation:
             ]
         carried_out = self.executor.run(jobs, functools.partial(self._client_done, len(jobs)))
         with section("messages"):
-            outcomes = [self._arrived(job, outcome) for job, outcome in zip(jobs, carried_out, strict=True)]
+            outcomes = [self._whole(job, outcome) for job, outcome in zip(jobs, carried_out, strict=True)]
+            outcomes = self._colluded(jobs, outcomes)
+            outcomes = [self._judged(job, outcome) for job, outcome in zip(jobs, outcomes, strict=True)]
         clock.passage(
             {
                 outcome.client_id: Effort(nbytes(job.message), outcome.operations, outcome.bytes_up)
@@ -549,16 +559,31 @@ class Federation:
                 client.version += 1
         return {o.client_id: o.message for o in outcomes if o.counts and o.client_id not in roll.unheard}
 
-    def _arrived(self, job: Job, outcome: Outcome) -> Outcome:
+    def _whole(self, job: Job, outcome: Outcome) -> Outcome:
         """The outcome with the upload as the method made it, up to what compression has lost; or refused."""
-        if not (self.compression.on or self.defence.in_effect()) or not outcome.counts:
+        if not self.compression.on or not outcome.counts:
             return outcome
         try:
-            message = arrived(self.compression, outcome.message, job.message)
+            return dataclasses.replace(outcome, message=arrived(self.compression, outcome.message, job.message))
         except RunError as problem:
             return dataclasses.replace(outcome, message=read_only({}), refused=str(problem))
-        bad = objection(self.defence, self.method, self.classes, message, job.message)
-        return dataclasses.replace(outcome, message=read_only({} if bad else message), refused=bad)
+
+    def _colluded(self, jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> list[Outcome]:
+        """The outcomes, what hostile clients make of the honest ones' uploads in the place of theirs."""
+        uploads = {outcome.client_id: outcome.message for outcome in outcomes if outcome.counts}
+        sent = {job.client.id: job.message for job in jobs}
+        false = colluded(self._hostile, self.hostile.scale, self.method, uploads, sent)
+        return [
+            dataclasses.replace(outcome, message=false[outcome.client_id]) if outcome.counts else outcome
+            for outcome in outcomes
+        ]
+
+    def _judged(self, job: Job, outcome: Outcome) -> Outcome:
+        """The outcome, refused where the defence objects to its upload."""
+        if not outcome.counts:
+            return outcome
+        bad = objection(self.defence, self.method, self.classes, outcome.message, job.message)
+        return outcome if bad is None else dataclasses.replace(outcome, message=read_only({}), refused=bad)
 
     def _select(self, number: int, present: Sequence[int]) -> list[int]:
         """The clients of a round, drawn from those present without replacement, in order of number."""
@@ -816,6 +841,13 @@ class Federation:
             }
             for c, seen in zip(self.clients, self._seen(), strict=True)
         ]
+
+    def class_remarks(self) -> list[str]:
+        """What is odd about the clients' classes (`polyfed.data.classes.remarks`)."""
+        trained = {label for client in self.clients for label in client.data.train.y.unique().tolist()}
+        sides = {id(client.data.test): client.data.test for client in self.clients}  # a shared one is looked at once
+        tested = {label for side in sides.values() for label in side.y.unique().tolist()}
+        return remarks(self.class_names, trained, tested)
 
     def _seen(self) -> list[dict[str, Any]]:
         """Of each client what only whoever has its network and its data can tell."""

@@ -166,7 +166,7 @@ class RunFolder:
         self.check(settings, resume, force, planned)
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        with _held(self.path):
+        with held(self.path):
             self.check(settings, resume, force, planned)  # it may have changed hands meanwhile
             with writing(self.path):
                 if force:
@@ -321,7 +321,7 @@ def _remove(entry: Path) -> None:
 
 
 @contextlib.contextmanager
-def _held(folder: Path) -> Iterator[None]:
+def held(folder: Path) -> Iterator[None]:
     """The folder for this process alone, where the system has such locks; they end with the process."""
     try:
         import fcntl

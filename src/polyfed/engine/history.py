@@ -15,6 +15,10 @@ from polyfed.engine.notebook import of_history
 from polyfed.errors import RequestError
 from polyfed.version import __version__
 
+_LOST_LOSS = 1e3  # far above that of guessing, log C, 14 among a million classes
+# how the reasons begin for which what is not finite is refused
+_DIVERGED = ("the training loss is ", "the model is not finite", "the upload is not finite")
+
 
 class History(list[dict[str, Any]]):
     """The records of a run, one per round, in order: a list. In a notebook it is a table and curves."""
@@ -141,6 +145,7 @@ def result_of(
         "stopped_by": None if done >= facts["rounds"] else "patience" if patient == done else "budget",
         "closed": closed,
         "refused": sum(len(r["refused"]) for r in records),
+        "nothing_learnt": _nothing_learnt(records),
         "samples": samples,
         "seconds": seconds,
         "samples_per_second": samples / seconds if seconds else None,
@@ -148,6 +153,32 @@ def result_of(
         **_timings(records),
         "versions": versions(),
     }
+
+
+def _nothing_learnt(records: Sequence[Mapping[str, Any]]) -> str | None:
+    """A line for a run in which something was refused and nobody has learnt anything in any round."""
+    refused = [entry for record in records for entry in record["refused"]]
+    if not refused or not all(map(_is_lost, records)):
+        return None
+    rounds = sum(not record.get("closing") for record in records)
+    told = "no client's work counted"
+    if any(record["samples"] for record in records):
+        told = f"most clients' work was refused, and the others' training loss was beyond {_LOST_LOSS:g}"
+    reasons = [str(entry["reason"]) for entry in refused]
+    hint = "see 'refused' in the records of the rounds"
+    if all(reason.startswith(_DIVERGED) for reason in reasons):
+        lr = max(record["lr"] for record in records)
+        hint = f"training diverges: try a lower training.lr than {lr:g}, or clip gradients with privacy.sgd_clip"
+    where = "in the only round" if rounds == 1 else f"in each of {rounds} rounds"
+    return f"nothing was learnt: {where} {told} ({len(refused)} refused: {reasons[0]}, ...); {hint}"
+
+
+def _is_lost(record: Mapping[str, Any]) -> bool:
+    """Whether nobody has learnt anything in a round: no training counted, or that of few, which had diverged."""
+    if not record["samples"]:
+        return True
+    few = 2 * len({entry["client"] for entry in record["refused"]}) > len(record["clients"])
+    return few and record["train_loss"] > _LOST_LOSS
 
 
 def _uncompressed(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:

@@ -26,6 +26,7 @@ def of_run(result: Mapping[str, Any], records: Sequence[Mapping[str, Any]], path
     refused = f", {result['refused']} uploads refused" if result["refused"] else ""
     parts = [
         paragraph(_title(result), strong=True),
+        paragraph(result["nothing_learnt"], strong=True) if result.get("nothing_learnt") else "",
         _stages(result),
         paragraph(f"{sent}, {human_seconds(result['seconds'])}{refused}{where}"),
         curves(_lines(records), "round", "test accuracy in %, mean over clients"),

@@ -1,8 +1,9 @@
 """Local training in which no row counts for more than a bound, with noise on top (DP-SGD), by Opacus.
 
 Of every batch the gradient of each row is taken by itself, shortened to the L2 norm C = `privacy.sgd_clip`, and added;
-plus N(0, (z C)^2) on every number, z = `privacy.sgd_noise`, from the client's own stream; over the number of rows of a
-batch (of `poisson` batches: on average). What a row that is left blank would give is 0, so that the sensitivity is C.
+plus N(0, (z C)^2) on every number, z = `privacy.sgd_noise`, from the client's own stream or by its secret; over the
+number of rows of a batch (of `poisson` batches: on average). What a row that is left blank would give is 0, so that the
+sensitivity is C.
 
 With batches made by chance a step is a Gaussian mechanism on rows drawn with probability q = B / n. With shuffled ones
 a row is in one step of each epoch, and an epoch is one mechanism, about all rows: nothing is counted for the shuffling.
@@ -13,21 +14,27 @@ Source: Abadi et al., CCS 2016; Mironov, Talwar and Zhang, arXiv:1908.10530 (sam
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
+import json
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from polyfed.core.architectures import Architectures
 from polyfed.core.client import Client
+from polyfed.core.message import to_bytes
 from polyfed.core.method import BY_ROW, Batch, Context, Gradients, Method, Phase
 from polyfed.core.networks import trainable
 from polyfed.core.releases import Release
 from polyfed.core.settings import Privacy, Training
 from polyfed.errors import RequestError
+from polyfed.functional.drift import Normals, released
+from polyfed.functional.keyed import KeyedNormals, KeyedUniforms
 from polyfed.functional.modes import channels_first, has_batchnorm
 
 Loss = Callable[[Any, Batch, Context], Any]
@@ -46,8 +53,37 @@ def releases(settings: Privacy, training: Training, phases: Sequence[Phase], row
     return [Release("training", "sample", settings.sgd_noise, drawn, rows, True, epochs * batches)]
 
 
+class Draws(NamedTuple):
+    """Where noise and batches come from: the client's streams, or its secret. chance: (N,) numbers in (0, 1)."""
+
+    noise: torch.Generator | Normals
+    chance: torch.Generator | KeyedUniforms
+
+
+def draws_of(client: Client, order: torch.Generator) -> Draws:
+    """Those of a client at work, before its training.
+
+    By a secret they are a function of all that the training is: the same training once more has the same draws, so that
+    nothing is gained by asking again, and no other has them, of two with one noise the difference being bare.
+
+    Args:
+        order: deals batches where there is no secret.
+    """
+    if client.secret is None or not client.privacy.sgd_clip:
+        return Draws(client.generator("sgd noise"), order)
+    train = client.data.train
+    settings = [client.training.model_dump_json(), client.privacy.model_dump_json()]
+    place = json.dumps([client.id, client.exchange, client.round, *settings]).encode()
+    weights = {"weights": {name: tensor.detach() for name, tensor in client.model.state_dict().items()}}
+    said = [
+        hashlib.sha256(part).digest() for part in (place, to_bytes(weights), to_bytes({"x": train.x, "y": train.y}))
+    ]
+    noise, chance = (hmac.digest(client.secret, what + b"".join(said), "sha256") for what in (b"sgd noise", b"batches"))
+    return Draws(KeyedNormals(noise), KeyedUniforms(chance))
+
+
 @contextlib.contextmanager
-def by_row(client: Client, draws: torch.Generator) -> Iterator[dict[str, Any]]:
+def by_row(client: Client, draws: torch.Generator | Normals) -> Iterator[dict[str, Any]]:
     """What the contexts of a client at work have within the block, so that gradients are bounded; {} where none are.
 
     draws: where the noise comes from, on the CPU.
@@ -68,16 +104,22 @@ class _Rows:
         draws: where the noise comes from, on the CPU.
     """
 
-    def __init__(self, model: nn.Module, settings: Privacy, draws: torch.Generator) -> None:
+    def __init__(self, model: nn.Module, settings: Privacy, draws: torch.Generator | Normals) -> None:
         sampler, optimiser = _package()
         self._names, self._parameters = trainable(model)
-        seed = int(torch.randint(2**62, (), generator=draws))
-        noise = torch.Generator(self._parameters[0].device).manual_seed(seed)
+        noise = None
+        self._own: Normals | None = None  # of the noise that is not Opacus's
+        if isinstance(draws, torch.Generator):
+            seed = int(torch.randint(2**62, (), generator=draws))
+            noise = torch.Generator(self._parameters[0].device).manual_seed(seed)
+        elif settings.sgd_noise:
+            self._own = draws
+        self._std = settings.sgd_noise * settings.sgd_clip
         self._model, self._hooks, self._layout = model, sampler(model), channels_first(model)
         self._hooks.disable_hooks()  # what else a step does with the network is no business of theirs
         self._steps = optimiser(
             torch.optim.SGD(self._parameters, lr=1.0),  # which never takes a step of its own
-            noise_multiplier=settings.sgd_noise,
+            noise_multiplier=settings.sgd_noise if self._own is None else 0.0,
             max_grad_norm=settings.sgd_clip,
             expected_batch_size=1,
             generator=noise,
@@ -100,8 +142,13 @@ class _Rows:
         """The noisy sum of the bounded gradients, over `expected` rows; None: over the batch's."""
         value, sums = self.taken(loss, batch, context)
         self._steps.expected_batch_size = expected or len(batch.y)
+        if self._own is not None:
+            self._steps.expected_batch_size = 1  # the plain sum
         self._steps.pre_step()
         found = {name: p.grad for name, p in zip(self._names, self._parameters, strict=True)}
+        if self._own is not None:
+            noisy = released({name: g for name, g in found.items() if g is not None}, 0.0, self._std, self._own)
+            found |= {name: tensor / (expected or len(batch.y)) for name, tensor in noisy.items()}
         self._steps.zero_grad(set_to_none=True)
         return Gradients(found, value, sums)
 

@@ -20,8 +20,9 @@ from polyfed.core.timings import timed
 from polyfed.data.samples import Samples
 from polyfed.data.transforms import augmentation
 from polyfed.engine.optimisers import Optimiser
-from polyfed.engine.private import by_row
+from polyfed.engine.private import by_row, draws_of
 from polyfed.errors import RunError
+from polyfed.functional.keyed import KeyedUniforms
 from polyfed.functional.modes import has_batchnorm
 
 
@@ -49,7 +50,7 @@ def train(
     draws = client.generator("inputs")
     order = client.generator("batches")
     noise = client.generator("augment")
-    hiding = client.generator("sgd noise")
+    hiding = draws_of(client, order)
     steps = samples = 0
     losses: list[tuple[Tensor, int]] = []  # of the steps, and how many samples each had
     sums: dict[str, Tensor] = {}
@@ -57,11 +58,11 @@ def train(
         client.phase = phase.name
         rows = None if phase.rows is None else tensor(context, phase.rows)
         mask = None if phase.mask is None else group(context, phase.mask)
-        with only(model, phase), steady(model) as (names, parameters), by_row(client, hiding) as bounded:
+        with only(model, phase), steady(model) as (names, parameters), by_row(client, hiding.noise) as bounded:
             if not parameters:
                 continue
             optimiser = Optimiser(parameters, client.training, client.training.lr_at(client.round, phase.lr))
-            for batch in itertools.islice(_batches(client, phase, rows, order, noise), most):
+            for batch in itertools.islice(_batches(client, phase, rows, order, noise, hiding.chance), most):
                 with_inputs = {**context, **bounded, **method.inputs(client, steps, draws)}
                 with step():
                     grads, loss, extra = method.gradients(model, batch, with_inputs)
@@ -90,14 +91,20 @@ def data_of(client: Client, phase: Phase) -> tuple[Samples, Prepare]:
 
 
 def _batches(
-    client: Client, phase: Phase, rows: Tensor | None, order: torch.Generator, noise: torch.Generator
+    client: Client,
+    phase: Phase,
+    rows: Tensor | None,
+    order: torch.Generator,
+    noise: torch.Generator,
+    chance: torch.Generator | KeyedUniforms,
 ) -> Iterator[Batch]:
-    """The minibatches of a phase, see `shuffled`."""
+    """The minibatches of a phase, see `shuffled` and `by_chance`."""
     samples, prepare = data_of(client, phase)
     device = next(iter(client.model.parameters())).device
     augment = augmentation(client.training.augment)
-    dealt = by_chance if client.privacy.poisson else shuffled
-    for chosen in dealt(client, phase, len(samples), rows, order):
+    held, by_itself = len(samples), client.privacy.poisson
+    dealt = by_chance(client, phase, held, rows, chance) if by_itself else shuffled(client, phase, held, rows, order)
+    for chosen in dealt:
         x = samples.x[chosen]
         x = prepare((x if augment is None or not len(x) else augment(x, noise)).to(device))
         yield Batch(x, samples.y[chosen].to(device), torch.ones(len(chosen), device=device), chosen.to(device))
@@ -116,7 +123,9 @@ def shuffled(client: Client, phase: Phase, held: int, rows: Tensor | None, order
                 yield rows[places]
 
 
-def by_chance(client: Client, phase: Phase, held: int, rows: Tensor | None, order: torch.Generator) -> Iterator[Tensor]:
+def by_chance(
+    client: Client, phase: Phase, held: int, rows: Tensor | None, chance: torch.Generator | KeyedUniforms
+) -> Iterator[Tensor]:
     """As `shuffled`, but every row is in each minibatch by itself, with probability B / M; one may be empty.
 
     There are as many of them, and B rows in each on average.
@@ -124,7 +133,11 @@ def by_chance(client: Client, phase: Phase, held: int, rows: Tensor | None, orde
     rows = torch.arange(held) if rows is None else rows.cpu()
     size = client.training.batch_size
     for _ in range(phase.epochs * math.ceil(len(rows) / size)):
-        yield rows[torch.rand(len(rows), generator=order, dtype=torch.float64) < size / len(rows)]
+        if isinstance(chance, torch.Generator):
+            drawn = torch.rand(len(rows), generator=chance, dtype=torch.float64)
+        else:
+            drawn = chance((len(rows),))
+        yield rows[drawn < size / len(rows)]
 
 
 @contextlib.contextmanager

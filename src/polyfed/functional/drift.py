@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Literal
 
@@ -10,10 +9,11 @@ import torch
 from torch import Tensor
 
 from polyfed.functional.clipping import clipped
+from polyfed.functional.keyed import on_grid
 from polyfed.functional.losses import squared_distance
 
 Norms = Literal["squared", "tensorwise"]
-Normals = Callable[[torch.Size], Tensor]  # a shape -> N(0, 1), float32
+Normals = Callable[[torch.Size], Tensor]  # a shape -> N(0, 1), float64
 
 
 def length(params: Mapping[str, Tensor], reference: Mapping[str, Tensor], norms: Norms) -> Tensor:
@@ -53,7 +53,7 @@ def released(
     """The update, shortened to the norm `bound` if it is longer, plus N(0, std^2) on every entry; std 0 draws nothing.
 
     Args:
-        source: of the normal numbers.
+        source: of the normal numbers. With others than a generator's, the result lies on a grid (`keyed.on_grid`).
 
     >>> released({"a": torch.tensor([3.0, 4.0])}, 1.0, 0.0, torch.Generator())
     {'a': tensor([0.6000, 0.8000])}
@@ -61,8 +61,9 @@ def released(
     short = {name: t for name, t in clipped(update, bound).items() if t is not None}
     if not std:
         return short
-    draw = functools.partial(torch.randn, generator=source) if isinstance(source, torch.Generator) else source
-    return {name: t + std * draw(t.shape).to(t) for name, t in short.items()}
+    if isinstance(source, torch.Generator):
+        return {name: t + std * torch.randn(t.shape, generator=source).to(t) for name, t in short.items()}
+    return {name: on_grid(t.double() + std * source(t.shape).to(t.device), std).to(t) for name, t in short.items()}
 
 
 def _norms(params: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> Tensor:

@@ -25,7 +25,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core import by_class, passes
+from polyfed.core import by_class, forms, passes
 from polyfed.core.client import Client
 from polyfed.core.message import Message, nbytes, tensor
 from polyfed.core.method import Batch, Context, Method, Trained, knobs
@@ -45,6 +45,7 @@ class FD(Method):
     down: ClassVar[str] = "S C + S"
     up: ClassVar[str] = "S C + 2 S"
     states: ClassVar[str] = "server: z_k, n_k, who has which classes"
+    form: ClassVar[forms.Form | None] = {"labels": forms.LABELS, "outputs": forms.rows_of("C"), "counts": forms.COUNTS}
 
     lambda_: Annotated[float, Field(ge=0)] = 1.0  # weight of the distillation; 0 is Local
     temperature: Annotated[float, Field(gt=0)] = 1.0  # T, of what is learnt and of who learns; 1 does not soften

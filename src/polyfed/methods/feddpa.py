@@ -27,7 +27,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from polyfed.core import passes, shared_model
+from polyfed.core import forms, passes, shared_model
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group, tensor
 from polyfed.core.method import Batch, Context, Method, Needs, Phase, Trained, knobs
@@ -50,6 +50,7 @@ class FedDPA(Method):
     up: ClassVar[str] = "P"
     states: ClassVar[str] = "server: w"
     changes: ClassVar[tuple[str, ...]] = ("model",)
+    form: ClassVar[forms.Form | None] = {"model": forms.as_sent}
     starts_blank: ClassVar[bool] = True
 
     threshold: Annotated[float, Field(ge=-1, le=1)] = 0.4  # F above it is personal; 1: nothing is, below 0: everything

@@ -29,7 +29,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core import passes, shared_model
+from polyfed.core import forms, passes, shared_model
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group, tensor
 from polyfed.core.method import Context, Method, Needs, Trained, knobs
@@ -49,6 +49,10 @@ class FedFomo(Method):
     down: ClassVar[str] = "M P, M others' models"
     up: ClassVar[str] = "P + M"
     states: ClassVar[str] = "client: w before training; server: w at first, all w_k, A (N x N)"
+    form: ClassVar[forms.Form | None] = {
+        "model": forms.own_network,
+        "delta": forms.Entry((forms.UpTo("M", lambda known: sum(n.startswith("candidate") for n in known.sent)),)),
+    }
     starts_blank: ClassVar[bool] = True
 
     models: Annotated[int, Field(ge=1)] = 5  # M, others' models that a client is sent

@@ -26,7 +26,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core import feature_generator, shared_model
+from polyfed.core import feature_generator, forms, shared_model
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group, tensor
 from polyfed.core.method import Batch, Context, Method, Needs, Trained, knobs
@@ -44,7 +44,7 @@ class FedGen(Method):
     name: ClassVar[str] = "fedgen"
     paper: ClassVar[str] = "Zhu et al., ICML 2021"
     differs: ClassVar[str] = "depth, one feature width (same-shape: anything before the head)"
-    down, up, changes = "P + P_G + C", "P + C", ("model",)
+    down, up, changes, form = "P + P_G + C", "P + C", ("model",), {"model": forms.as_sent, "counts": forms.BY_CLASS}
     states: ClassVar[str] = "server: w, G and its Adam, class counts"
     starts_blank: ClassVar[bool] = True
 

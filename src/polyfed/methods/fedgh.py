@@ -24,6 +24,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from polyfed.core import forms
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group, nbytes, tensor
 from polyfed.core.method import Context, Method, Needs, Trained, knobs
@@ -43,6 +44,12 @@ class FedGH(Method):
     down: ClassVar[str] = "C D + C"
     up: ClassVar[str] = "S D + S"
     states: ClassVar[str] = "server: the header"
+    form: ClassVar[forms.Form | None] = {
+        "labels": forms.LABELS,
+        "lars": forms.rows_of("D", (torch.float32, torch.float16)),
+        "counts": forms.COUNTS,
+    }
+    unaligned: ClassVar[tuple[str, ...]] = ("lars",)
 
     header_lr: Annotated[float, Field(ge=0)] = 0.01  # eta_theta; 0 keeps the header as it was drawn (the ablation)
     header_epochs: Annotated[int, Field(ge=1)] = 1  # passes over the received pairs per round

@@ -37,7 +37,7 @@ from polyfed.functional.similarity import Similarity
 class FedHeNN(Method):
     """Alignment of representations through centred kernel alignment on common unlabelled inputs."""
 
-    name, paper, changes = "fedhenn", "Makhija et al., ICML 2022", ("model",)
+    name, paper, changes, form = "fedhenn", "Makhija et al., ICML 2022", ("model",), alignment.FORM
     down, up, states = "L inputs + L r (homogeneous: P)", "P (kernels: L D)", "server: the RAD, latest w_k or A_k"
 
     setting: Literal["heterogeneous", "homogeneous"] = "heterogeneous"  # Algorithm 2, or 1: one architecture

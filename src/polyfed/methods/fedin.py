@@ -41,7 +41,7 @@ class FedIN(Method):
 
     name, paper = "fedin", "Chan et al., arXiv:2304.00759"
     differs: ClassVar[str] = "depth between equal cuts, one name having one shape (same-shape, projected: anything)"
-    down, up, changes = "P + n_S q", "P + n_S q", ("model",)
+    down, up, changes, form = "P + n_S q", "P + n_S q", ("model",), feature_pool.FORM
     states: ClassVar[str] = "server: w, this round's pairs; client: trained projections"
 
     aggregation: shared_model.Aggregation = "layer-wise"  # or "same-shape": within each architecture

@@ -26,7 +26,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from polyfed.core import companion
+from polyfed.core import companion, forms
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group, tensor
 from polyfed.core.method import Batch, Context, Gradients, Needs, Trained, knobs
@@ -48,6 +48,7 @@ class FedKD(companion.Accompanied):
     up: ClassVar[str] = "sum K (m + n + 1) + 1"
     states: ClassVar[str] = "client: mentor, W_k, m; server: m, update"
     changes: ClassVar[tuple[str, ...]] = ()
+    form: ClassVar[forms.Form | None] = {**dict.fromkeys(low_rank.GROUPS, companion.in_low_rank), "n": forms.SAMPLES}
 
     energy_start: Annotated[float, Field(gt=0, le=1)] = 0.95  # T in round 1; 1 sends every number
     energy_end: Annotated[float, Field(gt=0, le=1)] = 0.98  # where T goes to, linearly, over all rounds

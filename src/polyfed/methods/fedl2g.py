@@ -22,7 +22,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from polyfed.core import by_class
+from polyfed.core import by_class, forms
 from polyfed.core.client import Client
 from polyfed.core.message import Message, tensor
 from polyfed.core.method import Batch, Context, Exchange, Method, Needs, Phase, Trained, knobs
@@ -47,8 +47,8 @@ class FedL2G(Method):
     name: ClassVar[str] = "fedl2g"
     paper: ClassVar[str] = "Zhang et al., 2024"
     differs: ClassVar[str] = "anything (representation: anything before equally many features)"
-    down: ClassVar[str] = "C q, q = C or D"
-    up: ClassVar[str] = "S q + S"
+    down, up = "C q, q = C or D", "S q + S"
+    form: ClassVar[forms.Form | None] = {"labels": forms.LABELS, "gradients": forms.rows_of(forms.width_of("guides"))}
     states: ClassVar[str] = "server: g"
 
     guide: Literal["logits", "representation"] = "logits"  # what is drawn to g

@@ -23,7 +23,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core import passes, shared_model
+from polyfed.core import forms, passes, shared_model
 from polyfed.core.client import Client
 from polyfed.core.message import Message, tensor
 from polyfed.core.method import Batch, Context, Exchange, Method, Needs, Phase, Trained, knobs
@@ -43,6 +43,7 @@ class FedMD(Method):
     up: ClassVar[str] = "L C"
     states: ClassVar[str] = "client: whether it has had its transfer learning; server: s"
     comparable: ClassVar[tuple[str, ...]] = ("scores",)
+    form: ClassVar[forms.Form | None] = {"scores": forms.Entry((lambda known: _asked(known), "C"))}
 
     public_epochs: Annotated[int, Field(ge=0)] = 10  # once, on the public rows and their labels; 0 is off
     private_epochs: Annotated[int, Field(ge=0)] = 10  # once, after that, on one's own rows; 0 is off
@@ -127,3 +128,9 @@ class FedMD(Method):
             x, prepare = client.public.samples.x[client.context["rows"]], client.public.prepare
             return {"scores": passes.apply(client.model, client.model, x, prepare)[:, : client.classes]}
         return {}
+
+
+def _asked(known: forms.Known) -> int:
+    """On how many public rows scores are asked for."""
+    held = len(known.server.public or ())
+    return min(getattr(known.method, "rows", None) or held, held)

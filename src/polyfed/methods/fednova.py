@@ -21,7 +21,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core import proximal, shared_model
+from polyfed.core import forms, proximal, shared_model
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group, tensor
 from polyfed.core.method import Batch, Context, Trained, knobs
@@ -41,6 +41,12 @@ class FedNova(shared_model.Averaging):
     paper: ClassVar[str] = "Wang et al., NeurIPS 2020"
     up: ClassVar[str] = "P + 2"
     states: ClassVar[str] = "server: w, with server_momentum m"
+    form: ClassVar[forms.Form | None] = {
+        "model": forms.as_sent,
+        "n": forms.SAMPLES,
+        "a": forms.NUMBER,
+        "tau": forms.NUMBER,
+    }
     starts_blank: ClassVar[bool] = True
 
     effective: Literal["normalisers", "steps"] = "normalisers"  # what tau_eff averages: a_k, or tau_k

@@ -22,6 +22,7 @@ from typing import ClassVar, Literal
 
 from polyfed.core import by_class
 from polyfed.core.client import Client
+from polyfed.core.forms import Form
 from polyfed.core.message import Message, tensor
 from polyfed.core.method import Trained, knobs
 from polyfed.core.prototypes import Prototypes
@@ -38,6 +39,8 @@ class FedProto(Prototypes):
     down: ClassVar[str] = "C D + C"
     up: ClassVar[str] = "S D + 2 S"
     states: ClassVar[str] = "client: P as last received; server: P, who has which classes"
+    form: ClassVar[Form | None] = Prototypes.form
+    unaligned: ClassVar[tuple[str, ...]] = ("prototypes",)
 
     weighting: Literal["count", "uniform"] = "count"  # by samples of the class, or every sender once (no counts sent)
 

@@ -20,7 +20,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
-from polyfed.core import shared_model
+from polyfed.core import forms, shared_model
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group
 from polyfed.core.method import Context, Exchange, Method, Needs, Phase, Trained, knobs
@@ -40,6 +40,7 @@ class FedRep(Method):
     up: ClassVar[str] = "P - P_h"
     states: ClassVar[str] = "client: h_k; server: phi"
     changes: ClassVar[tuple[str, ...]] = ("model",)
+    form: ClassVar[forms.Form | None] = {"model": forms.as_sent}
     common_head: ClassVar[bool] = True
 
     aggregation: shared_model.Aggregation = "layer-wise"  # or "same-shape"; alike where all share one architecture

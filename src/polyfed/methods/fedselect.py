@@ -29,7 +29,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core import shared_model
+from polyfed.core import forms, shared_model
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, State, group, tensor
 from polyfed.core.method import Context, Method, Needs, Phase, Trained, knobs
@@ -49,7 +49,7 @@ class FedSelect(Method):
     paper: ClassVar[str] = "Tamirisa et al., CVPR 2024"
     differs: ClassVar[str] = "depth: tensors of one name have one shape (same-shape: anything)"
     down: ClassVar[str] = "P - M_k, M_k the client's personal entries"
-    up: ClassVar[str] = "P - M_k (and P / 32 when M_k has grown)"
+    up, form = "P - M_k (and P / 32 when M_k has grown)", {"model": forms.thinned, "mask": forms.bits}
     states: ClassVar[str] = "client: m_k, a_k; server: w, all m_k"
     starts_blank: ClassVar[bool] = True
 

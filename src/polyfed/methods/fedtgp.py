@@ -42,6 +42,7 @@ class FedTGP(Prototypes):
     down: ClassVar[str] = "C D + C"
     up: ClassVar[str] = "S D + S"
     states: ClassVar[str] = "client: P as last received; server: the network behind P, P"
+    unaligned: ClassVar[tuple[str, ...]] = ("prototypes",)
 
     lambda_: Annotated[float, Field(ge=0)] = 10.0  # weight of the squared distance, mean over D; 0 is Local
     margin: Annotated[float, Field(ge=0)] = 100.0  # tau, the most that delta can be; 0 is off

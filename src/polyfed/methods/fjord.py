@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from polyfed.core import submodels
 from polyfed.core.client import Client
+from polyfed.core.forms import Form
 from polyfed.core.message import Message
 from polyfed.core.method import Batch, Context, Exchange, Trained, knobs
 from polyfed.core.server import Server
@@ -43,6 +44,7 @@ class FjORD(submodels.Slicing):
     down: ClassVar[str] = "P(p_i) + S(p_i), and P(p_i) for the statistics"
     up: ClassVar[str] = "P(p_i), and S(p_i) + 1 for the statistics"
     states: ClassVar[str] = "server: w, BatchNorm's statistics by width"
+    form: ClassVar[Form | None] = submodels.FORM
     starts_blank: ClassVar[bool] = True
 
     widths: Annotated[int, Field(ge=1)] = 5  # n: widths are 1/n, 2/n, ..., 1; 1 is FedAvg

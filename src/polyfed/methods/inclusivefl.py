@@ -26,7 +26,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core import shared_model
+from polyfed.core import forms, shared_model
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group
 from polyfed.core.method import Context, Method, Needs, Trained, knobs
@@ -50,6 +50,7 @@ class InclusiveFL(Method):
     up: ClassVar[str] = "P + 1"
     states: ClassVar[str] = "server: w, every architecture's own layers and m"
     changes: ClassVar[tuple[str, ...]] = ("model",)
+    form: ClassVar[forms.Form | None] = {"model": forms.as_sent, "n": forms.SAMPLES}
     starts_blank: ClassVar[bool] = True
 
     beta: Annotated[float, Field(ge=0, le=1)] = 0.2  # share of the larger one's update; 0 is no distillation

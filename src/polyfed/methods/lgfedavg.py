@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from polyfed.core import shared_model
+from polyfed.core import forms, shared_model
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group
 from polyfed.core.method import Context, Method, Needs, Trained, knobs
@@ -40,6 +40,7 @@ class LGFedAvg(Method):
     up: ClassVar[str] = "P_h"
     states: ClassVar[str] = "server: h"
     changes: ClassVar[tuple[str, ...]] = ("shared",)
+    form: ClassVar[forms.Form | None] = {"shared": forms.as_sent}
 
     shares: Literal["none", "head", "upper", "all"] = "head"  # "upper": all but the extractor; none: Local, all: FedAvg
     weighting: shared_model.Weighting = "samples"  # "uniform" counts every client once

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from polyfed.core.forms import Form
 from polyfed.core.method import Method, knobs
 
 
@@ -18,3 +19,4 @@ class Local(Method):
 
     name: ClassVar[str] = "local"
     paper: ClassVar[str] = "every client for itself"
+    form: ClassVar[Form | None] = {}

@@ -24,7 +24,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core import passes, shared_model
+from polyfed.core import forms, passes, shared_model
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group, tensor
 from polyfed.core.method import Batch, Context, Gradients, Trained, knobs
@@ -45,6 +45,7 @@ class SCAFFOLD(shared_model.Averaging):
     down: ClassVar[str] = "2 P + 1"
     up: ClassVar[str] = "2 P + 1"
     states: ClassVar[str] = "client: c_k, that before; server: w, c"
+    form: ClassVar[forms.Form | None] = {"model": forms.as_sent, "n": forms.SAMPLES, "control": forms.as_sent}
     starts_blank: ClassVar[bool] = True
 
     control: Literal["mean", "I", "II"] = "mean"  # c_k+: the mean of the steps' gradients, or the paper's option

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from polyfed.core import shared_model, submodels
 from polyfed.core.client import Client
 from polyfed.core.early_exits import attach
+from polyfed.core.forms import Form
 from polyfed.core.message import Message, tensor
 from polyfed.core.method import Batch, Context, Exchange, Trained, knobs
 from polyfed.core.server import Server
@@ -71,6 +72,7 @@ class ScaleFL(submodels.Slicing):
     down: ClassVar[str] = "P(l) + S(l), and P(l) for the statistics"
     up: ClassVar[str] = "P(l), and S(l) + 1 for the statistics"
     states: ClassVar[str] = "server: w with its exits, clients' levels, BatchNorm's statistics by level"
+    form: ClassVar[Form | None] = submodels.FORM
     starts_blank: ClassVar[bool] = True
 
     levels: Annotated[str, AfterValidator(_checked)] = "0.4@0.4 0.5@0.55 0.55@0.7 0.65@0.85 1@1"  # width@depth of each

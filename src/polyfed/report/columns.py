@@ -70,17 +70,17 @@ def with_spread(pairs: list[tuple[float | None, float | None]], sign: str = "") 
 
 
 def interval(mean: float | None, margin: float | None, sign: str = "") -> str:
-    """``"[70.10, 72.30]"`` in per cent; "-" where one is not known."""
+    """``"[+0.10, +2.30]"`` in per cent, of a difference; "-" where one is not known."""
     if mean is None or margin is None:
         return "-"
     return f"[{percent(mean - margin, sign)}, {percent(mean + margin, sign)}]"
 
 
-def highest(values: Sequence[float | None]) -> frozenset[int]:
-    """The places of the highest value, to two decimals of a per cent; none where fewer than two are known."""
-    shown = [None if value is None else round(100 * value, 2) for value in values]
-    known = [value for value in shown if value is not None]
-    return frozenset(at for at, value in enumerate(shown) if value == max(known)) if len(known) > 1 else frozenset()
+def interval_of_share(mean: float | None, margin: float | None) -> str:
+    """``"[70.10, 72.30]"`` in per cent, cut to 0..100, of what cannot lie elsewhere; "-" where one is not known."""
+    if mean is None or margin is None:
+        return "-"
+    return f"[{percent(max(0.0, mean - margin))}, {percent(min(1.0, mean + margin))}]"
 
 
 def markdown_table(columns: Sequence[Column]) -> str:

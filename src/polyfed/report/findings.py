@@ -11,30 +11,29 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from polyfed.report.columns import interval, percent
-from polyfed.report.statistics import Paired
+from polyfed.report.statistics import SEEDS, Paired, is_distinguishable
 
 if TYPE_CHECKING:
     from polyfed.report.formats import Row
 
-__all__ = ["SEEDS", "finding", "is_distinguishable"]
+__all__ = ["finding"]
 
-SEEDS = 3  # fewer say nothing of chance
 _NAMED = 4  # methods told by name; of more, how many
 _NUMBERS = {1: "one seed", 2: "two seeds"}
 
 
-def is_distinguishable(difference: Paired) -> bool | None:
-    """Whether a difference is more than chance; None where there are too few seeds to say."""
-    if len(difference.seeds) < SEEDS or difference.mean is None or difference.margin is None:
-        return None
-    return abs(difference.mean) > difference.margin
-
-
 def finding(rows: Sequence[Row]) -> str:
     """One or two sentences: who leads, by how much, and what may be claimed of it."""
-    known = [row for row in rows if row.accuracy is not None]
+    lost = [row for row in rows if row.nothing_learnt]
+    known = [row for row in rows if row.accuracy is not None and row not in lost]
     if not known:
-        return "No accuracy is known."
+        return "Nothing was learnt." if lost else "No accuracy is known."
+    warning = f" Nothing was learnt by {', '.join(row.name for row in lost)}." if lost else ""
+    return f"{_compared(known)}{warning}"
+
+
+def _compared(known: Sequence[Row]) -> str:
+    """The finding on rows whose accuracy is known, and was learnt."""
     leader = max(known, key=lambda row: row.accuracy or 0.0)  # the first of equals
     if len(known) == 1:
         return f"{leader.name} reaches {percent(leader.accuracy)} %; there is no other method to compare it with."

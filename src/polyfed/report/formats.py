@@ -15,9 +15,9 @@ from polyfed.markup import Line, curves, details, notes, paragraph
 from polyfed.markup import table as as_html
 from polyfed.report.columns import (
     Column,
-    highest,
     in_width,
     interval,
+    interval_of_share,
     latex,
     latex_table,
     markdown_table,
@@ -61,7 +61,7 @@ class Row:
         seeds: the seeds averaged over.
         accuracy: last round, mean over clients.
         accuracy_std_seeds: sample standard deviation over seeds; None with one seed.
-        accuracy_margin: of the mean over seeds; None with one seed.
+        accuracy_margin: of the mean over seeds; None with fewer than three.
         accuracy_std_clients: standard deviation over clients.
         accuracy_min_client: the lowest client.
         accuracy_worst_tenth: mean of the lowest tenth of the clients.
@@ -77,6 +77,7 @@ class Row:
         seconds: one whole run.
         simulated_seconds: what it would have taken on the clients' devices; None where none are simulated.
         refused: uploads refused, summed over the runs.
+        nothing_learnt: in how many of the runs no client's work ever counted.
         difference: accuracy minus Local's, paired on the seeds that both have.
         difference_std: sample standard deviation of those differences.
         difference_margin: of their mean.
@@ -112,6 +113,7 @@ class Row:
     seconds: float | None
     simulated_seconds: float | None
     refused: int
+    nothing_learnt: int
     difference: float | None
     difference_std: float | None
     difference_margin: float | None
@@ -138,6 +140,8 @@ class Section:
         versions: of what the numbers depend on.
         published: the papers' tables that stand beside.
         footnotes: a footnote's name -> its number among the notes.
+        leaders: "accuracy", "best_by_validation" or a stage -> the row that leads there
+            (`polyfed.report.statistics.leader`); what nobody leads is left out.
     """
 
     finding: str
@@ -149,6 +153,7 @@ class Section:
     versions: Mapping[str, str]
     published: tuple[str, ...]
     footnotes: Mapping[str, int]
+    leaders: Mapping[str, str]
 
     @property
     def extra_stages(self) -> list[str]:
@@ -297,15 +302,20 @@ def _scores(section: Section, metrics: bool) -> list[Column]:
         Column(
             "accuracy",
             with_spread([(row.accuracy, row.accuracy_std_seeds) for row in rows]),
-            bold=highest([row.accuracy for row in rows]),
+            bold=_bold(section, "accuracy"),
         ),
         Column("std\nclients", [percent(row.accuracy_std_clients) for row in rows]),
         Column("min\nclient", [percent(row.accuracy_min_client) for row in rows]),
-        Column("best by\nvalid.", [percent(best) for best in bests], bold=highest(bests)),
+        Column("best by\nvalid.", [percent(best) for best in bests], bold=_bold(section, "best_by_validation")),
         *(_of_stage(section, stage) for stage in section.extra_stages),
         *(Column(f"by\n{p}", [percent(row.accuracy_by_predictor.get(p)) for row in rows]) for p in section.predictors),
         *(_metrics_of(section) if metrics else ()),
     ]
+
+
+def _bold(section: Section, key: str) -> frozenset[int]:
+    """The place of the row that leads a column, if one does."""
+    return frozenset(at for at, row in enumerate(section.rows) if row.name == section.leaders.get(key))
 
 
 def _repeated(section: Section, metrics: bool) -> dict[str, str]:
@@ -339,12 +349,20 @@ def _number(value: float | None) -> str:
 
 
 def _names_of(section: Section) -> Column:
-    return Column("method", [row.name for row in section.rows], words=True)
+    return Column("method", [f"{row.name}{_learnt_nothing(row)}" for row in section.rows], words=True)
+
+
+def _learnt_nothing(row: Row) -> str:
+    """Behind a row's name: that its accuracy is that of networks as they began."""
+    if not row.nothing_learnt:
+        return ""
+    some = f" in {row.nothing_learnt} of {len(row.seeds)} runs" if row.nothing_learnt < len(row.seeds) else ""
+    return f" (nothing learnt{some})"
 
 
 def _of_stage(section: Section, stage: str) -> Column:
     found = [row.accuracy_by_stage.get(stage) for row in section.rows]
-    return Column(stage, list(map(percent, found)), bold=highest(found))
+    return Column(stage, list(map(percent, found)), bold=_bold(section, stage))
 
 
 def _metrics_of(section: Section) -> list[Column]:
@@ -365,12 +383,12 @@ def _by_architecture(section: Section) -> list[Sheet]:
 
 
 def _over_seeds(section: Section) -> list[Sheet]:
-    """The intervals; nothing where no row has two seeds."""
+    """The intervals; nothing where no row has seeds enough."""
     rows = section.rows
     if all(row.accuracy_margin is None for row in rows):
         return []
-    last = [interval(row.accuracy, row.accuracy_margin) for row in rows]
-    best = [interval(row.accuracy_best_by_validation, row.accuracy_best_margin) for row in rows]
+    last = [interval_of_share(row.accuracy, row.accuracy_margin) for row in rows]
+    best = [interval_of_share(row.accuracy_best_by_validation, row.accuracy_best_margin) for row in rows]
     columns = [
         Column("accuracy", last),
         *([] if best == last else [Column("best by\nvalid.", best)]),
@@ -447,7 +465,7 @@ def sheets(section: Section) -> list[Sheet]:
 
 
 def to_markdown(table: Table) -> str:
-    """GitHub's tables, each under its caption; the best of a column is bold."""
+    """GitHub's tables, each under its caption; what leads a column is bold."""
     blocks = [f"**{markdown_text(section.caption)}**\n\n{markdown_body(section)}" for section in table.sections]
     if table.notes:
         blocks.append("\n".join(f"- {markdown_text(note)}" for note in table.notes) + "\n")
@@ -487,7 +505,7 @@ def _html(columns: Sequence[Column]) -> str:
 
 
 def to_latex(table: Table) -> str:
-    """A ``table`` with ``booktabs`` rules for each section and each of its further tables; the best are bold."""
+    """A ``table`` with ``booktabs`` rules for each section and each of its further tables; what leads is bold."""
     blocks = []
     for section in table.sections:
         shown = sheets(section)

@@ -153,6 +153,9 @@ def _ended(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
         stops = [str(run.result["stopped_after"]) for run in runs if run.result.get("stopped_after")]
         if stops:
             yield f"{name}: stopped early, after round {', '.join(stops)} ({len(stops)} of {len(runs)} runs)"
+        for line in dict.fromkeys(run.result.get("nothing_learnt") for run in runs):
+            if line:
+                yield f"{name}: {line}"
         if any(run.rounds and run.rounds[-1].get("closing") for run in runs):
             yield f"{name}: figures after a closing round"
         if left_out := sorted({number for run in runs for number in run.result.get("left_out") or ()}):

@@ -3,6 +3,10 @@
 A 95 % interval is Student's: the mean plus or minus its *margin*, t(0.975, n - 1) s / sqrt(n), with s the sample
 standard deviation (n - 1) over n seeds. Two rows are compared seed by seed: the mean of the differences on the seeds
 that both have, with the margin of these differences. One seed has neither spread nor margin: both are None, not zero.
+Two seeds have no margin either, as theirs would be 12.7 deviations over sqrt(2): `SEEDS` are the fewest that have one.
+
+A difference is distinguishable where its interval leaves out zero. The row with the highest mean leads a column where
+its difference to the next is.
 
 A target is reached in the first round, counted from 1, after which the mean accuracy over clients is at least the
 target, among the rounds that were scored (FedGH's Table 3 and FedIN's tables count so). Bytes and seconds are those of
@@ -21,15 +25,28 @@ from polyfed.errors import RequestError
 from polyfed.report.columns import finite, mean_of, std_of
 from polyfed.report.folders import RunRecord
 
-__all__ = ["Paired", "Reach", "Target", "ToTarget", "margin_of", "paired", "reach", "to_target"]
+__all__ = [
+    "SEEDS",
+    "Paired",
+    "Reach",
+    "Target",
+    "ToTarget",
+    "is_distinguishable",
+    "leader",
+    "margin_of",
+    "paired",
+    "reach",
+    "to_target",
+]
 
 LEVEL = 0.95
+SEEDS = 3  # fewer say nothing of chance
 _TARGET = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(%?)\s*(?:of\s+(local|best))?", re.IGNORECASE)
 
 
 # over seeds -------------------------------------------------------------------------------------------------------
 def margin_of(values: Sequence[Any]) -> float | None:
-    """Half the width of the mean's 95 % interval; None for a single value, and unless every value is known.
+    """Half the width of the mean's 95 % interval; None for fewer than `SEEDS` values, and unless every value is known.
 
     >>> round(margin_of([1.0, 2.0, 3.0]), 4)  # 4.3027 * 1 / sqrt(3)
     2.4841
@@ -37,7 +54,7 @@ def margin_of(values: Sequence[Any]) -> float | None:
     from scipy.special import stdtrit  # comes with scikit-learn
 
     std = std_of(values)
-    if std is None:
+    if std is None or len(values) < SEEDS:
         return None
     return float(stdtrit(len(values) - 1, (1 + LEVEL) / 2)) * std / math.sqrt(len(values))
 
@@ -61,6 +78,30 @@ def paired(mine: Mapping[int, float | None], other: Mapping[int, float | None]) 
     seeds = tuple(seed for seed in mine if seed in other)
     found = [None if (a := mine[seed]) is None or (b := other[seed]) is None else a - b for seed in seeds]
     return Paired(seeds, mean_of(found), std_of(found), margin_of(found))
+
+
+def is_distinguishable(difference: Paired) -> bool | None:
+    """Whether a difference is more than chance; None where there are too few seeds to say."""
+    if len(difference.seeds) < SEEDS or difference.mean is None or difference.margin is None:
+        return None
+    return abs(difference.mean) > difference.margin
+
+
+def leader(scores: Mapping[str, Mapping[int, float | None]]) -> str | None:
+    """The row with the highest mean, where its difference to the next one is distinguishable; else None.
+
+    Args:
+        scores: row -> seed -> accuracy; a row in which one is not known does not count.
+    """
+    means = {name: mean_of(list(found.values())) for name, found in scores.items()}
+    known = {name: mean for name, mean in means.items() if mean is not None}
+    ranked = sorted(known, key=lambda name: -known[name])
+    if len(ranked) < 2:
+        return None
+    best, following = ranked[:2]
+    difference = paired(scores[best], scores[following])
+    is_above = difference.mean is not None and difference.mean > 0  # on the seeds that both have
+    return best if is_above and is_distinguishable(difference) else None
 
 
 # to a target ------------------------------------------------------------------------------------------------------

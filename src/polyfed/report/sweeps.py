@@ -78,6 +78,7 @@ class SweepRow:
         bytes_up, bytes_down, seconds: of one whole run. refused: uploads refused, summed over the runs.
         chosen: whether it is the one chosen by validation. words: how to ask for it.
         runs: each run's seed, folder, validation and test accuracy.
+        nothing_learnt: in how many of the runs no client's work ever counted; such a row is not chosen.
     """
 
     settings: Mapping[str, Any]
@@ -99,6 +100,7 @@ class SweepRow:
     words: tuple[str, ...]
     runs: tuple[Mapping[str, Any], ...]
     chosen: bool = False
+    nothing_learnt: int = 0  # as tables of earlier versions are without
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,8 @@ def tabulate(keys: Sequence[str], cells: Sequence[Cell], notes: Sequence[str] = 
     found = [(cell, _row(cell)) for cell in cells if cell.runs]
     if not found:
         return None
-    candidates = [row for cell, row in found if cell.complete and cell.words and row.validation is not None]
+    sound = [(cell, row) for cell, row in found if cell.complete and cell.words and not row.nothing_learnt]
+    candidates = [row for _, row in sound if row.validation is not None]
     best = max(candidates, key=lambda row: row.validation or 0.0, default=None)  # the first of equals
     rows = tuple(replace(row, chosen=row is best) for _, row in found)
     main = [cell for cell, _ in found if cell.words] or [cell for cell, _ in found]
@@ -163,6 +166,12 @@ def tabulate(keys: Sequence[str], cells: Sequence[Cell], notes: Sequence[str] = 
     told += "; the choice is by validation accuracy, never by test accuracy"
     left = [cell for cell, _ in found if cell.words and not cell.complete]
     lost = [f"not to be chosen, as a seed is missing: {_named(keys, cell.settings)}" for cell in left]
+    lost += [
+        f"not to be chosen, {_named(keys, cell.settings)}: {run.result['nothing_learnt']}"
+        for cell, _ in found
+        for run in cell.runs
+        if cell.words and run.result.get("nothing_learnt")
+    ]
     return SweepTable(tuple(keys), caption, rows, (told, *lost, *notes))
 
 
@@ -196,6 +205,7 @@ def _row(cell: Cell) -> SweepRow:
             {"seed": run.seed, "path": str(run.path), "validation": v, "accuracy": a}
             for run, v, a in zip(cell.runs, validation, accuracy, strict=True)
         ),
+        nothing_learnt=sum(bool(result.get("nothing_learnt")) for result in results),
     )
 
 
@@ -249,7 +259,14 @@ def _columns(table: SweepTable) -> list[Column]:
         (_COSTS[3], [str(row.refused or "-") for row in rows]),
     ]
     columns += [Column(head, cells) for head, cells in numbers if head == "validation" or set(cells) != {"-"}]
-    return [*columns, Column("chosen", ["yes" if row.chosen else "" for row in rows], words=True)]
+    return [*columns, Column("chosen", [_said(row) for row in rows], words=True)]
+
+
+def _said(row: SweepRow) -> str:
+    """In the column of the choice."""
+    if row.nothing_learnt:
+        return "nothing learnt"
+    return "yes" if row.chosen else ""
 
 
 def to_text(table: SweepTable, width: int = 100) -> str:

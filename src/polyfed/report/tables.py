@@ -31,7 +31,7 @@ from polyfed.report.formats import (
     to_text,
 )
 from polyfed.report.grouping import Group, group_runs
-from polyfed.report.statistics import Paired, Target, margin_of, paired, to_target
+from polyfed.report.statistics import SEEDS, Paired, Target, leader, margin_of, paired, to_target
 from polyfed.report.writing import make_folder, write_whole
 
 __all__ = [
@@ -101,8 +101,15 @@ def _section(group: Group, stage: str | None, target: Target | None) -> Section:
         )
     if any(row.accuracy_by_predictor for row in rows):
         notes.append("by ...: the same models in the same stage, predicting in another of their method's ways")
-    if not several:
-        notes.append("one seed: neither a spread nor an interval is known")
+    most = max(len(row.seeds) for row in rows)
+    if most < SEEDS:
+        notes.append(
+            "two seeds: no interval is told, which takes three"
+            if several
+            else "one seed: neither a spread nor an interval is known"
+        )
+    leaders = _leaders(group, stages, scores)
+    notes += _about_leaders(leaders)
     if target is not None and wanted is not None:
         notes.append(_about_target(target, wanted, group))
     notes += _about_published(group, rows)
@@ -128,7 +135,43 @@ def _section(group: Group, stage: str | None, target: Target | None) -> Section:
         versions=dict(first.result.get("versions") or {}),
         published=first.published,
         footnotes=numbers,
+        leaders=leaders,
     )
+
+
+def _leaders(
+    group: Group, stages: Mapping[str, str], scores: Mapping[str, Mapping[int, float | None]]
+) -> dict[str, str]:
+    """Who leads in accuracy, in that of the best round, and in each stage; runs that learnt nothing lead nowhere."""
+    rows = {n: runs for n, runs in group.rows.items() if not any(run.result.get("nothing_learnt") for run in runs)}
+    best = {
+        name: {
+            run.seed: finite(run.result.get("accuracy_best_by_validation")) if run.stage == stages[name] else None
+            for run in runs
+        }
+        for name, runs in rows.items()
+    }
+    columns: dict[str, dict[str, dict[int, float | None]]] = {"best_by_validation": best}
+    columns["accuracy"] = {name: dict(scores[name]) for name in rows}
+    every = [runs[0].result.get("accuracy_by_stage") or {} for runs in rows.values()]
+    for stage in dict.fromkeys(stage for scored in every for stage in scored):
+        columns[stage] = {name: _by_seed(runs, stage) for name, runs in rows.items()}
+    found = {column: leader(of_rows) for column, of_rows in columns.items()}
+    return {column: name for column, name in found.items() if name is not None}
+
+
+def _about_leaders(leaders: Mapping[str, str]) -> Iterator[str]:
+    """What is bold, and why."""
+    if leaders:
+        columns = {
+            name: [column.replace("_", " ") for column in leaders if leaders[column] == name]
+            for name in dict.fromkeys(leaders.values())
+        }
+        told = "; ".join(f"{name} ({', '.join(where)})" for name, where in columns.items())
+        yield (
+            "highest, and bold, as the 95 % interval of the difference to the next, paired by seed, leaves out zero: "
+            f"{told}"
+        )
 
 
 def _by_seed(runs: Sequence[RunRecord], stage: str) -> dict[int, float | None]:
@@ -240,6 +283,7 @@ def _row(
         seconds=mean_of([run.result.get("seconds") for run in runs]),
         simulated_seconds=mean_of([run.result.get("simulated_seconds") for run in runs]),
         refused=sum(int(run.result.get("refused") or 0) for run in runs),
+        nothing_learnt=sum(bool(run.result.get("nothing_learnt")) for run in runs),
         difference=difference.mean,
         difference_std=difference.std,
         difference_margin=difference.margin,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
+from polyfed.core.forms import Known, misfit
 from polyfed.core.message import Message, copied, flatten, from_bytes, nbytes, not_finite, to_bytes
 from polyfed.core.method import Batch, Context, Gradients, Method, Needs, not_a_knob
 from polyfed.core.randomness import scoped_global
@@ -185,6 +186,22 @@ def data_are_shuffled(kit: Kit) -> None:
     same = worlds.difference(worlds.weights(kit.base), worlds.weights(other))
     if same is None:
         kit.fail("another order of the training data gives the same weights: the batches handed in are not used")
+
+
+@_property
+def uploads_have_their_form(kit: Kit) -> None:
+    """What clients upload is of the `form` that the method declares, if it declares one."""
+    form = kit.method.form
+    if form is None:
+        return
+
+    def look(scene: Scene) -> None:
+        for number, message in scene.uploads.items():
+            sent = kit.method.broadcast(scene.server, number)
+            if problem := misfit(form, message, Known(kit.method, scene.server, number, sent)):
+                kit.fail(f"client {number} uploads what `form` does not allow: {problem}")
+
+    kit.aggregations(kit.usual, SHORT, look)
 
 
 # order, subsets ---------------------------------------------------------------------------------------------------

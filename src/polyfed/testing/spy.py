@@ -35,7 +35,7 @@ class Spy(Method):
     """
 
     def __init__(self, inner: Method, every: Around | None = None, **around: Around) -> None:
-        vars(self).update(name=inner.name, paper=inner.paper, changes=inner.changes, inner=inner)
+        vars(self).update(name=inner.name, paper=inner.paper, changes=inner.changes, form=inner.form, inner=inner)
 
         for hook in HOOKS:
             call = getattr(inner, hook)

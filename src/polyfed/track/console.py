@@ -23,6 +23,7 @@ _PLAIN_PAUSE = 1.0  # seconds between plain lines, at least
 _PATIENCE = 30.0  # seconds without a plain line after which a long round tells how far it is
 _REDRAW_PAUSE = 0.1  # seconds between redrawings of the live line, at least
 _BAR = (8, 30)  # characters, at least and at most
+_HUGE = 1e6  # losses from here on are shown in powers of ten
 _REFUSALS_TOLD = 3  # per round; the rest is counted
 _ASCII = str.maketrans({"±": "+/-", "…": "...", "━": "-", "╸": "-", "╺": "-", "–": "-", "—": "-", "→": "->"})
 
@@ -144,7 +145,7 @@ class Console:
         if result is not None:
             accuracy = result.get("accuracy")
             parts = [
-                f"{self._method}: done",
+                f"{self._method}: {'nothing was learnt' if result.get('nothing_learnt') else 'done'}",
                 "" if accuracy is None else f"accuracy {100 * accuracy:.2f} % ({self._stage()})",
                 f"up {human_bytes(result.get('bytes_up') or self._up)}",
                 f"down {human_bytes(result.get('bytes_down') or self._down)}",
@@ -164,7 +165,7 @@ class Console:
             self._accuracy,
             f"{human_seconds(self._remaining)} left" if self._remaining > 0 and math.isfinite(self._remaining) else "",
             f"up {human_bytes(self._up)}  down {human_bytes(self._down)}",
-            f"loss {loss:.4f}" if loss is not None else "",
+            "" if loss is None else f"loss {loss:{'.4f' if loss < _HUGE else '.3g'}}",
             f"client {self._clients[0]}/{self._clients[1]}" if self._clients[1] else "",
         ]
 

@@ -1,0 +1,90 @@
+"""What is not of a method's form is told in a line; what is, passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from polyfed.core.forms import Known, misfit
+from polyfed.core.message import Message
+from polyfed.methods import FedAvg, FedGH, FedProto
+from polyfed.registry import METHODS
+from polyfed.testing import Kit
+from polyfed.testing.kit import Scene
+from polyfed.testing.world import SHORT
+
+
+def told(method: Any, change: Any) -> str | None:
+    """What is said of client 0's first upload after a change."""
+    found: list[str | None] = []
+
+    def look(scene: Scene) -> None:
+        message = {name: dict(v) if not isinstance(v, torch.Tensor) else v for name, v in scene.uploads[0].items()}
+        change(message)
+        known = Known(method, scene.server, 0, method.broadcast(scene.server, 0))
+        found.append(misfit(method.form, message, known))
+
+    kit = Kit(method=method)
+    kit.aggregations(kit.usual, SHORT.model_copy(update={"rounds": 1}), look)
+    return found[0]
+
+
+def put(name: str, value: torch.Tensor) -> Any:
+    return lambda message: message.update({name: value})
+
+
+def test_what_a_method_sends_is_of_its_form() -> None:
+    assert told(FedProto(), lambda message: None) is None
+    assert told(FedAvg(), lambda message: None) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (put("more", torch.ones(1)), "expected 'labels', 'lars', 'counts', came 'more'"),
+        (put("x" * 90, torch.ones(1)), f"expected 'labels', 'lars', 'counts', came '{'x' * 60}'"),
+        (put("labels", torch.tensor([0, 10**9], dtype=torch.int32)), "expected at most 2 in 'labels', came 1e+09"),
+        (put("labels", torch.tensor([0, -1])), "expected at least 0 in 'labels', came -1"),
+        (put("labels", torch.tensor([1, 1])), "expected every number once in 'labels', came some again"),
+        (put("labels", torch.tensor([0.0, 1.0])), "expected int32 or int64 as 'labels', came float32"),
+        (put("labels", torch.arange(4)), "expected at most 3 rows in 'labels', came the shape (4,)"),
+        (put("lars", torch.ones(3, 6)), "expected 2 rows in 'lars', came the shape (3, 6)"),
+        (put("lars", torch.ones(2, 7)), "expected a size of 6 in 'lars', came the shape (2, 7)"),
+        (put("lars", torch.ones(2)), "expected 2 dimensions of 'lars', came the shape (2,)"),
+        (put("lars", torch.ones(2, 6).double()), "expected float32 or float16 as 'lars', came float64"),
+        (lambda m: m.update(lars={"x": torch.ones(1)}), "expected a tensor as 'lars', came the other"),
+    ],
+)
+def test_what_is_otherwise_is_told(change: Any, said: str) -> None:
+    assert told(FedGH(), change) == said
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (put("n", torch.tensor(25)), "expected at most 24 in 'n', came 25"),
+        (put("n", torch.tensor(23)), "expected at least 24 in 'n', came 23"),
+        (put("model", torch.ones(1)), "expected a group as 'model', came the other"),
+        (lambda m: m["model"].pop("head.bias"), "expected 'head.bias' in 'model', which is missing"),
+        (lambda m: m["model"].update({"a.b": torch.ones(1)}), "tensors of known names in 'model', came 'a.b'"),
+        (lambda m: m["model"].update({"head.bias": torch.ones(4)}), "expected a size of 3 in 'model/head.bias'"),
+    ],
+)
+def test_what_is_otherwise_in_weights_is_told(change: Any, said: str) -> None:
+    assert said in (told(FedAvg(), change) or "")
+
+
+def test_every_method_says_its_form_and_a_new_upload_says_it_anew() -> None:
+    assert all(METHODS[name].form is not None for name in METHODS)
+
+    class Other(FedAvg):
+        def upload(self, client: Any, trained: Any) -> Message:
+            return {}
+
+    class Same(FedAvg):
+        pass
+
+    assert Other.form is None
+    assert Same.form is FedAvg.form

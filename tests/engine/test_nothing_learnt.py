@@ -1,0 +1,165 @@
+"""A run in which every upload was refused: its result says so and what to try; no other is taken for such a run."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import polyfed as pf
+from polyfed import cli
+from polyfed.engine.history import result_of
+from polyfed.methods import FedAvg, Local
+
+NAN = "the training loss is nan"
+FACTS = {"rounds": 2, "evaluation": {"stage": "personal"}}
+
+
+def record(number: int, refused: dict[int, str], samples: int = 0, loss: float | None = None) -> dict[str, Any]:
+    """What a round of four clients leaves, as far as it matters here."""
+    counts = dict.fromkeys(("bytes_up", "bytes_down", "bytes_up_as_in_paper", "bytes_down_as_in_paper", "seconds"), 0)
+    told = [{"client": client, "reason": reason} for client, reason in refused.items()]
+    more = {"evaluated": False, "accuracy": {}, "validation": None, "bytes_by_client": {}, "closing": False, "lr": 0.5}
+    return {
+        **counts,
+        **more,
+        "round": number,
+        "clients": [0, 1, 2, 3],
+        "refused": told,
+        "samples": samples,
+        "train_loss": loss,
+    }
+
+
+def said(*records: dict[str, Any]) -> str | None:
+    return result_of(records, FACTS, ())["nothing_learnt"]
+
+
+EVERY = dict.fromkeys(range(4), NAN)
+MOST = dict.fromkeys(range(3), NAN)
+
+
+def test_the_line() -> None:
+    hint = "training diverges: try a lower training.lr than 0.5, or clip gradients with privacy.sgd_clip"
+    line = f"nothing was learnt: in each of 2 rounds no client's work counted (8 refused: {NAN}, ...); {hint}"
+    assert said(record(1, EVERY), record(2, EVERY)) == line
+    assert (
+        said(record(1, EVERY))
+        == f"nothing was learnt: in the only round no client's work counted (4 refused: {NAN}, ...); {hint}"
+    )
+    large = dict.fromkeys(range(4), "the upload is larger than defence.max_norm")
+    line = said(record(1, large))
+    assert line is not None
+    assert line.endswith(
+        "(4 refused: the upload is larger than defence.max_norm, ...); see 'refused' in the records of the rounds"
+    )
+    line = said(record(1, EVERY), record(2, MOST, samples=10, loss=1e30))
+    assert line is not None
+    assert "most clients' work was refused, and the others' training loss was beyond 1000 (7 refused" in line
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [record(1, {}), record(2, {})],  # nobody was there
+        [record(1, EVERY), record(2, {}, samples=40, loss=2.0)],
+        [record(1, EVERY), record(2, MOST, samples=10, loss=2.0)],  # one client has learnt
+        [record(1, dict.fromkeys(range(2), NAN), samples=20, loss=1e9)] * 2,  # others' loss hides in the mean
+    ],
+    ids=["nobody asked", "later", "one", "half"],
+)
+def test_other_runs_are_not_such_runs(records: list[dict[str, Any]]) -> None:
+    assert said(*records) is None
+
+
+def clients() -> list[pf.Client]:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    data = [(torch.rand(12, 1, 4, 4), torch.arange(12) % 3) for _ in range(2)]
+    return [pf.Client(copy.deepcopy(network), pair, test=pair) for pair in data]
+
+
+@pytest.mark.parametrize(("lr", "learns"), [(0.1, True), (1e38, False)])
+@pytest.mark.parametrize("method", [Local, FedAvg])
+def test_a_federation(method: type, lr: float, learns: bool) -> None:
+    run = pf.Federation(clients(), method(), pf.Training(rounds=2, lr=lr, epochs=3, batch_size=4)).run()
+    assert (run.result["nothing_learnt"] is None) is learns
+    assert ("nothing was learnt" in repr(run)) is not learns
+    assert ("nothing was learnt: in each of 2 rounds" in run._repr_html_()) is not learns
+
+
+# the command line -----------------------------------------------------------------------------------------------------
+
+RECIPE = """
+[data]
+name = "digits"
+clients = 3
+max_train = 40
+max_test = 20
+split = "6:2:2"
+
+[models]
+architectures = ["digits-cnn1"]
+
+[method]
+name = "fedavg"
+
+[training]
+rounds = 1
+lr = 1e18
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wild.toml").write_text(RECIPE)
+    return tmp_path
+
+
+LINE = "nothing was learnt: in the only round no client's work counted (3 refused: "
+
+
+def test_a_run_and_reading_it_again(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.status(["run", "wild.toml", "--out", "a"]) == 3
+    shown = capsys.readouterr()
+    assert "accuracy received" in shown.out
+    assert "fedavg: nothing was learnt  accuracy" in shown.err
+    assert shown.err.splitlines()[-1].startswith(f"polyfed: {LINE}")
+    assert json.loads((place / "a" / "result.json").read_text())["nothing_learnt"].startswith(LINE)
+    assert cli.status(["run", "wild.toml", "--out", "a", "--resume", "--quiet"]) == 3
+    assert cli.status(["run", "wild.toml", "--out", "a", "--resume", "--set", "training.rounds=2", "--quiet"]) == 3
+    assert "in each of 2 rounds no client's work counted (6 refused" in capsys.readouterr().err
+    assert cli.status(["run", "wild.toml", "--out", "a", "--force", "--set", "training.lr=0.05", "--quiet"]) == 0
+
+
+def test_a_comparison(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["compare", "wild.toml", "--methods", "fedavg", "--out", "b", "--quiet"]
+    for _ in ("run", "done already"):
+        assert cli.status(words) == 3
+        shown = capsys.readouterr()
+        assert shown.err.startswith(f"polyfed: local, seed 0; fedavg, seed 0: {LINE}")
+        assert "fedavg (nothing learnt)" in shown.out
+    assert "| fedavg (nothing learnt) |" in (place / "b" / "comparison.md").read_text()
+    (section,) = json.loads((place / "b" / "comparison.json").read_text())["tables"]
+    assert section["finding"] == "Nothing was learnt."
+    assert [row["nothing_learnt"] for row in section["rows"]] == [1, 1]
+    assert sum(LINE in note for note in section["notes"]) == 2
+    assert cli.status(["report", "b"]) == 0
+    assert "(nothing learnt)" in capsys.readouterr().out
+    assert "nothing was learnt" in (place / "b" / "report.html").read_text()
+
+
+def test_a_sweep(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polyfed.sweep.draw", lambda *_: [])
+    assert cli.status(["sweep", "wild.toml", "--set", "training.lr=1e18,0.05", "--out", "c", "--quiet"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"not to be chosen, lr=1e+18: {LINE}" in out
+    assert "chosen by validation: --set training.lr=0.05" in out
+    assert cli.status(["sweep", "wild.toml", "--set", "training.lr=1e18,1e17", "--out", "d", "--quiet"]) == 3
+    assert f"lr=1e+18, seed 0; lr=1e+17, seed 0: {LINE}" in capsys.readouterr().err

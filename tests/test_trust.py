@@ -263,6 +263,7 @@ NUMBERS = {  # take records that were read, or places to write to, and open noth
     "report.statistics.to_target", "report.style.save", "report.sweeps.draw", "report.sweeps.write",
     "report.tables.comparison", "report.tables.write", "report.variants.variants", "report.writing.make_folder",
     "session.check_all",
+    "session.unlearnt_of",
 }  # fmt: skip
 ROOMS = {"data", "deploy", "testing", "engine", "cli"}  # commands of their own above; the engine's door is RunFolder
 

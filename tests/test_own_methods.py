@@ -139,17 +139,17 @@ def test_a_method_by_name_from_the_run_to_what_is_made_of_it(project: Path, caps
 
     np.save("new.npy", np.zeros((2, 1, 8, 8), dtype=np.uint8))
     for after in (
-        ["predict", folder, "new.npy", "--client", "0"],
-        ["attack", folder, "--images", "1", "--steps", "1", "--tv", "0"],
-        ["analyse", folder, "--figures", "labels,cka"],
-        ["leakage", folder, "--shadows", "0", "--images", "0"],
+        ["predict", folder, "new.npy", "--client", "0", "--trust-code"],
+        ["attack", folder, "--images", "1", "--steps", "1", "--tv", "0", "--trust-code"],
+        ["analyse", folder, "--figures", "labels,cka", "--trust-code"],
+        ["leakage", folder, "--shadows", "0", "--images", "0", "--trust-code"],
         ["report", folder],
         [*words, "--resume"],
     ):
         forget()
         assert polyfed(*after) == 0, capsys.readouterr().err
     assert "own_all.Gentle" in (folder / "comparison.md").read_text()
-    assert type(load_model(folder, 0).method).__name__ == "Gentle"
+    assert type(load_model(folder, 0, trust=True).method).__name__ == "Gentle"
 
 
 PAGE = (Path(__file__).parents[1] / "docs" / "own-method.md").read_text(encoding="utf-8")
@@ -230,8 +230,8 @@ def test_compare_check_and_sweep_take_such_a_name(project: Path, capsys: pytest.
 )
 def test_what_is_no_method_is_one_line(project: Path, name: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert polyfed("run", project / "mine.toml", "--method", name) == 2
-    said = capsys.readouterr().err
-    assert len(said.splitlines()) == 1
+    *before, said = capsys.readouterr().err.splitlines()
+    assert all(line.startswith("imports own_al") for line in before)
     assert says.format(project=project, here=Path.cwd()) in said
     assert not Path("runs").exists()
 
@@ -257,11 +257,11 @@ def test_a_module_that_has_gone_is_one_line_that_says_where_it_was(project: Path
     shutil.move(project / "own_all.py", "own_all.py.gone")
     forget()
     with pytest.raises(RequestError, match=f"No module named 'own_all'; looked in {project} and on Python's path: put"):
-        load_model("run", 0)
+        load_model("run", 0, trust=True)
     with pytest.raises(RequestError, match="No module named 'own_all'"):
-        Recipe.of_run("run")
+        Recipe.of_run("run", trust=True)
     shutil.move("own_all.py.gone", project / "own_all.py")
-    load_model("run", 0)
+    load_model("run", 0, trust=True)
 
 
 def test_a_run_folder_is_no_place_for_modules(project: Path) -> None:
@@ -271,7 +271,7 @@ def test_a_run_folder_is_no_place_for_modules(project: Path) -> None:
     Path("run/own_all.py").write_text("raise SystemExit('run from a run folder')")
     Path("own_all.py").write_text("raise SystemExit('run from the present folder')")
     forget()
-    for read in (lambda: load_model("run", 0), lambda: Recipe.of_run("run")):
+    for read in (lambda: load_model("run", 0, trust=True), lambda: Recipe.of_run("run", trust=True)):
         with pytest.raises(RequestError, match="cannot import method"):
             read()
 
@@ -284,8 +284,8 @@ def test_folders_in_an_index_of_models_are_texts(project: Path) -> None:
         index["client-000.safetensors"]["modules"] = folders
         path.write_text(json.dumps(index))
         Path("run/models/index.json.sha256").unlink(missing_ok=True)
-        with pytest.raises(RequestError, match="expected a list of folders as 'modules'"):
-            load_model("run", 0)
+        with pytest.raises(RequestError, match=r"'modules' should be a list|'modules\[0\]' should be a text"):
+            load_model("run", 0, trust=True)
 
 
 def test_a_recipe_without_modules_keeps_no_folder(project: Path) -> None:

@@ -24,7 +24,8 @@ from typer.core import TyperCommand
 
 from polyfed import completion
 from polyfed.errors import Interrupted, NothingLearnt, PolyfedError, RequestError, RunError
-from polyfed.registry import nearest
+from polyfed.escaping import visible
+from polyfed.registry import nearest, texts
 from polyfed.stopping import exit_status, stops_on_signals
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -138,6 +139,12 @@ _Track = Annotated[
 ]
 _STAGES = ("received", "after_local", "personal")
 _FIGURES = ("curves", "clients", "architectures", "sizes", "variants", "labels", "cka", "tsne", "sensitivity")
+_Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust-code", help="Import the code that the folder names: only if it is yours, or you have read it."
+    ),
+]
 _Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 _Json = Annotated[bool, typer.Option("--json", help="For machines.")]
 
@@ -210,6 +217,7 @@ def run(
     changes = [*(settings or ()), *_tracked(track)]
     options: dict[str, Any] = {"seed": seed, "out": out, "device": device, "workers": workers, "profile": profile}
     options["executor"] = executor
+    _say_imports(recipe, changes, method)
     asked = Recipe.load(recipe, changes, method=method, **options)
     done = session.run(asked, out=asked.folder, resume=resume, force=force, progress=not quiet, timings=timings)
     _print_run(done.result, done.path)
@@ -253,9 +261,11 @@ def compare(
     from polyfed import session
     from polyfed.report.tables import to_text
 
+    named = None if methods is None else _names(methods)
+    _say_imports(recipe, settings or (), *(named or ()))
     done = session.compare(
         recipe,
-        None if methods is None else _names(methods),
+        named,
         _whole_numbers(seeds),
         out,
         overrides=[*(settings or ()), *_tracked(track)],
@@ -299,9 +309,11 @@ def sweep(
     from polyfed import sweep as sweeps
     from polyfed.report.sweeps import to_text
 
+    tried = sweeps.parse(settings or ())
+    _say_imports(recipe, (), method, *texts(tried))
     done = sweeps.sweep(
         recipe,
-        sweeps.parse(settings or ()),
+        tried,
         method=method,
         seeds=_whole_numbers(seeds),
         out=out,
@@ -350,6 +362,8 @@ def check(
     if methods is not None and method is not None:
         raise RequestError("expected --method or --methods, came both")
     options: dict[str, Any] = {"seed": seed, "device": device, "workers": workers, "profile": profile}
+    named = [] if methods in (None, "all") else _names(methods or "")
+    _say_imports(recipe, settings or (), method, *named)
     asked = Recipe.load(recipe, settings or (), method=method, **options)
     if methods is not None:
         found = catalogue.fits(asked, methods=None if methods == "all" else _names(methods), timed=True)
@@ -510,6 +524,7 @@ def analyse(
         str,
         typer.Option(metavar="NAME", help=f"cka, tsne: {_DEVICES}.", autocompletion=completion.one_of("cpu", "cuda")),
     ] = "cpu",
+    trust_code: _Trust = False,
 ) -> None:
     """Figures of finished runs.
 
@@ -525,7 +540,7 @@ def analyse(
     names = None if figures is None else _names(figures, "--figures", "curves,cka")
     at = None if places is None else tuple(_names(places, "--places", "extractor,logits"))
     choices = analysis.Choices(stage, smooth, inputs, rows, at, clients, points, device)
-    done = analysis.analyse(folders, names, out, choices)
+    done = analysis.analyse(folders, names, out, choices, trust_code)
     for note in done.notes:
         _print(note)
     _print_files(done.files)
@@ -551,6 +566,7 @@ def predict(
     label_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of Parquet or CSV files.")] = None,
     text_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of Parquet or CSV files of texts.")] = None,
     resize: Annotated[bool, typer.Option("--resize", help="Bring images to the size of the run's.")] = False,
+    trust_code: _Trust = False,
 ) -> None:
     """Use a client's model on new data.
 
@@ -574,6 +590,7 @@ def predict(
         label_column=label_column,
         text_column=text_column,
         resize=resize,
+        trust=trust_code,
     )
     to_file = str(out) != "-"
     if to_file:
@@ -585,14 +602,14 @@ def predict(
         facts["unknown"] = list(found.unknown)
         print(form.dumps({**facts, "predictions": found.rows(probabilities)}, indent=2))
     elif not to_file:
-        print(found.to_csv(probabilities), end="")
+        _print(found.to_csv(probabilities).removesuffix("\n"))
     if found.accuracy is not None and not json:  # not among the rows, where there are rows
         told = f"accuracy {100 * found.accuracy:.2f} % of {len(found.names)} inputs with labels"
         print(told, file=sys.stdout if to_file else sys.stderr)
     if found.unknown:
         rows = ", ".join(found.unknown[:10]) + (", ..." if len(found.unknown) > 10 else "")
         count = f"{len(found.unknown)} of {len(found.names)} texts"
-        print(f"{count} have no word that the run knows: rows {rows}", file=sys.stderr)
+        _tell(f"{count} have no word that the run knows: rows {rows}")
     if to_file and not json:
         _print_files([out])
 
@@ -626,6 +643,7 @@ def attack(
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write [RUN/attack].")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the attack that the folder holds.")] = False,
     device: _DeviceOf = "cpu",
+    trust_code: _Trust = False,
 ) -> None:
     """Reconstruct a client's images from what it sent.
 
@@ -653,6 +671,7 @@ def attack(
         device=device,
         out=out,
         force=force,
+        trust=trust_code,
     )
     _print(to_text(found, _width()))
     _print_files(files)
@@ -682,6 +701,7 @@ def leakage(
     seed: Annotated[int, typer.Option(metavar="NUMBER", help="Of all of the attacker's draws.")] = 0,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write [RUN/attack].")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the report that the folder holds.")] = False,
+    trust_code: _Trust = False,
 ) -> None:
     """Report what a curious server learns, method by method.
 
@@ -707,7 +727,8 @@ def leakage(
         seed=seed,
         out=out,
         force=force,
-        say=lambda line: print(line, file=sys.stderr),
+        trust=trust_code,
+        say=_tell,
     )
     _print(to_text(found, _width()))
     _print_files(files)
@@ -761,6 +782,7 @@ def methods(
 
         _print(of_method(page, _width()))
     elif fits is not None:
+        _say_imports(fits, settings or ())
         found = catalogue.fits(fits, settings or (), measure)
         if json:
             return _print_json([dataclasses.asdict(one) for one in found])
@@ -851,6 +873,7 @@ def init(
     from polyfed.deploy.scaffold import init
 
     options: dict[str, Any] = {"method": method, "seed": seed, "profile": profile, "host": host, "force": force}
+    _say_imports(recipe, settings or (), method)
     _print_files(init(folder, recipe, overrides=settings or (), **options))
 
 
@@ -1003,6 +1026,7 @@ def local(
 
     options: dict[str, Any] = {"method": method, "seed": seed, "profile": profile, "out": out, "nodes": nodes}
     options |= {"resume": resume, "force": force, "deadline": deadline, "timeout": timeout}
+    _say_imports(recipe, settings or (), method)
     done = local(recipe, overrides=settings or (), progress=not quiet, **options)
     _print_run(done.result, done.path)
     _end_learnt(done.result)
@@ -1012,10 +1036,27 @@ def local(
 
 
 def _print(text: str) -> None:
-    """To standard output, in whatever encoding it has."""
+    """To standard output, in whatever encoding it has; control characters that came from elsewhere are written out."""
     encoding = sys.stdout.encoding or "utf-8"
+    text = visible(text)
     plain = text if "utf" in encoding.lower() else text.replace("±", "+/-").replace("─", "-")
     print(plain.encode(encoding, "replace").decode(encoding))
+
+
+def _tell(text: str) -> None:
+    """One line to standard error, likewise."""
+    print(visible(" ".join(text.split())), file=sys.stderr)
+
+
+def _say_imports(recipe: Path, settings: Sequence[str], *names: str | None) -> None:
+    """Tell on standard error which code that is not polyfed's a recipe will import, before it is read any further.
+
+    names: of methods that are asked for beside it.
+    """
+    from polyfed.recipe import code_named
+
+    for line in code_named(recipe, settings, [name for name in names if name is not None]):
+        _tell(line)
 
 
 def _width(most: int = 120) -> int:
@@ -1145,7 +1186,7 @@ def _decimals(text: str, option: str) -> list[float]:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The program: runs a command and exits."""
-    warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", file=sys.stderr)
+    warnings.showwarning = lambda message, *_, **__: _tell(f"note: {message}")
     raise SystemExit(status(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -1195,7 +1236,7 @@ def _bare_profile(arguments: Sequence[str]) -> list[str]:
 
 def _said(text: str, code: int) -> int:
     with contextlib.suppress(OSError):  # a terminal that has gone
-        print(f"polyfed: {' '.join(text.split())}", file=sys.stderr)
+        _tell(f"polyfed: {text}")
     return code
 
 

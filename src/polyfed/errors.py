@@ -6,6 +6,8 @@ import difflib
 import types
 from collections.abc import Iterable
 
+from polyfed.escaping import visible
+
 _LONGEST = 1000  # characters of a line; what is quoted in it may come from anywhere
 
 
@@ -15,7 +17,7 @@ class PolyfedError(Exception):
     exit_status = 1
 
     def __str__(self) -> str:
-        line = " ".join(super().__str__().split())
+        line = visible(" ".join(super().__str__().split()))
         return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 4]} ..."
 
 

@@ -6,12 +6,11 @@ of and in what form it takes its inputs. Neither the data set nor the recipe is 
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import functools
 import hashlib
-import io
 import json
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,13 +36,23 @@ from polyfed.data.inputs import Form, Inputs, numbered, read
 from polyfed.data.text import WORDS_FILE, Vocabulary, Words
 from polyfed.data.transforms import Prepare
 from polyfed.errors import RequestError, described
+from polyfed.escaping import csv_text
 from polyfed.models.zoo import build
 from polyfed.own_methods import method_class
-from polyfed.recorded import SUM_FILE, parse_json
+from polyfed.recorded import MODEL, SUM_FILE, check_links, check_shape, parse_json
+from polyfed.registry import check_trusted
 
 __all__ = ["ClientModel", "Predictions", "load_model", "predict"]
 
 CHUNK = 128  # rows per forward pass
+_BUILDING = ("architecture", "companion", "method", "knobs")  # what of an entry of the index networks are made by
+_MOST = 2**24  # classes, words, or anything else that an entry of the index says how many there are of
+_LARGEST_INPUT = 2**28  # numbers of one input
+_WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
+_TYPES = {
+    str(kind).removeprefix("torch."): kind
+    for kind in (*_WHOLE, torch.float16, torch.bfloat16, torch.float32, torch.float64)
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,11 +127,9 @@ class Predictions:
 
     def to_csv(self, probabilities: bool = False) -> str:
         """`rows` under a heading; probabilities with six decimals."""
-        rows, stream = self.rows(probabilities), io.StringIO()
-        writer = csv.DictWriter(stream, fieldnames=list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({k: f"{v:.6f}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
-        return stream.getvalue()
+        rows = self.rows(probabilities)
+        lines = [{k: f"{v:.6f}" if isinstance(v, float) else v for k, v in row.items()} for row in rows]
+        return csv_text(list(rows[0]), lines)
 
 
 def predict(
@@ -135,6 +142,7 @@ def predict(
     label_column: str | None = None,
     text_column: str | None = None,
     resize: bool = False,
+    trust: bool = False,
 ) -> Predictions:
     """What a client's personal model says of new inputs.
 
@@ -144,11 +152,12 @@ def predict(
         device: where the network computes.
         image_column, label_column, text_column: of Parquet files, where they cannot be told; of CSV files the last two.
         resize: bring images of another size to that of the run's, bilinear; without it they are refused.
+        trust: whether code that the folder names may be imported, see `load_model`.
 
     Raises:
         RequestError: see `load_model` and `polyfed.data.inputs.read`.
     """
-    model = load_model(run, client, device)
+    model = load_model(run, client, device, trust)
     form = _resizing(model.form) if resize else model.form
     if isinstance(data, Tensor | np.ndarray):
         inputs = numbered(torch.as_tensor(data), form, "the tensor given")
@@ -181,18 +190,26 @@ def _predicted(model: ClientModel, inputs: Inputs) -> Predictions:
 # loading ----------------------------------------------------------------------------------------------------------
 
 
-def load_model(run: str | Path, client: int, device: str = "cpu") -> ClientModel:
+def load_model(run: str | Path, client: int, device: str = "cpu", trust: bool = False) -> ClientModel:
     """A client's personal model from a finished run's folder; nothing is unpickled.
 
-    Networks and methods of your own ("package.module:name") are imported, from where the run found them.
+    Args:
+        run: the folder. client: number. device: where the network computes.
+        trust: whether networks and methods that are not polyfed's ("package.module:name") may be imported, from where
+            the run found them. Whoever wrote the folder says what that is: trust your own folders, and those whose code
+            you have read.
 
     Raises:
-        RequestError: no finished run, no such client, a damaged file, weights that do not fit the network, a network
-            that a run folder cannot rebuild.
+        RequestError: no finished run, no such client, code that is not trusted, a damaged file, a link, weights that do
+            not fit the network, a network that a run folder cannot rebuild.
     """
     folder, place = Path(run) / "models", named_device(device)
+    check_links(Path(run))
     name, entry = _entry(Path(run), client)
+    check_trusted(run, {key: entry.get(key) for key in _BUILDING}, trust)
     try:
+        check_shape(entry, MODEL)
+        _check_sizes(entry, name)
         if not entry["zoo"]:
             raise RequestError(
                 f"client {client}'s network came as a module, which a run folder does not hold; make it again and "
@@ -205,7 +222,7 @@ def load_model(run: str | Path, client: int, device: str = "cpu") -> ClientModel
             )
         form = Form(
             tuple(entry["input"]["shape"]),
-            getattr(torch, entry["input"]["type"]),
+            _TYPES[entry["input"]["type"]],
             entry["image_size"],
             tuple(entry["class_names"]),
             tuple(entry.get("feature_names", ())),
@@ -213,7 +230,7 @@ def load_model(run: str | Path, client: int, device: str = "cpu") -> ClientModel
             _vocabulary(entry, folder),
         )
         prepare = _prepare(entry["prepare"], client)
-        method = _method(entry["method"], entry["knobs"], _folders(entry))
+        method = _method(entry["method"], entry["knobs"], entry.get("modules", []))
         files = {file: _checked(folder / file, wanted) for file, wanted in entry["sha256"].items()}
         state = next((from_bytes(data) for file, data in files.items() if file != name), {})
         with scoped_global(0):  # initial weights are drawn, and overwritten
@@ -262,7 +279,7 @@ def _built(entry: Mapping[str, Any], method: Method, shape: tuple[int, ...]) -> 
             entry["feature_dim"],
             words,
             fetch=False,
-            beside=_folders(entry),
+            beside=entry.get("modules", []),
         )
         for name in (own, companion)
         if name is not None
@@ -277,12 +294,20 @@ def _method(name: str, knobs: Mapping[str, Any], beside: Sequence[str]) -> Metho
     return TypeAdapter(kind).validate_json(json.dumps(knobs)) if dataclasses.is_dataclass(kind) else kind()
 
 
-def _folders(entry: Mapping[str, Any]) -> Sequence[str]:
-    """Where the run found modules of its user's own."""
-    folders = entry.get("modules", [])
-    if not isinstance(folders, list) or not all(isinstance(folder, str) for folder in folders):
-        raise ValueError(f"expected a list of folders as 'modules', got {folders!r:.60}")
-    return folders
+def _check_sizes(entry: Mapping[str, Any], name: str) -> None:
+    """Whether what an entry of the index says of sizes, types and files can be; name: of the weights' file."""
+    shape, size, kind = entry["input"]["shape"], entry["image_size"], entry["input"]["type"]
+    of_images = [] if size is None else size if isinstance(size, list) else [size]
+    numbers = [entry[key] for key in ("classes", "feature_dim", "vocabulary") if entry.get(key) is not None]
+    if not shape or not all(isinstance(n, int) and 1 <= n <= _MOST for n in [*shape, *of_images, *numbers]):
+        raise ValueError(f"expected sizes from 1 to {_MOST}, got {shape}, {size} and {numbers}")
+    if math.prod(shape) > _LARGEST_INPUT:
+        raise ValueError(f"expected an input of at most {_LARGEST_INPUT} numbers, got {shape}")
+    if kind not in _TYPES:
+        raise ValueError(f"expected an input's type among {', '.join(_TYPES)}, got '{kind}'")
+    allowed = {name, name.replace(".safetensors", ".state.safetensors")}
+    if strange := sorted(entry["sha256"].keys() - allowed):
+        raise ValueError(f"expected checksums of {' and '.join(sorted(allowed))}, got one of '{strange[0]}'")
 
 
 def _entry(run: Path, client: int) -> tuple[str, Mapping[str, Any]]:

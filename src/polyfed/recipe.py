@@ -67,8 +67,18 @@ from polyfed.data.transforms import augmentation
 from polyfed.engine.devices import Devices, attendance_in_effect, check_lateness
 from polyfed.errors import RequestError
 from polyfed.own_methods import label_of, method_class, with_knobs
-from polyfed.recorded import parse_toml
-from polyfed.registry import METHODS, MODELS, PARTITIONS, folders_of, nearest
+from polyfed.recorded import check_links, parse_toml
+from polyfed.registry import (
+    METHODS,
+    MODELS,
+    PARTITIONS,
+    check_trusted,
+    file_of,
+    folders_of,
+    nearest,
+    own_names,
+    texts,
+)
 from polyfed.report import published
 
 __all__ = ["Data", "MethodChoice", "Models", "Recipe", "RunSettings"]
@@ -386,18 +396,25 @@ class Recipe(Settings):
         run = {"seed": seed, "out": None if out is None else str(out), "device": device, "workers": workers}
         run["executor"] = executor
         settings = _merged(settings, {"run": {k: v for k, v in run.items() if v is not None}})
-        beside = [str(path.parent.absolute()), str(Path.cwd())]
-        return cls.from_dict(settings, "-".join([_stem(path), *_names(profile)]), beside=beside)
+        return cls.from_dict(settings, "-".join([_stem(path), *_names(profile)]), beside=_beside(path))
 
     @classmethod
-    def of_run(cls, folder: str | Path) -> Recipe:
-        """The recipe that a run folder keeps; modules of one's own are looked for where the run found them.
+    def of_run(cls, folder: str | Path, trust: bool = False) -> Recipe:
+        """The recipe that a run folder keeps.
+
+        Args:
+            folder: the run's.
+            trust: whether modules of one's own that it names may be imported; they are looked for where the run found
+                them.
 
         Raises:
-            RequestError: see `load`.
+            RequestError: see `load`; or it names such modules and is not trusted; or a part of it is a link.
         """
+        check_links(Path(folder))
         path = Path(folder) / "recipe.toml"
-        return cls.from_dict(_read(path), _stem(path))
+        settings = _read(path)
+        check_trusted(folder, _building(settings), trust)
+        return cls.from_dict(settings, _stem(path))
 
     @classmethod
     def from_dict(
@@ -542,7 +559,7 @@ class Recipe(Settings):
             settings[section] = getattr(self, section).in_effect()
         settings["availability"] = attendance_in_effect(self.availability, self.devices)
         settings["run"].pop("modules", None)
-        if folders := folders_of(_texts(settings), self._beside):
+        if folders := folders_of(texts(settings), self._beside):
             settings["run"]["modules"] = folders
         return {section: table for section, table in settings.items() if table}
 
@@ -551,16 +568,36 @@ class Recipe(Settings):
         return tomli_w.dumps(self.to_dict())
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """All texts in settings, among them the names of modules of one's own."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list):
-        for inner in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(inner)
-
-
 # reading ------------------------------------------------------------------------------------------------------
+
+
+def code_named(path: str | Path, overrides: Sequence[str] = (), names: Sequence[str] = ()) -> list[str]:
+    """What `Recipe.load` will import that is not polyfed's: a line for each module, with its file. Nothing is imported.
+
+    Args:
+        path: the recipe's file. overrides: see `Recipe.load`. names: of methods that are asked for beside it.
+
+    Raises:
+        RequestError: no such file, or not TOML.
+    """
+    settings = _read(Path(path))
+    run = settings.get("run")
+    kept = list(texts(run.get("modules", []))) if isinstance(run, Mapping) else []
+    beside = [*_beside(Path(path)), *kept]
+    asked = [value for keys, value in map(parse_override, overrides) if keys[0] != "run"]
+    modules = dict.fromkeys(name.partition(":")[0] for name in own_names([_building(settings), asked, list(names)]))
+    files = {module: file_of(module, beside) for module in modules}
+    return [f"imports {module}, from {file}" for module, file in files.items() if file is not None]
+
+
+def _building(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings without [run], in which there are only labels and places."""
+    return {section: table for section, table in settings.items() if section != "run"}
+
+
+def _beside(path: Path) -> list[str]:
+    """Where modules that a recipe's file names are looked for, too."""
+    return [str(path.parent.absolute()), str(Path.cwd())]
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -11,12 +11,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from polyfed.errors import RequestError
+
+PARTS = ("result.json", "checkpoint", "rounds.jsonl", "models", "tensorboard", "recipe.toml")  # in order of removal
 ANALYSIS, ATTACK = "analysis", "attack"  # folders of what later commands make of a run
+COMMAND, SWEEP, DIARY = "compare.json", "sweep.json", "nodes.jsonl"  # of a comparison, a sweep, a deployment
 SUM_FILE = "index.json.sha256"  # beside models/index.json: its checksum, as `sha256sum --check` reads it
 
 _SEAL = re.compile(rb', "seal": "([0-9a-f]{64})"\}\Z')
@@ -81,6 +87,34 @@ def unseal(data: bytes, needed: bool = True) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"expected an object, came {type(value).__name__}")
     return value
+
+
+# links ------------------------------------------------------------------------------------------------------------
+
+
+def check_links(folder: Path) -> None:
+    """Whether all that belongs to a run lies in its folder. To be asked before anything in it is read or written.
+
+    folder: of a run, a comparison or a sweep; itself it may be a link, as the user has named it.
+
+    Raises:
+        RequestError: a part of it is a link, or neither a file nor a folder.
+    """
+    waiting = [folder / name for name in (*PARTS, ANALYSIS, ATTACK, COMMAND, SWEEP, DIARY)]
+    while waiting:
+        place = waiting.pop()
+        try:
+            mode = place.lstat().st_mode
+            if stat.S_ISDIR(mode):
+                waiting += place.iterdir()
+        except OSError:  # not there, or not to be read, which is told when it is
+            continue
+        if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+            came = "a link" if stat.S_ISLNK(mode) else "something else"
+            raise RequestError(
+                f"expected files and folders in {folder}, came {came}: {place}, which is not followed; put a copy of "
+                "what you mean in its place"
+            )
 
 
 # shapes -----------------------------------------------------------------------------------------------------------
@@ -185,6 +219,24 @@ RESULT: dict[str, Any] = {
     "nothing_learnt": _Maybe(str),
     "samples_per_second": _Maybe(_NUMBER),
     "versions": _Each(str),
+}
+MODEL: dict[str, Any] = {
+    "architecture": str,
+    "companion": _Maybe(str),
+    "method": str,
+    "knobs": dict,
+    "variant": str,
+    "zoo": bool,
+    "classes": int,
+    "class_names": [str],
+    "feature_names": [str],
+    "feature_dim": _Maybe(int),
+    "label_column": _Maybe(str),
+    "vocabulary": _Maybe(int),
+    "texts": _Maybe(_Whole({"column": _Maybe(str), "sha256": str})),
+    "input": _Whole({"shape": [int], "type": str}),
+    "modules": [str],
+    "sha256": _Each(str),
 }
 RECIPE: dict[str, Any] = {
     **dict.fromkeys(("data", "evaluation", "availability", "privacy", "compression"), dict),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.machinery
+import importlib.util
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,8 +33,11 @@ def imported(what: str, name: str, beside: Sequence[str] = ()) -> Any:
         beside: folders in which the module is looked for where Python does not find it by itself.
 
     Raises:
-        RequestError: it cannot be imported, for whatever reason, or is hidden by another module of its name.
+        RequestError: no such name; it cannot be imported, for whatever reason, or is hidden by another module of its
+            name.
     """
+    if not is_own(name):
+        raise RequestError(f"cannot import {what} '{name}'; expected 'package.module:name'")
     module, _, attribute = name.partition(":")
     _look_in(beside)
     try:
@@ -92,6 +96,64 @@ def _check_same(package: str, beside: Sequence[str]) -> None:
             f"expected the module '{package}' of {wanted.origin}, got that of {loaded.origin}, which Python has "
             "already or finds first; rename one of them"
         )
+
+
+def check_trusted(folder: str | Path, settings: Any, trust: bool) -> None:
+    """Whether a run folder names no code but polyfed's, or its code is trusted. To be asked before it is looked for.
+
+    Args:
+        folder: the run's. settings: all of what it says from which something is built. trust: the user's word.
+
+    Raises:
+        RequestError: it names some, and is not trusted.
+    """
+    if not trust and (names := own_names(settings)):
+        raise RequestError(
+            f"{folder} names code that is not polyfed's, '{names[0]}'; that of a run folder is imported with "
+            "--trust-code (trust=True in Python) alone: give it if the folder is yours, or if you have read its code"
+        )
+
+
+def own_names(settings: Any) -> list[str]:
+    """All names of one's own ("package.module:attribute") among the texts of settings."""
+    return [text for text in dict.fromkeys(texts(settings)) if is_own(text)]
+
+
+def texts(settings: Any) -> Iterator[str]:
+    """All texts in settings, however deep."""
+    waiting = [settings]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, Mapping):
+            waiting += reversed([*value.values()])
+        elif isinstance(value, list | tuple):
+            waiting += reversed(value)
+
+
+def file_of(module: str, beside: Sequence[str]) -> str | None:
+    """The file that a module would be imported from, as `imported` looks for it; None where there is none.
+
+    Neither it nor the packages around it are imported. Where a package has no such module, it is the package's file,
+    which Python runs before it knows.
+    """
+    package, *below = module.split(".")
+    try:
+        spec = importlib.util.find_spec(package)
+    except ValueError:  # a module that was made in memory
+        return None
+    if spec is None:
+        spec = importlib.machinery.PathFinder.find_spec(package, list(beside))
+    for name in below:
+        inside = None if spec is None else spec.submodule_search_locations
+        found = None if inside is None else importlib.machinery.PathFinder.find_spec(name, list(inside))
+        if found is None:
+            break
+        spec = found
+    if spec is None:
+        return None
+    return spec.origin or next(iter(spec.submodule_search_locations or ()), None)  # a folder without __init__.py
 
 
 def folders_of(names: Iterable[str], beside: Sequence[str]) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyfed.errors import RequestError
-from polyfed.recorded import ANALYSIS
+from polyfed.recorded import ANALYSIS, check_links
 from polyfed.registry import nearest
 from polyfed.report.clients import architectures, clients, sizes
 from polyfed.report.figures import axes_of, curve_drawings
@@ -88,6 +88,7 @@ def analyse(
     figures: Sequence[str] | None = None,
     out: str | Path | None = None,
     choices: Choices | None = None,
+    trust: bool = False,
 ) -> Analysis:
     """Draw figures of finished runs, each as PNG and SVG, with its numbers beside it as JSON and CSV.
 
@@ -97,6 +98,7 @@ def analyse(
         out: where to; by default ``analysis`` in the first path, and each run's own matrices in its own folder's
             ``analysis``, where the report page looks for them.
         choices: see `Choices`.
+        trust: whether code that the folders name ("package.module:name") may be imported, for cka, tsne and labels.
 
     Raises:
         RequestError: an unknown figure, one that these folders do not allow, a choice that no figure uses.
@@ -110,7 +112,7 @@ def analyse(
     chosen = list(dict.fromkeys(figures or _fitting(given)))
     choices = choices or Choices()
     _all_used(choices, chosen)
-    runs = _Runs(given, choices, chosen)
+    runs = _Runs(given, choices, chosen, trust)
     drawings, notes = [], []
     for name in chosen:
         try:
@@ -122,6 +124,8 @@ def analyse(
     notes += [f"left out: {note}" for run in runs.found if not run.finished for note in run.notes]
     if not drawings:
         raise RequestError("; ".join(notes) or "nothing to draw")
+    if out is None:
+        check_links(given[0])
     place = given[0] / ANALYSIS if out is None else Path(out)
     files = [file for drawing in drawings for file in drawing.write(place)]
     return Analysis((*files, *(_keep_own(runs, place) if out is None else ())), tuple(notes))
@@ -156,8 +160,8 @@ class _Runs:
     own: (run, file's name, content): matrices that belong to one run.
     """
 
-    def __init__(self, given: Sequence[Path], choices: Choices, chosen: Sequence[str]) -> None:
-        self.given, self.choices, self.chosen = given, choices, chosen
+    def __init__(self, given: Sequence[Path], choices: Choices, chosen: Sequence[str], trust: bool) -> None:
+        self.given, self.choices, self.chosen, self.trust = given, choices, chosen, trust
         self.own: list[tuple[RunRecord, str, Any]] = []
         self._found: list[RunRecord] | None = None
         self._looked: list[Looked] | None = None
@@ -165,7 +169,7 @@ class _Runs:
     @property
     def found(self) -> list[RunRecord]:
         if self._found is None:
-            self._found = find_runs(self.given)
+            self._found = find_runs(self.given, self.trust)
         return self._found
 
     def looked(self) -> list[Looked]:

@@ -84,12 +84,13 @@ def dealt_as_in(run: RunRecord, data: Prepared | None = None) -> Federated:
     """The data of a finished run's clients, dealt again from its recipe.
 
     Raises:
-        RequestError: a recipe without data, data that are not there, or a deal that is not the run's.
+        RequestError: a recipe without data, or of code that is not trusted; data that are not there; or a deal that is
+            not the run's.
     """
     path = run.path / "recipe.toml"
     if not run.recipe.get("data", {}).get("name"):
         raise RequestError(f"expected a recipe that names the data in {path}, came none: the run was given its data")
-    dealt = (data or Prepared()).dealt(Recipe.of_run(run.path))
+    dealt = (data or Prepared()).dealt(Recipe.of_run(run.path, run.trusted))
     had = [row.get("samples") for row in _table(run.result)]
     now = [len(client.train) for client in dealt.clients]
     if None not in had and had and had != now:

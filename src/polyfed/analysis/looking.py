@@ -78,7 +78,14 @@ def _group(group: Group, choices: Choices, kernels: bool, seen: bool, data: Prep
 def _view(run: RunRecord, inputs: CommonInputs, choices: Choices, kernels: bool, seen: bool) -> View:
     everybody = clients_of(run.path)
     clients = spread(everybody, choices.clients)
-    kept = views(run.path, clients, inputs.x, lambda place, a_LD: _kept(place, a_LD, kernels, seen), choices.device)
+    kept = views(
+        run.path,
+        clients,
+        inputs.x,
+        lambda place, a_LD: _kept(place, a_LD, kernels, seen),
+        choices.device,
+        run.trusted,
+    )
     if seen and any("representation" not in each for each in kept):
         raise RequestError(f"tsne: expected networks with a representation, came one without in {run.path}")
     return View(

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from polyfed.errors import RequestError
 from polyfed.functional.modes import evaluating
 from polyfed.prediction import ClientModel, load_model
-from polyfed.recorded import parse_json
+from polyfed.recorded import check_links, parse_json
 
 __all__ = ["Who", "clients_of", "common_places", "places_of", "spread", "views"]
 
@@ -41,8 +41,9 @@ def clients_of(run: str | Path) -> list[Who]:
     """Every client with a personal model in the folder, clients of one architecture side by side.
 
     Raises:
-        RequestError: no models there.
+        RequestError: no models there, or a link.
     """
+    check_links(Path(run))
     path = Path(run) / "models" / "index.json"
     try:
         index: Mapping[str, Mapping[str, Any]] = parse_json(path.read_bytes())
@@ -74,13 +75,14 @@ def views(
     x: Tensor,
     keep: Callable[[str, Tensor], Kept],
     device: str = "cpu",
+    trust: bool = False,
 ) -> list[dict[str, Kept]]:
     """One pass of the inputs through each client's personal model, one model in memory at a time.
 
     Args:
         run: run folder. clients: whose models, in this order. x: (L, ...) inputs as stored.
         keep: (place, its outputs (L, D) in float32 on the CPU) -> what to keep of them.
-        device: where the networks compute.
+        device: where the networks compute. trust: whether code that the folder names may be imported.
 
     Returns:
         For each client: place -> what was kept.
@@ -90,7 +92,7 @@ def views(
     """
     found = []
     for who in clients:
-        outputs = _outputs(load_model(run, who.client, device), x)
+        outputs = _outputs(load_model(run, who.client, device, trust), x)
         for place, a_LD in outputs.items():
             if not bool(torch.isfinite(a_LD).all()):
                 raise RequestError(f"{run}: what client {who.client}'s network gives at '{place}' is not finite")

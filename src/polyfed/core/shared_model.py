@@ -26,6 +26,7 @@ from polyfed.functional.averaging import layer_wise_mean, weighted_mean
 from polyfed.models.split import Part
 
 Aggregation = Literal["layer-wise", "same-shape", "by-name"]
+OfOneFamily = Literal["layer-wise", "same-shape"]  # of methods whose networks share more than a head, or no head
 Weighting = Literal["samples", "uniform"]
 Target = Callable[[Group, list[int]], dict[str, Tensor]]  # a shared model, numbers of its clients -> where it should go
 _UNION = "union"

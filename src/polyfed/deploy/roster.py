@@ -19,7 +19,7 @@ from polyfed.deploy.letters import Introduction, Letter, Task, Trouble, agreed, 
 from polyfed.engine.folder import held
 from polyfed.errors import RequestError, RunError
 from polyfed.recipe import Recipe
-from polyfed.recorded import parse_json
+from polyfed.recorded import check_links, parse_json
 
 DIARY, _RELEASED = "nodes.jsonl", "released"
 PAUSE = 0.2  # seconds between two looks for answers
@@ -139,8 +139,9 @@ def release(folder: str | Path, client: int) -> Owner:
         Whose it was.
 
     Raises:
-        RequestError: the folder has no diary of nodes, or the number is nobody's.
+        RequestError: the folder has no diary of nodes, the number is nobody's, or a part of the folder is a link.
     """
+    check_links(Path(folder))
     path = Path(folder) / DIARY
     if not path.is_file():
         raise RequestError(f"expected a run folder of a deployment with its {DIARY}, came {folder}")

@@ -34,10 +34,12 @@ from polyfed.errors import RequestError, RunError
 from polyfed.recorded import (
     ANALYSIS,
     ATTACK,
+    PARTS,
     RECIPE,
     RECORD,
     RESULT,
     SUM_FILE,
+    check_links,
     check_shape,
     parse_json,
     parse_toml,
@@ -45,7 +47,6 @@ from polyfed.recorded import (
     unseal,
 )
 
-_OURS = ("result.json", "checkpoint", "rounds.jsonl", "models", "tensorboard", "recipe.toml")  # in order of removal
 _MADE_FORMS = frozenset({".json", ".csv", ".md", ".png", ".svg"})  # of files that later commands make of a run
 
 
@@ -69,7 +70,8 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that it is either the old one or the whole new one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
+        temporary.unlink(missing_ok=True)
+        with temporary.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -81,7 +83,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def _is_ours(name: str) -> bool:
     """Whether a file is the half-written one of a process that was killed (see `write_atomically`)."""
-    return name.startswith(tuple(f".{ours}." for ours in _OURS)) and name.endswith(".tmp")
+    return name.startswith(tuple(f".{ours}." for ours in PARTS)) and name.endswith(".tmp")
 
 
 def sync_folder(folder: Path) -> None:
@@ -114,13 +116,15 @@ class RunFolder:
 
         Raises:
             RequestError: the folder holds a run and neither `resume` nor `force` was given, it holds a run of another
-                recipe or one that cannot go on for more rounds, or something else lies in its place.
+                recipe or one that cannot go on for more rounds, a part of it is a link, or something else lies in its
+                place.
         """
         if resume and force:
             raise RequestError("expected one of --resume and --force, came both")
         if self.path.exists() and not self.path.is_dir():
             raise RequestError(f"expected a folder for the run, came the file {self.path}")
-        present = [name for name in _OURS if (self.path / name).exists()]
+        check_links(self.path)
+        present = [name for name in PARTS if (self.path / name).exists()]
         if self.path.exists() and not present and not all(_is_ours(entry.name) for entry in self.path.iterdir()):
             raise RequestError(f"expected an empty or new folder for the run, came {self.path} with other files in it")
         if present and not resume and not force:
@@ -194,7 +198,7 @@ class RunFolder:
 
     def _clear(self) -> None:
         self.clear_made()
-        for name in _OURS:
+        for name in PARTS:
             _remove(self.path / name)
 
     def append(self, record: Mapping[str, Any]) -> None:
@@ -312,7 +316,8 @@ class RunFolder:
 
 
 def _remove(entry: Path) -> None:
-    shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
+    whole = entry.is_dir() and not entry.is_symlink()
+    shutil.rmtree(entry) if whole else entry.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -14,14 +14,17 @@ from torch import Tensor, nn
 from polyfed.core.architectures import Architectures
 from polyfed.core.networks import exported
 from polyfed.data.text import FIRST_WORD, PATTERN, Words
+from polyfed.escaping import markdown_text, visible
 from polyfed.models.adapt import Adapted
 from polyfed.models.outside import source
+from polyfed.registry import own_names
 
 _HEAD = """# The networks of this run
 
 Each `client-*.safetensors` holds a client's weights under the keys of the network's own class; `index.json` says what
 else belongs to it: the classes' names, the size of images, mean and standard deviation of its inputs. The lines below
-run in this folder. `polyfed predict RUN --client 0 DATA` does all of it.
+run in this folder. `polyfed predict RUN --client 0 DATA` does all of it, with `--trust-code` where the run is of a
+method or networks of your own.
 """
 _INPUTS = """## Inputs{whose}
 
@@ -91,11 +94,15 @@ class Guide:
             lines = _by_name(file)
         elif self._about[name]["zoo"]:
             who += " The method changed the network's shape, so polyfed makes it."
-            lines = ["from polyfed.prediction import load_model", f'model = load_model("..", {numbers[0]}).network']
+            about = self._about[name]
+            own = own_names([name, about["companion"], about["method"], about["knobs"]])
+            trust = ", trust=True" if own else ""  # code of one's own, which is to be read first
+            lines = ["from polyfed.prediction import load_model"]
+            lines.append(f'model = load_model("..", {numbers[0]}{trust}).network')
         else:
             who += " The method changed the network's shape; these are its tensors by name."
             lines = _by_name(file)
-        return "\n".join([f"## {name}\n", f"{who}\n", "```python", *lines, "```\n"])
+        return "\n".join([f"## {markdown_text(name)}\n", f"{who}\n", "```python", *lines, "```\n"])
 
     def _made(self, name: str) -> list[str]:
         """The lines that make the network without weights."""
@@ -123,7 +130,7 @@ def _said_of_outputs(class_names: Sequence[str]) -> str:
     """The line that turns outputs into classes, with the first ones' names."""
     shown = [f"{number}: {name}" for number, name in enumerate(class_names[:_SHOWN])]
     names = ", ".join([*shown, *(["..."] if len(class_names) > _SHOWN else [])])
-    return f"classes = outputs.argmax(dim=1)  # {' '.join(names.split())}"
+    return f"classes = outputs.argmax(dim=1)  # {visible(' '.join(names.split()))}"
 
 
 # inputs --------------------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ class FedET(shared_model.Averaging):
     differs: ClassVar[str] = "anything before the head; the heads have the same tensors"
     states: ClassVar[str] = "server: w, a w_u per architecture"
 
-    aggregation: shared_model.Aggregation = "same-shape"  # or "layer-wise", for nested networks
+    aggregation: shared_model.OfOneFamily = "same-shape"  # or "layer-wise", for nested networks
     weighting: shared_model.Weighting = "uniform"  # of w_i in all means; "samples": by training samples
     network: Annotated[str, Field(min_length=1)] = "largest"  # the server's: of the clients', or a model's name
     lambda_: Annotated[float, Field(ge=0)] = 0.05  # weight of those who disagree; 0 is off

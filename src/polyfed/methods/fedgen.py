@@ -61,7 +61,7 @@ class FedGen(Method):
     generator_weight_decay: Annotated[float, Field(ge=0)] = 0.01  # L2 penalty in Adam; 0 is off
     diversity: Annotated[float, Field(ge=0)] = 1.0  # weight of L_div; 0 is off
     ensemble: feature_generator.Ensemble = "losses"  # or "logits", the paper's
-    aggregation: shared_model.Aggregation = "layer-wise"  # or "same-shape": within each architecture
+    aggregation: shared_model.OfOneFamily = "layer-wise"  # or "same-shape": within each architecture
     weighting: shared_model.Weighting = "samples"  # "uniform" counts every client once
 
     @property

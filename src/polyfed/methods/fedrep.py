@@ -43,7 +43,7 @@ class FedRep(Method):
     form: ClassVar[forms.Form | None] = {"model": forms.as_sent}
     common_head: ClassVar[bool] = True
 
-    aggregation: shared_model.Aggregation = "layer-wise"  # or "same-shape": within each architecture
+    aggregation: shared_model.OfOneFamily = "layer-wise"  # or "same-shape": within each architecture
     weighting: shared_model.Weighting = "uniform"  # "samples": p_k in proportion to training samples
     head_epochs: Annotated[int, Field(ge=0)] = 10  # of the head, under a resting extractor; 0 leaves it as it began
     extractor_epochs: Annotated[int, Field(ge=0)] | None = None  # of the extractor; None: training.epochs

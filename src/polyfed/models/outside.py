@@ -245,7 +245,7 @@ def _weights(package: str, called: str, in_shape: tuple[int, ...], classes: int)
             fetched = entries.get_state_dict(progress=False, check_hash=True, weights_only=True)
         else:
             kinds = _package("transformers").AutoModelForImageClassification
-            fetched = kinds.from_pretrained(called, use_safetensors=True).state_dict()
+            fetched = kinds.from_pretrained(called, use_safetensors=True, trust_remote_code=False).state_dict()
     return {name: tensor.detach() for name, tensor in fetched.items()}
 
 
@@ -379,12 +379,12 @@ def _hugging_face(name: str, in_shape: tuple[int, ...], classes: int) -> nn.Modu
     transformers = _package("transformers")
     options = _hf_options(in_shape, classes)
     try:
-        config = transformers.AutoConfig.from_pretrained(name, **options)
+        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False, **options)
     except Exception as error:  # no such repository, no network, or no configuration of a network in it
         raise RequestError(f"unknown model 'hf:{name}': {_first_line(error)}") from error
     kinds = transformers.AutoModelForImageClassification
     try:
-        module: nn.Module = kinds.from_config(config)
+        module: nn.Module = kinds.from_config(config, trust_remote_code=False)
     except ValueError as error:
         raise RequestError(
             f"'hf:{name}' classifies no images (model type '{config.model_type}'); for others write a function that "

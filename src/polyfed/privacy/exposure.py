@@ -121,6 +121,7 @@ def expose(
     noise: Sequence[float] | None,
     sources: Sequence[str] | None,
     device: str,
+    trust: bool = False,
 ) -> Exposure:
     """What a client of a finished run sent last.
 
@@ -129,17 +130,18 @@ def expose(
         noise: levels; features are sent as if the method had them, prototypes get as much noise although their methods
             send none. None: without noise, the run's own level, and the paper's where the run has none.
         sources: of features "s_in" and "s_out" (None: s_in), of prototypes "prototypes". device: of the network.
+        trust: whether code that the folder names may be imported.
 
     Raises:
         RequestError: no finished run, no such client, a method that sends neither, images that are not there.
     """
-    model = load_model(folder, client, device)
+    model = load_model(folder, client, device, trust)
     kind = _kind(model.method)
     asked = _sources(sources, kind)
     network = split(model.network).requires_grad_(False)
     record = find_runs(folder)[0]
     at = _last_round(record, client)
-    recipe = Recipe.of_run(folder)
+    recipe = Recipe.of_run(folder, trust)
     train, classes = _images(recipe, record, client)
     own = Client(model.architecture, train=train, prepare=model.prepare)
     own.id, own.seed, own.round, own.classes = client, recipe.run.seed, at, classes

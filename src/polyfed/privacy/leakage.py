@@ -18,7 +18,7 @@ from polyfed.privacy.exposure import expose
 from polyfed.privacy.membership import ShadowData
 from polyfed.privacy.survey import Options, Survey, survey
 from polyfed.privacy.trials import Attack, Settings, carry_out
-from polyfed.recorded import ATTACK
+from polyfed.recorded import ATTACK, check_links
 from polyfed.report.folders import RunRecord, find_runs
 from polyfed.report.style import save
 from polyfed.report.writing import make_folder, write_whole
@@ -43,6 +43,7 @@ def attack(
     device: str = "cpu",
     out: str | Path | None = None,
     force: bool = False,
+    trust: bool = False,
 ) -> tuple[Attack, list[Path]]:
     """Reconstruct images of a client from what it sent last in a finished run, and score them.
 
@@ -55,6 +56,7 @@ def attack(
         seed: of the noise that the reconstructions start from, one for each image, alike for all levels.
         device: where networks compute.
         out: folder; None: ``RUN/attack``. force: replace what an earlier attack wrote there.
+        trust: whether code that the folder names ("package.module:name") may be imported.
 
     Returns:
         What came of it, and the files written.
@@ -68,9 +70,10 @@ def attack(
         raise RequestError(f"--images: expected at least 1, came {images}")
     if noise is not None and (not noise or not all(0 <= level < math.inf for level in noise)):
         raise RequestError(f"--noise: expected levels of at least 0, came {list(noise)}")
+    check_links(Path(run))
     folder = Path(run) / ATTACK if out is None else Path(out)
     _check_place(folder, force, FILES, "an attack")
-    exposure = expose(run, client, images, noise, sources, device)
+    exposure = expose(run, client, images, noise, sources, device, trust)
     found = carry_out(exposure, settings)
     return found, _write(found, folder)
 
@@ -87,6 +90,7 @@ def report(
     seed: int = 0,
     out: str | Path | None = None,
     force: bool = False,
+    trust: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[list[Survey], list[Path]]:
     """What an honest-but-curious server got in finished runs, side by side.
@@ -102,6 +106,7 @@ def report(
         seed: of all draws.
         out: folder; None: ``attack`` in the run's folder, or in the one above all of them.
         force: replace what an earlier report wrote there. say: told what is being done.
+        trust: whether code that the folders name ("package.module:name") may be imported.
 
     Returns:
         What was found, run by run, and the files written.
@@ -111,10 +116,11 @@ def report(
     """
     options = Options(shadows, shadow_data, rows, clients, images, steps, seed)
     paths = [runs] if isinstance(runs, str | Path) else list(runs)
-    records = _told_apart([record for record in find_runs(paths) if record.finished])
+    records = _told_apart([record for record in find_runs(paths, trust) if record.finished])
     if not records:
         raise RequestError(f"expected folders of finished runs, came {', '.join(map(str, paths))}")
     above = Path(os.path.commonpath([record.path.absolute() for record in records]))
+    check_links(above)
     folder = above / ATTACK if out is None else Path(out)
     _check_place(folder, force, REPORT_FILES, "a report of leakage")
     found = [survey(record, options, say) for record in records]

@@ -59,7 +59,7 @@ def exposed(replay: Replay, client: int, images: int, device: str) -> Exposure:
         RequestError: it sent neither.
     """
     level = noise_level(replay.federation.method)
-    return expose(replay.record.path, client, images, [level], None, device)
+    return expose(replay.record.path, client, images, [level], None, device, replay.record.trusted)
 
 
 def from_features(seen: Exposure, steps: int, seed: int) -> Rebuilt:

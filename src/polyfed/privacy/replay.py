@@ -144,7 +144,8 @@ def replay(record: RunRecord, clients: Sequence[int]) -> Replay:
     """Run the rounds in which these clients sent last, and all after them, once more.
 
     Raises:
-        RequestError: an unfinished run, one without a recipe, no such client, or it does not come out as recorded.
+        RequestError: an unfinished run, one without a recipe or of code that is not trusted, no such client, or it does
+            not come out as recorded.
     """
     if not record.finished:
         raise RequestError(f"expected the folder of a finished run, came {record.path}, which holds no result.json")
@@ -152,7 +153,7 @@ def replay(record: RunRecord, clients: Sequence[int]) -> Replay:
         raise RequestError(
             f"expected a run of a recipe, whose last rounds can be run again, came {record.path}, made in Python"
         )
-    recipe = Recipe.of_run(record.path)
+    recipe = Recipe.of_run(record.path, record.trusted)
     stacked = recipe.run.executor == "cohort" or recipe.run.device != "cpu"
     recipe = recipe.with_run(track=[], out=None, keep="last", **({} if stacked else {"executor": "serial"}))
     rounds = last_heard(record)

@@ -212,7 +212,7 @@ def _members(
             elif not liras:
                 why = "no LiRA: shadow models were refused"
     try:
-        holder = load_model(heard.record.path, client.id, device)
+        holder = load_model(heard.record.path, client.id, device, heard.record.trusted)
     except RequestError:  # networks that a run folder cannot rebuild
         return found, why
     return [*found, by_holder(holder, asked)], why

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from polyfed.escaping import markdown_text
 from polyfed.functional.membership import Interval, roc
 from polyfed.privacy.membership import FPRS
 from polyfed.privacy.rebuilt import Rebuilt
@@ -39,7 +40,7 @@ def to_markdown(found: Sequence[Survey], options: Options) -> str:
     parts = ["# What an honest-but-curious server learns", "", _attacker(options), ""]
     for title, columns in _tables(found):
         parts += [f"## {title}", "", markdown_table(columns), ""]
-    return "\n".join([*parts, *(f"- {note}" for note in _notes(found)), ""])
+    return "\n".join([*parts, *(f"- {markdown_text(note)}" for note in _notes(found)), ""])
 
 
 def _attacker(options: Options) -> str:

@@ -6,8 +6,10 @@ import math
 import statistics
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from polyfed.escaping import markdown_text, visible
 
 _NAME = 16  # narrowest column of names in plain text
 
@@ -84,19 +86,19 @@ def interval_of_share(mean: float | None, margin: float | None) -> str:
 def markdown_table(columns: Sequence[Column]) -> str:
     """GitHub's table, without a line's end after the last row."""
     lines = [
-        _markdown_line(column.heading.replace("\n", " ") for column in columns),
+        _markdown_line(markdown_text(column.heading) for column in columns),
         _markdown_line(":--" if column.words else "--:" for column in columns),
-        *map(_markdown_line, zip(*(_emphasised(column, "**{}**") for column in columns), strict=True)),
+        *map(_markdown_line, zip(*(_emphasised(column, "**{}**", markdown_text) for column in columns), strict=True)),
     ]
     return "\n".join(lines)
 
 
-def _emphasised(column: Column, bold: str, escape: Callable[[str], str] = str) -> list[str]:
+def _emphasised(column: Column, bold: str, escape: Callable[[str], str]) -> list[str]:
     return [bold.format(escape(cell)) if at in column.bold else escape(cell) for at, cell in enumerate(column.cells)]
 
 
 def _markdown_line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
+    return "| " + " | ".join(cells) + " |"
 
 
 _LATEX = {
@@ -138,7 +140,7 @@ def _row_start(row: str) -> str:
 
 def wrapped(text: str, width: int) -> str:
     """A paragraph in lines of at most `width`; all but the first are indented."""
-    return textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False)
+    return textwrap.fill(visible(text), width, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def narrowest(columns: Sequence[Column]) -> int:
@@ -159,6 +161,7 @@ def in_width(columns: Sequence[Column], width: int, leading: int = 1) -> list[li
 
 def text_block(columns: Sequence[Column], width: int) -> str:
     """Aligned lines; the names, in front, wrapped where that makes the block fit `width`."""
+    columns = [replace(column, cells=[visible(cell) for cell in column.cells]) for column in columns]
     widths = [column.width for column in columns]
     widths[0] = min(widths[0], max(_NAME, width - sum(other + 2 for other in widths[1:])))
     lines = [*_physical_lines([column.heading for column in columns], columns, widths, bottom=True)]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.errors import RequestError
-from polyfed.recorded import RECIPE, RECORD, RESULT, check_shape, parse_json, parse_toml, unseal
+from polyfed.recorded import RECIPE, RECORD, RESULT, check_links, check_shape, parse_json, parse_toml, unseal
 
 __all__ = ["RunRecord", "find_runs"]
 
@@ -44,6 +44,7 @@ class RunRecord:
         recipe: ``recipe.toml``; empty when there is none.
         name: the run's label or method, with the knobs that tell it from the other runs found with it.
         notes: what was odd about the folder, for people.
+        trusted: whether code that the folder names may be imported.
     """
 
     path: Path
@@ -52,6 +53,7 @@ class RunRecord:
     recipe: Mapping[str, Any] = field(default_factory=dict)
     name: str = ""
     notes: tuple[str, ...] = ()
+    trusted: bool = False
 
     @property
     def finished(self) -> bool:
@@ -114,7 +116,7 @@ class RunRecord:
         return found
 
 
-def find_runs(paths: str | Path | Iterable[str | Path]) -> list[RunRecord]:
+def find_runs(paths: str | Path | Iterable[str | Path], trust: bool = False) -> list[RunRecord]:
     """Read every run folder at or below the given paths; a folder met twice counts once.
 
     Unfinished runs (no ``result.json`` yet) come after the finished ones, ``finished`` is false and a note says so;
@@ -122,12 +124,15 @@ def find_runs(paths: str | Path | Iterable[str | Path]) -> list[RunRecord]:
 
     Args:
         paths: run folders, or folders somewhere above them.
+        trust: whether code that the folders name may be imported, by those who build something of the runs. Nothing
+            is, here.
 
     Returns:
         The runs, finished first, otherwise in the order of the paths given and of their names below.
 
     Raises:
-        RequestError: a path is missing, nothing was found, or a file is broken (names the file).
+        RequestError: a path is missing, nothing was found, a file is broken (names the file), or a part of a run
+            folder is a link.
     """
     given = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
     records: dict[Path, RunRecord] = {}
@@ -137,7 +142,7 @@ def find_runs(paths: str | Path | Iterable[str | Path]) -> list[RunRecord]:
         for folder in _run_folders(path):
             key = folder.resolve()
             if key not in records:
-                records[key] = _read(folder)
+                records[key] = replace(_read(folder), trusted=trust)
     if not records:
         raise RequestError(
             f"no run folder (one holding result.json) in {', '.join(map(str, given)) or 'no path at all'}"
@@ -180,6 +185,7 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
 
 
 def _read(folder: Path) -> RunRecord:
+    check_links(folder)
     notes: list[str] = []
     recipe = _parse(folder / "recipe.toml", parse_toml, RECIPE) if (folder / "recipe.toml").exists() else {}
     rounds = _read_rounds(folder / "rounds.jsonl", notes)

@@ -5,13 +5,12 @@ CSV and JSON hold accuracies in [0, 1] and exact bytes; the other formats show p
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from polyfed.escaping import csv_text, markdown_text
 from polyfed.markup import Line, curves, details, notes, paragraph
 from polyfed.markup import table as as_html
 from polyfed.report.columns import (
@@ -215,11 +214,7 @@ def to_csv(table: Table) -> str:
         for line in lines:
             _drop_simulated(line)
     heads = dict.fromkeys(["table", *(key for line in lines for key in line)])
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, fieldnames=list(heads), lineterminator="\n", restval="")
-    writer.writeheader()
-    writer.writerows(lines)
-    return stream.getvalue()
+    return csv_text(list(heads), lines)
 
 
 def _drop_simulated(line: dict[str, Any]) -> None:
@@ -471,17 +466,17 @@ def sheets(section: Section) -> list[Sheet]:
 
 def to_markdown(table: Table) -> str:
     """GitHub's tables, each under its caption; what leads a column is bold."""
-    blocks = [f"**{section.caption}**\n\n{markdown_body(section)}" for section in table.sections]
+    blocks = [f"**{markdown_text(section.caption)}**\n\n{markdown_body(section)}" for section in table.sections]
     if table.notes:
-        blocks.append("\n".join(f"- {note}" for note in table.notes) + "\n")
+        blocks.append("\n".join(f"- {markdown_text(note)}" for note in table.notes) + "\n")
     return "\n".join(blocks)
 
 
 def markdown_body(section: Section) -> str:
     """The tables and notes of a section, without its caption."""
     (_, main), *more = sheets(section)
-    told = "\n".join(f"- {note}" for note in notes_of(section))
-    others = "".join(f"{title}:\n\n{markdown_table(columns)}\n\n" for title, columns in more)
+    told = "\n".join(f"- {markdown_text(note)}" for note in notes_of(section))
+    others = "".join(f"{markdown_text(title)}:\n\n{markdown_table(columns)}\n\n" for title, columns in more)
     return f"{markdown_table(main)}\n\n{others}{told}\n"
 
 
@@ -524,7 +519,11 @@ def to_latex(table: Table) -> str:
                 + "".join(f"\\par\\small {latex(note)}\n" for note in told)
                 + "\\end{table}\n"
             )
-    return "% needs \\usepackage{booktabs}\n" + "\n".join(blocks) + "".join(f"% {note}\n" for note in table.notes)
+    return (
+        "% needs \\usepackage{booktabs}\n"
+        + "\n".join(blocks)
+        + "".join(f"% {' '.join(note.split())}\n" for note in table.notes)
+    )
 
 
 def to_text(table: Table, width: int = 100, ascii_only: bool = False, metrics: bool = False) -> str:

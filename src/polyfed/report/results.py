@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from polyfed.errors import RequestError
-from polyfed.recorded import parse_json
+from polyfed.escaping import markdown_text, visible
+from polyfed.recorded import COMMAND, check_links, parse_json
 from polyfed.report.folders import RunRecord, find_runs
 from polyfed.report.formats import Section, markdown_body
 from polyfed.report.statistics import Target
@@ -21,7 +22,6 @@ from polyfed.report.writing import write_whole
 
 __all__ = ["COMMAND", "made", "results_page", "write_command", "write_results"]
 
-COMMAND = "compare.json"
 _HEAD = """# Results
 
 Generated from run folders by `polyfed report RUNS... --results {name}`; do not edit. What the figures are is
@@ -42,7 +42,12 @@ def write_command(folder: Path, command: str, ran: bool) -> Path:
 
 
 def made(folder: Path) -> dict[str, str]:
-    """What ``compare.json`` tells; nothing where there is none."""
+    """What ``compare.json`` tells; nothing where there is none.
+
+    Raises:
+        RequestError: it cannot be read, or is a link.
+    """
+    check_links(folder)
     try:
         found = parse_json((folder / COMMAND).read_bytes())
     except FileNotFoundError:
@@ -90,9 +95,11 @@ def results_page(
         titles = [_title(section, folder) for section in table.sections]
         for number, (title, section) in enumerate(zip(titles, table.sections, strict=True), start=1):
             several = f" ({number})" if titles.count(title) > 1 else ""
-            parts.append(f"## {title}{several}\n\n{_about(section, how, runs)}\n{markdown_body(section)}")
+            parts.append(
+                f"## {markdown_text(title)}{several}\n\n{_about(section, how, runs)}\n{markdown_body(section)}"
+            )
         if table.notes:
-            parts.append("\n".join(f"- {note}" for note in table.notes) + "\n")
+            parts.append("\n".join(f"- {markdown_text(note)}" for note in table.notes) + "\n")
     return "\n".join([*parts, *_other_pages(file)])
 
 
@@ -108,8 +115,8 @@ def _about(section: Section, made: dict[str, str], runs: Sequence[RunRecord]) ->
     if section.models:
         lines.append(f"Models: {', '.join(section.models)}.")
     lines.append(f"Run on {made.get('date') or _day_of(runs)}{f' with {versions}' if versions else ''}.")
-    command = f"\n    {made['command']}\n" if made.get("command") else ""
-    return "\n".join(lines) + "\n" + command
+    command = f"\n    {visible(' '.join(made['command'].split()))}\n" if made.get("command") else ""
+    return "\n".join(map(markdown_text, lines)) + "\n" + command
 
 
 _TOLD = ("polyfed", "python", "torch", "numpy")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.errors import RequestError
-from polyfed.recorded import parse_json
+from polyfed.recorded import SWEEP, check_links, parse_json
 from polyfed.report.folders import show_value
 from polyfed.report.style import SHADES, WIDTH, Drawing, canvas, colour_bar, inches
 from polyfed.report.sweeps import SweepRow, SweepTable, drawn, short_names, to_json
@@ -22,16 +22,17 @@ __all__ = ["Map", "is_sweep", "map_of", "read_sweep", "sensitivity"]
 
 def is_sweep(folder: str | Path) -> bool:
     """Whether `polyfed sweep` has left its table there."""
-    return (Path(folder) / "sweep.json").exists()
+    return (Path(folder) / SWEEP).exists()
 
 
 def read_sweep(folder: str | Path) -> SweepTable:
     """The table of a finished sweep.
 
     Raises:
-        RequestError: no ``sweep.json`` there, or not one of this version.
+        RequestError: no ``sweep.json`` there, not one of this version, or a link.
     """
-    path = Path(folder) / "sweep.json"
+    check_links(Path(folder))
+    path = Path(folder) / SWEEP
     try:
         found = parse_json(path.read_bytes())
         lists = {field.name for field in fields(SweepRow) if str(field.type).startswith("tuple")}

@@ -7,7 +7,6 @@ maps of many cells are wider. Nothing is told by colour alone: lines differ in m
 
 from __future__ import annotations
 
-import csv
 import io
 import itertools
 import json
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polyfed.escaping import csv_text
 from polyfed.palette import COLORS
 from polyfed.report.writing import make_folder, write_whole
 
@@ -82,11 +82,8 @@ class Drawing:
         Raises:
             RequestError: the folder cannot be written to.
         """
-        place, stream = make_folder(folder), io.StringIO()
-        table = csv.DictWriter(stream, list(self.rows[0]), lineterminator="\n")
-        table.writeheader()
-        table.writerows(self.rows)
-        texts = {"json": json.dumps(self.data, indent=1, ensure_ascii=False) + "\n", "csv": stream.getvalue()}
+        place, table = make_folder(folder), csv_text(list(self.rows[0]), self.rows)
+        texts = {"json": json.dumps(self.data, indent=1, ensure_ascii=False) + "\n", "csv": table}
         beside = [write_whole(place / f"{self.stem}.{form}", text.encode("utf-8")) for form, text in texts.items()]
         return [*save(self.figure, place, self.stem), *beside]
 

@@ -6,8 +6,6 @@ the first in order where several are equal. Test accuracies are shown and never 
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import shlex
@@ -16,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polyfed.escaping import csv_text, markdown_text, visible
 from polyfed.markup import notes, paragraph
 from polyfed.markup import table as as_html
 from polyfed.report.columns import (
@@ -291,9 +290,10 @@ def _text_blocks(table: SweepTable, width: int) -> Iterator[str]:
 
 def to_markdown(table: SweepTable) -> str:
     """GitHub's table under its caption."""
-    notes = "\n".join(f"- {note}" for note in table.notes)
-    chosen = f"Chosen by validation: `{table.ready}`\n" if table.ready else "Nothing was chosen.\n"
-    return f"**{table.caption}**\n\n" + markdown_table(_columns(table)) + f"\n\n{chosen}\n{notes}\n"
+    notes = "\n".join(f"- {markdown_text(note)}" for note in table.notes)
+    ready = visible(" ".join(table.ready.split())).replace("`", "'")
+    chosen = f"Chosen by validation: `{ready}`\n" if ready else "Nothing was chosen.\n"
+    return f"**{markdown_text(table.caption)}**\n\n" + markdown_table(_columns(table)) + f"\n\n{chosen}\n{notes}\n"
 
 
 def to_html(table: SweepTable) -> str:
@@ -308,16 +308,15 @@ def to_html(table: SweepTable) -> str:
 
 def to_csv(table: SweepTable) -> str:
     """A line per row, exact; the swept settings under their whole keys; None is empty."""
-    stream = io.StringIO()
     plain = [_plain(row) for row in table.rows]
     rest = [name for name in plain[0] if name not in ("settings", "words", "runs")]
-    writer = csv.DictWriter(stream, ["method", *table.keys, *rest[1:]], lineterminator="\n")
-    writer.writeheader()
-    for row in plain:
-        settings = {key: show_value(value) for key, value in row["settings"].items()}
-        line = {name: row[name] for name in rest}
-        writer.writerow(line | {"seeds": " ".join(map(str, row["seeds"]))} | settings)
-    return stream.getvalue()
+    lines = [
+        {name: row[name] for name in rest}
+        | {"seeds": " ".join(map(str, row["seeds"]))}
+        | {key: show_value(value) for key, value in row["settings"].items()}
+        for row in plain
+    ]
+    return csv_text(["method", *table.keys, *rest[1:]], lines)
 
 
 def to_json(table: SweepTable) -> str:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
+from polyfed.escaping import visible
 from polyfed.units import human_bytes, human_seconds
 
 __all__ = ["Console"]
@@ -53,7 +54,7 @@ class Console:
 
     def _reset(self, info: Mapping[str, Any]) -> None:
         self._info = dict(info)
-        self._method = str(info.get("method", "?"))
+        self._method = visible(str(info.get("method", "?")))
         self._rounds = int(info.get("rounds") or 0)
         self._done = max(0, int(info.get("start_round") or 1) - 1)
         self._closing = False
@@ -154,7 +155,7 @@ class Console:
 
     # words ------------------------------------------------------------------------------------------------------
     def _stage(self) -> str:
-        return str((self._info.get("evaluation") or {}).get("stage", "?"))
+        return visible(str((self._info.get("evaluation") or {}).get("stage", "?")))
 
     def _parts(self, record: Mapping[str, Any] | None = None) -> list[str]:
         """What the line says, the most important first."""
@@ -182,7 +183,7 @@ class Console:
         self._pending = None
 
     def _print(self, text: str) -> None:
-        line = " ".join(text.splitlines())
+        line = visible(" ".join(text.splitlines()))
         if self._live is not None:
             self._guard(lambda: self._live.console.print(line, markup=False, highlight=False, soft_wrap=True))
         else:

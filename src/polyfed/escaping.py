@@ -1,0 +1,73 @@
+"""Text that came from elsewhere (a run folder, a node, a data set), made harmless where it is shown.
+
+A terminal obeys control characters, a spreadsheet computes cells, a browser shows the HTML in a page of Markdown: none
+of them should by what a stranger called a class.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+__all__ = ["csv_text", "markdown_text", "visible"]
+
+_KEPT = "\n\t"
+_REVERSING = "\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # turn the order of text round
+_COMPUTED = ("=", "+", "-", "@", "\t", "\n")  # what a spreadsheet takes for the beginning of a formula
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(inf|nan)", re.IGNORECASE | re.ASCII)
+
+
+def visible(text: str) -> str:
+    r"""The text with all control characters but line ends and tabs written out, for terminals.
+
+    >>> visible("a\x1b[2Jb")
+    'a\\x1b[2Jb'
+    """
+    if text.isascii() and text.replace("\n", " ").replace("\t", " ").isprintable():
+        return text
+    return "".join(_written_out(character) if _is_control(character) else character for character in text)
+
+
+def _is_control(character: str) -> bool:
+    return character not in _KEPT and (unicodedata.category(character) in ("Cc", "Cs") or character in _REVERSING)
+
+
+def _written_out(character: str) -> str:
+    number = ord(character)
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
+
+
+def markdown_text(text: str) -> str:
+    r"""The text on one line, in which nothing is HTML, a cell's end, a link or an image.
+
+    >>> markdown_text("a|b <img src=x>\n![c](d)")
+    'a\\|b &lt;img src=x> ![c]\\(d)'
+    """
+    plain = visible(" ".join(text.split()))
+    plain = re.sub(r"&(?=#?\w+;)", "&amp;", plain).replace("<", "&lt;")
+    return plain.replace("|", "\\|").replace("](", "]\\(").replace("][", "]\\[")
+
+
+def csv_text(heads: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    r"""Lines under a heading; None and what a row lacks are empty. No cell is computed: an apostrophe marks it as text.
+
+    >>> csv_text(["name", "share"], [{"name": "=1+1", "share": -1.5}, {"name": "-2"}])
+    "name,share\n'=1+1,-1.5\n-2,\n"
+    """
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(map(_cell, heads))
+    writer.writerows([_cell(row.get(head)) for head in heads] for row in rows)
+    return stream.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """A cell's content: numbers stay what they are, also where they come as text."""
+    if not isinstance(value, str):
+        return value if value is None or isinstance(value, int | float) else _cell(str(value))
+    text = visible(value)
+    return f"'{text}" if text.startswith(_COMPUTED) and not _NUMBER.fullmatch(text) else text

@@ -1,0 +1,240 @@
+"""What a run folder or a node calls things is shown as text: on the terminal, in spreadsheets, in Markdown."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tomli_w
+
+import polyfed as pf
+from polyfed import cli
+from polyfed.errors import RequestError
+from polyfed.escaping import csv_text, markdown_text, visible
+from polyfed.report.folders import find_runs
+from polyfed.report.results import results_page
+from polyfed.report.sweeps import SweepRow, SweepTable
+from polyfed.report.sweeps import to_csv as sweep_to_csv
+from polyfed.report.sweeps import to_markdown as sweep_to_markdown
+from polyfed.report.tables import comparison
+from polyfed.track.console import Console
+
+ESC = "\x1b[31m\x1b]0;owned\x07"
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+TAG = re.compile(r"<\s*[a-zA-Z/!]")
+RECIPE = """
+[data]
+name = "digits"
+clients = 2
+max_train = 20
+max_test = 10
+
+[models]
+architectures = ["digits-cnn1"]
+
+[method]
+name = "fedavg"
+
+[training]
+rounds = 1
+batch_size = 10
+"""
+
+# one text at a time -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain text, größer ± 3 %\n\tfine", "plain text, größer ± 3 %\n\tfine"),
+        ("a\x1b[2Jb", "a\\x1b[2Jb"),
+        ("back\x08\x08", "back\\x08\\x08"),
+        ("over\rwritten", "over\\x0dwritten"),
+        ("\x9b2J", "\\x9b2J"),
+        ("\x00\x7f", "\\x00\\x7f"),
+        ("abc\u202edcba", "abc\\u202edcba"),
+        ("half \ud800", "half \\ud800"),
+    ],
+)
+def test_control_characters_are_written_out(text: str, shown: str) -> None:
+    assert visible(text) == shown
+    assert visible(shown) == shown
+
+
+@pytest.mark.parametrize("cell", ["=1+1", "+1+1", "-1+1", "@SUM(A1)", "\t=1", "\n=1", "-", "=cmd|'/C calc'!A0", "-2+3"])
+def test_no_cell_is_computed(cell: str) -> None:
+    ((head,), (read,)) = csv.reader(io.StringIO(csv_text([cell], [{cell: cell}])))
+    assert head == read == f"'{cell}"
+
+
+@pytest.mark.parametrize("number", [-1.5, 3, -2, 1e-300, "-1.5", "+3", "-0.000001", "-1e-07", ".5", "-inf", "nan"])
+def test_numbers_stay_numbers(number: float | str) -> None:
+    (_, (read,)) = csv.reader(io.StringIO(csv_text(["x"], [{"x": number}])))
+    assert read == str(number)
+
+
+def test_lines_are_those_of_the_csv_module() -> None:
+    rows = [{"name": 'a "b", c', "none": None, "yes": True}, {"name": "two\nlines"}, {}]
+    expected = io.StringIO()
+    writer = csv.DictWriter(expected, ["name", "none", "yes"], restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    assert csv_text(["name", "none", "yes"], rows) == expected.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("after_local: 75.12 ± 0.40, p > 3 & q", "after_local: 75.12 ± 0.40, p > 3 & q"),
+        ("<script>alert(1)</script>", "&lt;script>alert(1)&lt;/script>"),
+        ("&lt;b&#62;", "&amp;lt;b&amp;#62;"),
+        ("a|b", "a\\|b"),
+        ("[click](javascript:x)", "[click]\\(javascript:x)"),
+        ("![](http://example.org/seen.png)", "![]\\(http://example.org/seen.png)"),
+        ("[a][b]", "[a]\\[b]"),
+        ("a\n\n# heading\r\n[b]: c", "a # heading [b]: c"),
+        (f"red {ESC}", "red \\x1b[31m\\x1b]0;owned\\x07"),
+    ],
+)
+def test_nothing_in_markdown_is_more_than_text(text: str, shown: str) -> None:
+    assert markdown_text(text) == shown
+
+
+def test_an_error_is_harmless_wherever_it_is_printed() -> None:
+    assert str(RequestError(f"came '{ESC}'")) == "came '\\x1b[31m\\x1b]0;owned\\x07'"
+
+
+def test_what_is_told_while_a_run_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """A node's reason, a client's refusal, a method's name."""
+    for terminal in (False, True):
+        stream = io.StringIO()
+        console = Console(stream=stream, terminal=terminal)
+        console.start({"method": f"odd{ESC}", "rounds": 1, "clients": 1, "evaluation": {"stage": f"s{ESC}"}})
+        console.message(f"client 3: {ESC}")
+        refused = [{"client": 0, "reason": f"no\n{ESC}"}]
+        console.round({"round": 1, "refused": refused, "accuracy": {}, "bytes_up": 1, "bytes_down": 1}, 0.0)
+        console.end({"accuracy": 0.5, "bytes_up": 1, "bytes_down": 1, "seconds": 1.0})
+        written = stream.getvalue()
+        assert "\\x1b[31m" in written
+        assert "\x1b[31m" not in written
+        assert "\x1b]0;" not in written
+        assert "\x07" not in written
+
+
+# a whole folder -----------------------------------------------------------------------------------------------------
+
+LABEL = f"=1+1{ESC}<img src=x onerror=alert(1)>|a"
+CLASS = f"@SUM(A1){ESC}<b>"
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run in which everything that can have a name has an odd one."""
+    place = tmp_path_factory.mktemp("odd")
+    (place / "mine.toml").write_text(RECIPE)
+    pf.run(place / "mine.toml", out=place / "run")
+    run = place / "run"
+    result = json.loads((run / "result.json").read_text())
+    result |= {"label": LABEL, "dataset": f"-digits{ESC}<i>", "class_names": [CLASS] * 10}
+    for scored in result["metrics"].values():
+        scored[f"+mine{ESC}<u>"] = scored["f1"]
+    for row in result["clients_table"]:
+        row["architecture"] = f"-cnn{ESC}<s>"
+    (run / "result.json").write_text(json.dumps(result))
+    recipe = tomllib.loads((run / "recipe.toml").read_text())
+    recipe["run"] |= {"label": LABEL, "profile": "small", "profile_note": f"note{ESC}<p>", "changed": [f"a={ESC}<q>"]}
+    (run / "recipe.toml").write_text(tomli_w.dumps(recipe))
+    index = json.loads((run / "models" / "index.json").read_text())
+    for entry in index.values():
+        entry["class_names"] = [CLASS] * 10
+    data = json.dumps(index).encode()
+    (run / "models" / "index.json").write_bytes(data)
+    (run / "models" / "index.json.sha256").write_text(f"{hashlib.sha256(data).hexdigest()}  index.json\n")
+    (run / "compare.json").write_text(json.dumps({"command": f"polyfed\n\n<script>{ESC}", "date": "<u>today"}))
+    np.save(place / "new.npy", np.zeros((1, 1, 8, 8), dtype=np.uint8))
+    return place
+
+
+def harmless_cells(text: str) -> bool:
+    """Whether a spreadsheet would take every cell of a CSV file for a text or a number."""
+    cells = [cell for row in csv.reader(io.StringIO(text)) for cell in row]
+    suspicious = [cell for cell in cells if cell[:1] in ("=", "+", "-", "@", "\t", "\r")]
+    return bool(cells) and all(re.fullmatch(r"-?\d+(\.\d+)?(e-?\d+)?", cell) for cell in suspicious)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["report", "run"],
+        ["report", "run", "--metrics"],
+        ["epsilon", "run"],
+        ["analyse", "run", "--figures", "clients,sizes"],
+        ["predict", "run", "new.npy", "--client", "0", "--probabilities"],
+        ["predict", "run", "new.npy", "--client", "0", "--json"],
+        ["leakage", "run", "--shadows", "0", "--images", "0", "--force"],
+        ["predict", f"no{ESC}where", "new.npy", "--client", "0"],
+        ["run", f"no{ESC}where.toml"],
+        [f"no{ESC}command"],
+    ],
+    ids=lambda words: visible(" ".join(words[:3])),
+)
+def test_no_command_lets_a_folder_speak_to_the_terminal(
+    words: list[str], odd: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(odd)
+    cli.status(words)
+    said = capsys.readouterr()
+    assert said.out or said.err
+    for text in (said.out, said.err):
+        assert not CONTROLS.search(text)
+
+
+def test_files_that_are_made_of_a_folder(odd: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(odd)
+    assert cli.status(["report", "run", "--out", str(tmp_path)]) == 0
+    assert cli.status(["analyse", "run", "--figures", "clients,sizes", "--out", str(tmp_path)]) == 0
+    assert cli.status(["predict", "run", "new.npy", "--client", "0", "--out", str(tmp_path / "new.csv")]) == 0
+    (tmp_path / "results.md").write_text(results_page(["run"], file=tmp_path / "results.md"))
+    made = {
+        file.name: file.read_text(encoding="utf-8") for suffix in ("csv", "md") for file in tmp_path.glob(f"*.{suffix}")
+    }
+    assert len(made) >= 5
+    for name, text in made.items():
+        assert not CONTROLS.search(text), name
+        assert "\\x1b" in text, f"nothing odd came into {name}"
+        if name.endswith(".csv"):
+            assert harmless_cells(text), name
+        else:
+            assert not TAG.search(re.sub(r"^ {4}.*$", "", text, flags=re.MULTILINE)), (
+                name
+            )  # a block of code is as it is
+    assert "'=1+1" in made["comparison.csv"]
+    assert "'@SUM(A1)" in made["new.csv"]
+
+
+def test_tables_in_python(odd: Path) -> None:
+    table = comparison(find_runs(odd / "run"))
+    assert not CONTROLS.search(str(table))
+    assert "\\x1b" in str(table)
+
+
+def test_tables_of_sweeps() -> None:
+    numbers = {"validation": 0.5, "validation_std": None, "accuracy": 0.5, "accuracy_std": None, "best": 0.5}
+    more = {"local": 0.4, "difference": -0.1, "difference_std": None, "bytes_up": 1, "bytes_down": 1, "seconds": 1.0}
+    row = SweepRow(
+        method=f"=cmd{ESC}<b>", stage="personal", settings={"training.lr": -0.1}, seeds=(0,), refused=0, runs=(),
+        words=("--set", "`<b>`"), chosen=True, **numbers, **more,
+    )  # fmt: skip
+    table = SweepTable(("training.lr",), f"caption{ESC}<b>", (row,), (f"note{ESC}<b>",))
+    page, sheet = sweep_to_markdown(table), sweep_to_csv(table)
+    assert not CONTROLS.search(page + sheet)
+    assert not TAG.search(re.sub(r"`[^`]*`", "", page))
+    assert harmless_cells(sheet)
+    assert ",-0.1" in sheet

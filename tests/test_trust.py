@@ -1,0 +1,564 @@
+"""A run folder runs nothing that it names and leads nowhere, whoever reads it; a recipe's code is said beforehand."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import json
+import os
+import pkgutil
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+import typer.main
+
+import polyfed as pf
+from polyfed import analysis, cli, epsilon, prediction, privacy, registry
+from polyfed.analysis import gallery, inputs, labels, looking, views
+from polyfed.engine.folder import RunFolder
+from polyfed.errors import PolyfedError, RequestError
+from polyfed.privacy import exposure, replay, survey
+from polyfed.recipe import Recipe, code_named
+from polyfed.registry import file_of, is_own
+from polyfed.report import page, results, sensitivity, tables
+from polyfed.report.folders import find_runs
+
+RECIPE = """
+[data]
+name = "digits"
+clients = 2
+max_train = 20
+max_test = 10
+
+[models]
+architectures = ["digits-cnn1", "digits-cnn2"]
+
+[method]
+name = "fedgh"
+
+[training]
+rounds = 1
+batch_size = 10
+"""
+EVIL = """
+import pathlib
+pathlib.Path(__file__).with_name("PWNED").touch()
+
+def net(in_shape, classes):
+    raise SystemExit
+
+def rows():
+    raise SystemExit
+
+class Method:
+    pass
+"""
+SWITCH = "--trust-code (trust=True in Python)"
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of polyfed's own parts; its recipe lies beside it."""
+    place = tmp_path_factory.mktemp("clean")
+    (place / "mine.toml").write_text(RECIPE)
+    pf.run(place / "mine.toml", out=place / "run")
+    return place
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(registry, "_added", [])
+    before = {*sys.modules}
+    yield
+    for name in {*sys.modules} - before:
+        if name.partition(".")[0] in ("evil", "parent", "images"):
+            del sys.modules[name]
+
+
+def change_recipe(folder: Path, changes: dict[str, dict[str, Any]]) -> None:
+    path = folder / "recipe.toml"
+    settings = tomllib.loads(path.read_text())
+    for section, values in changes.items():
+        settings.setdefault(section, {}).update(values)
+    path.write_text(tomli_w.dumps(settings))
+
+
+def change_index(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change every entry, and renew the checksum."""
+    path = folder / "models" / "index.json"
+    index = json.loads(path.read_text())
+    for entry in index.values():
+        change(entry)
+    data = json.dumps(index).encode()
+    path.write_bytes(data)
+    path.with_name("index.json.sha256").write_text(f"{hashlib.sha256(data).hexdigest()}  index.json\n")
+
+
+EVERYTHING = {
+    "recipe": {
+        "models": {"architectures": ["evil:net"]},
+        "method": {"name": "evil:Method"},
+        "data": {"name": "evil:rows"},
+    },
+    "index": {"architecture": "evil:net", "method": "evil:Method"},
+}
+EACH: dict[str, dict[str, dict[str, Any]]] = {  # what the recipe, and the index, of a folder name
+    "network": {"recipe": {"models": {"architectures": ["evil:net"]}}, "index": {"architecture": "evil:net"}},
+    "network, cut": {
+        "recipe": {"models": {"architectures": ["evil:net@none"]}},
+        "index": {"architecture": "evil:net@a"},
+    },
+    "method": {"recipe": {"method": {"name": "evil:Method"}}, "index": {"method": "evil:Method"}},
+    "data": {"recipe": {"data": {"name": "evil:rows"}}, "index": {"method": "evil:Method"}},
+    "public data": {"recipe": {"data": {"public": "evil:rows"}}, "index": {"companion": "evil:net"}},
+    "variant": {"recipe": {"methods": {"odd": {"name": "evil:Method"}}}, "index": {"knobs": {"shared": "evil:net"}}},
+    "profile": {
+        "recipe": {"profiles": {"odd": {"method": {"name": "evil:Method"}}}},
+        "index": {"knobs": {"deep": [{"in": "evil:net"}]}},
+    },
+    "knob": {"recipe": {"method": {"name": "fml", "shared": "evil:net"}}, "index": {"companion": "evil:net@none"}},
+}
+
+
+@pytest.fixture(params=[EVERYTHING], ids=["everything"])
+def hostile(request: pytest.FixtureRequest, clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run folder that names a module lying in it, and on Python's path besides."""
+    wanted = request.param
+    folder = tmp_path / "run"
+    shutil.copytree(clean / "run", folder)
+    shutil.copy(clean / "mine.toml", tmp_path)
+    (folder / "evil.py").write_text(EVIL)
+    change_recipe(folder, {**wanted["recipe"], "run": {"modules": [str(folder)]}})
+    change_index(folder, lambda entry: entry.update(wanted["index"], modules=[str(folder)]))
+    np.save(tmp_path / "new.npy", np.zeros((1, 1, 8, 8), dtype=np.uint8))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(folder)
+    return folder
+
+
+def untouched(folder: Path) -> bool:
+    return "evil" not in sys.modules and not (folder / "PWNED").exists()
+
+
+# every command ------------------------------------------------------------------------------------------------------
+
+# command -> its words for a run folder; and whether it has to be refused, with a line that names the switch
+READERS: dict[str, tuple[Callable[[Path], list[Any]], bool]] = {
+    "predict": (lambda run: [run, "new.npy", "--client", "0"], True),
+    "attack": (lambda run: [run, "--images", "1", "--steps", "1"], True),
+    "leakage": (lambda run: [run, "--shadows", "0", "--images", "0"], True),
+    "analyse": (lambda run: [run, "--figures", "labels,cka"], True),
+    "report": (lambda run: [run], False),
+    "epsilon": (lambda run: [run], False),
+    "run": (lambda run: ["mine.toml", "--out", run, "--resume", "-q"], False),
+    "compare": (lambda run: ["mine.toml", "--out", run, "-q"], False),
+    "sweep": (lambda run: ["mine.toml", "--out", run, "--set", "training.lr=0.1,0.2", "-q"], False),
+    "deploy release": (lambda run: [run, "0"], False),
+    "deploy local": (lambda run: ["--recipe", "mine.toml", "--out", run, "--resume", "-q"], False),
+}
+OTHERS = {"check", "methods", "models", "datasets", "deploy init", "deploy certify", "deploy key"}  # read no run folder
+
+
+def test_every_command_is_known() -> None:
+    """A new command belongs in one of the two lists above; in the first, if it takes a run folder."""
+    top: Any = typer.main.get_command(cli.app)
+    commands = {name for name in top.commands if name != "deploy"}
+    commands |= {f"deploy {name}" for name in top.commands["deploy"].commands}
+    assert commands == {*READERS, *OTHERS}
+
+
+@pytest.mark.parametrize("command", READERS)
+def test_no_command_runs_what_a_run_folder_names(
+    command: str, hostile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, refused = READERS[command]
+    status = cli.status([*command.split(), *map(str, words(hostile))])
+    said = capsys.readouterr()
+    assert untouched(hostile), said
+    if refused:
+        assert status == 2
+        *before, line = said.err.splitlines()
+        assert SWITCH in line
+        assert len(before) <= (command == "leakage")  # which tells what it is about to do
+
+
+def test_without_names_figures_the_refused_ones_are_left_out(
+    hostile: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gallery, "FIGURES", {name: gallery.FIGURES[name] for name in ("clients", "cka")})
+    assert cli.status(["analyse", str(hostile)]) == 0
+    said = capsys.readouterr().out
+    assert untouched(hostile)
+    assert "left out: cka: " in said
+    assert SWITCH in said
+    assert [*(hostile / "analysis").glob("*.json")]
+
+
+@pytest.mark.parametrize("hostile", EACH.values(), ids=EACH, indirect=True)
+def test_each_name_alone_is_refused(hostile: Path) -> None:
+    for read in (lambda: Recipe.of_run(hostile), lambda: prediction.load_model(hostile, 0)):
+        with pytest.raises(RequestError) as refused:
+            read()
+        assert SWITCH in str(refused.value)
+        assert "\n" not in str(refused.value)
+    assert untouched(hostile)
+
+
+# every function -----------------------------------------------------------------------------------------------------
+
+X = np.zeros((1, 1, 8, 8), dtype=np.uint8)
+FUNCTIONS: dict[str, tuple[Callable[[Path], object], bool]] = {  # likewise: the call, and whether it is to be refused
+    "prediction.predict": (lambda run: prediction.predict(run, 0, X), True),
+    "prediction.load_model": (lambda run: prediction.load_model(run, 0), True),
+    "recipe.Recipe.of_run": (lambda run: Recipe.of_run(run), True),
+    "analysis.gallery.analyse": (lambda run: analysis.analyse(run, ["cka"]), True),
+    "analysis.inputs.common_inputs": (lambda run: inputs.common_inputs(find_runs(run)[0], 4), True),
+    "analysis.inputs.dealt_as_in": (lambda run: inputs.dealt_as_in(find_runs(run)[0]), True),
+    "analysis.labels.label_table": (lambda run: labels.label_table(find_runs(run)[0]), True),
+    "analysis.looking.look": (lambda run: looking.look(find_runs(run), analysis.Choices(), True, False), True),
+    "analysis.views.clients_of": (lambda run: views.clients_of(run), False),
+    "analysis.views.views": (lambda run: views.views(run, [views.Who(0, "a")], X, lambda *_: 0), True),
+    "privacy.leakage.attack": (lambda run: privacy.attack(run, images=1), True),
+    "privacy.leakage.report": (lambda run: privacy.report(run, shadows=0), True),
+    "privacy.exposure.expose": (lambda run: exposure.expose(run, 0, 1, None, None, "cpu"), True),
+    "privacy.replay.replay": (lambda run: replay.replay(find_runs(run)[0], [0]), True),
+    "privacy.survey.survey": (lambda run: survey.survey(find_runs(run)[0], survey.Options()), True),
+    "epsilon.spent": (lambda run: epsilon.spent([run]), False),
+    "report.folders.find_runs": (lambda run: find_runs(run), False),
+    "report.page.write_page": (
+        lambda run: page.write_page(find_runs(run), tables.comparison(find_runs(run)), run),
+        False,
+    ),
+    "report.results.made": (lambda run: results.made(run), False),
+    "report.results.results_page": (lambda run: results.results_page([run]), False),
+    "report.results.write_results": (lambda run: results.write_results([run], run / "page.md"), False),
+    "report.sensitivity.is_sweep": (lambda run: sensitivity.is_sweep(run), False),
+    "report.sensitivity.read_sweep": (lambda run: sensitivity.read_sweep(run), False),
+    "report.sensitivity.sensitivity": (lambda run: sensitivity.sensitivity(run), False),
+    "session.run": (lambda run: pf.run("mine.toml", out=run, resume=True), False),
+    "session.compare": (lambda run: pf.compare("mine.toml", out=run), False),
+    "engine.folder.RunFolder": (
+        lambda run: RunFolder(run).check(Recipe.load("mine.toml").to_dict(), True, False),
+        False,
+    ),
+}
+NUMBERS = {  # take records that were read, or places to write to, and open nothing of a folder
+    "analysis.embedding.panels", "analysis.similarity.similarity", "privacy.exposure.treatment",
+    "privacy.replay.last_heard", "recorded.check_links", "registry.check_trusted", "report.clients.architectures",
+    "report.clients.clients", "report.clients.sizes", "report.figures.axes_of", "report.figures.curve_drawings",
+    "report.figures.curves", "report.grouping.group_runs", "report.grouping.scored_stages", "report.page.page",
+    "report.page.page_data", "report.published.accuracy_of", "report.published.beside", "report.published.column",
+    "report.published.is_changed", "report.published.row_name", "report.published.unmeasured",
+    "report.published.without_column", "report.results.write_command", "report.statistics.reach",
+    "report.statistics.to_target", "report.style.save", "report.sweeps.draw", "report.sweeps.write",
+    "report.tables.comparison", "report.tables.write", "report.variants.variants", "report.writing.make_folder",
+    "session.check_all",
+    "session.unlearnt_of",
+}  # fmt: skip
+ROOMS = {"data", "deploy", "testing", "engine", "cli"}  # commands of their own above; the engine's door is RunFolder
+
+
+def of_folders() -> set[str]:
+    """All public functions with a parameter that is a run folder, or a run read from one."""
+    found = set()
+    for place in pkgutil.walk_packages(pf.__path__, "polyfed."):
+        if place.name.split(".")[1] in ROOMS:
+            continue
+        module = importlib.import_module(place.name)
+        own = {name: thing for name, thing in vars(module).items() if getattr(thing, "__module__", "") == place.name}
+        functions = {name: thing for name, thing in own.items() if inspect.isfunction(thing)}
+        for name, kind in own.items():
+            if inspect.isclass(kind):
+                made = {key: getattr(kind, key) for key, v in vars(kind).items() if isinstance(v, classmethod)}
+                functions |= {f"{name}.{key}": function for key, function in made.items()}
+        for name, function in functions.items():
+            takes = inspect.signature(function).parameters.values()
+            named = ("run", "runs", "record", "folder", "folders", "paths")
+            if not name.startswith("_") and any(
+                p.name in named and ("Path" in str(p.annotation) or "RunRecord" in str(p.annotation)) for p in takes
+            ):
+                found.add(f"{place.name.removeprefix('polyfed.')}.{name}")
+    return found
+
+
+def test_every_function_of_run_folders_is_known() -> None:
+    """A new one belongs in one of the lists above; in `FUNCTIONS`, if it reads a run folder."""
+    known = {name for name in FUNCTIONS if not name.startswith(("session.", "engine."))}
+    assert of_folders() == known | NUMBERS
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_no_function_runs_what_a_run_folder_names(name: str, hostile: Path) -> None:
+    call, refused = FUNCTIONS[name]
+    said = ""
+    try:
+        call(hostile)
+    except PolyfedError as error:
+        said = str(error)
+    assert untouched(hostile), said
+    if refused:
+        assert SWITCH in said
+
+
+# with trust ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_trusted_folder_is_read_with_its_code(clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "evil.py").write_text(
+        "import pathlib\npathlib.Path(__file__).with_name('PWNED').touch()\n"
+        "from polyfed.models.cnn import digits_cnn1 as net\n"
+    )
+    (tmp_path / "mine.toml").write_text(RECIPE.replace('"digits-cnn1", "digits-cnn2"', '"evil:net"'))
+    run = pf.run(tmp_path / "mine.toml", out=tmp_path / "run")
+    assert run.path is not None
+    for read in (
+        lambda trust: prediction.predict(run.path, 0, X, trust=trust),
+        lambda trust: Recipe.of_run(run.path, trust),
+    ):
+        with pytest.raises(RequestError, match="names code that is not polyfed's, 'evil:net'"):
+            read(False)
+        read(True)
+
+
+# what an index says of sizes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"input": {"shape": ["touch", "PWNED"], "type": "uint8"}}, "'input.shape[0]' should be a whole number"),
+        ({"input": {"shape": [], "type": "uint8"}}, "expected sizes from 1 to"),
+        ({"input": {"shape": [1, 0, 8], "type": "uint8"}}, "expected sizes from 1 to"),
+        ({"input": {"shape": [1, -8, 8], "type": "uint8"}}, "expected sizes from 1 to"),
+        ({"input": {"shape": [2**24, 2**24], "type": "uint8"}}, "expected an input of at most"),
+        ({"input": {"shape": [1, 8, 8], "type": "load"}}, "expected an input's type among uint8"),
+        ({"input": {"shape": [1, 8, 8], "type": "Tensor"}}, "expected an input's type among uint8"),
+        ({"classes": 2**40}, "expected sizes from 1 to"),
+        ({"classes": True}, "'classes' should be a whole number"),
+        ({"feature_dim": 0}, "expected sizes from 1 to"),
+        ({"vocabulary": -3}, "expected sizes from 1 to"),
+        ({"image_size": ["8"]}, "expected sizes from 1 to"),
+        ({"knobs": ["rm"]}, "'knobs' should be an object"),
+        ({"architecture": ["digits-cnn1"]}, "'architecture' should be a text"),
+        ({"sha256": {"client-000.safetensors": 3}}, "should be a text"),
+        ({"sha256": {"../../secret": "0" * 64}}, "one of '../../secret'"),
+        ({"sha256": {"/etc/passwd": "0" * 64}}, "one of '/etc/passwd'"),
+        ({"sha256": {"client-001.safetensors": "0" * 64}}, "one of 'client-001.safetensors'"),
+    ],
+)
+def test_sizes_and_names_are_checked_before_anything_is_built(
+    changes: dict[str, Any], says: str, clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(clean / "run", tmp_path / "run")
+    change_index(tmp_path / "run", lambda entry: entry.update(changes))
+    monkeypatch.setattr(prediction, "build", lambda *_, **__: pytest.fail("something was built"))
+    with pytest.raises(RequestError) as refused:
+        prediction.load_model(tmp_path / "run", 0)
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_program_is_no_network(clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What once ran `touch PWNED`."""
+    shutil.copytree(clean / "run", tmp_path / "run")
+    shape = {"input": {"shape": ["touch", "PWNED"], "type": "uint8"}}
+    change_index(tmp_path / "run", lambda entry: entry.update(shape, architecture="subprocess:call"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a program was started"))
+    for trust, says in ((False, SWITCH), (True, "should be a whole number")):
+        with pytest.raises(RequestError) as refused:
+            prediction.load_model("run", 0, trust=trust)
+        assert says in str(refused.value)
+    assert not Path("PWNED").exists()
+
+
+@pytest.mark.parametrize("name", ["images:net", "a b:net", "evil:net, 3 features", "evil:", ":net", "evil:a.b"])
+def test_names_that_are_no_modules_are_not_imported(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that what is imported is what `is_own` says, which the readers of folders go by."""
+    for file in ("images.py", "evil.py", "a b.py"):
+        (tmp_path / file).write_text(EVIL)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not is_own(name)
+    with pytest.raises(RequestError, match=r"expected 'package\.module:name'"):
+        registry.imported("model", name)
+    assert not (tmp_path / "PWNED").exists()
+
+
+def test_a_repository_of_the_hub_brings_no_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`hf:` may also be a folder: the code that its configuration names is left alone."""
+    pytest.importorskip("transformers")
+    from polyfed.models.zoo import build
+
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    (repository / "evil.py").write_text(EVIL)
+    code = {"AutoConfig": "evil.Config", "AutoModelForImageClassification": "evil.Model"}
+    (repository / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": code}))
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("somebody was asked"))
+    with pytest.raises(RequestError, match="unknown model 'hf:"):
+        build(f"hf:{repository}", (3, 32, 32), 10)
+    assert not (repository / "PWNED").exists()
+
+
+# links ------------------------------------------------------------------------------------------------------------
+
+
+def listing(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """What lies in a folder: when each was last changed, and what it holds."""
+    found = sorted(folder.rglob("*"))
+    return {str(p): (p.lstat().st_mtime_ns, p.read_bytes() if p.is_file() else b"") for p in found}
+
+
+@pytest.fixture
+def linked(clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Makes a run folder of which one part is a link to its copy in the folder "outside"."""
+    shutil.copytree(clean / "run", tmp_path / "run")
+    shutil.copy(clean / "mine.toml", tmp_path)
+    (tmp_path / "outside").mkdir()
+    np.save(tmp_path / "new.npy", np.zeros((1, 1, 8, 8), dtype=np.uint8))
+    monkeypatch.chdir(tmp_path)
+
+    def link(part: str) -> Path:
+        place = tmp_path / "run" / part
+        if place.exists():
+            place.rename(tmp_path / "outside" / place.name)
+        place.symlink_to(tmp_path / "outside" / place.name)
+        return tmp_path / "run"
+
+    return link
+
+
+PARTS = (
+    *("recipe.toml", "rounds.jsonl", "result.json", "models", "models/index.json", "models/index.json.sha256"),
+    *("models/client-000.safetensors", "checkpoint", "checkpoint/round-000001", "checkpoint/round-000001/index.json"),
+    *("analysis", "attack", "tensorboard", "nodes.jsonl", "compare.json"),  # which lead to nothing
+)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_no_part_of_a_run_folder_is_a_link(part: str, linked: Callable[[str], Path]) -> None:
+    run = linked(part)
+    settings = Recipe.load("mine.toml").to_dict()
+    before = listing(run.parent / "outside")
+    for read in (
+        lambda: find_runs(run.parent),
+        lambda: prediction.load_model(run, 0),
+        lambda: Recipe.of_run(run),
+        lambda: RunFolder(run).check(settings, True, False),
+        lambda: RunFolder(run).check(settings, False, True),
+        lambda: views.clients_of(run),
+        lambda: results.made(run),
+        lambda: sensitivity.read_sweep(run),
+    ):
+        with pytest.raises(RequestError, match=r"came a link: \S+, which is not followed; put a copy") as refused:
+            read()
+        assert f"{run / part}," in str(refused.value)
+        assert "\n" not in str(refused.value)
+    assert listing(run.parent / "outside") == before
+
+
+@pytest.mark.parametrize("part", ["models", "rounds.jsonl"])
+@pytest.mark.parametrize("command", READERS)
+def test_no_command_follows_a_link(
+    command: str, part: str, linked: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = linked(part)
+    if command == "compare":
+        run.rename("compared-run")
+        Path("compared/local").mkdir(parents=True)
+        Path("compared-run").rename("compared/local/seed-0")
+        run = Path("compared")
+    before = listing(Path("outside"))
+    words, _ = READERS[command]
+    status = cli.status([*command.split(), *map(str, words(run))])
+    said = capsys.readouterr().err
+    assert status == 2
+    assert len(said.splitlines()) == 1
+    assert "came a link" in said or command == "sweep"  # which expects a folder of many runs, and says so
+    assert listing(Path("outside")) == before
+
+
+def test_what_would_be_written_through_a_link_is_not(linked: Callable[[str], Path]) -> None:
+    """A link to a file that is not there yet: going on with the run would have made it."""
+    run = linked("rounds.jsonl")
+    (Path("outside") / "rounds.jsonl").unlink()
+    (run / "result.json").unlink()
+    for options in ({"resume": True}, {"force": True}):
+        with pytest.raises(RequestError, match="came a link"):
+            pf.run("mine.toml", out=run, **options)
+    assert not [*Path("outside").iterdir()]
+
+
+def test_neither_pipes_nor_devices_are_opened(linked: Callable[[str], Path]) -> None:
+    run = linked("attack")
+    (run / "attack").unlink()
+    (run / "recipe.toml").unlink()
+    os.mkfifo(run / "recipe.toml")
+    for read in (lambda: find_runs(run), lambda: Recipe.of_run(run)):
+        with pytest.raises(RequestError, match="came something else: "):
+            read()
+
+
+def test_the_folder_itself_may_be_a_link(clean: Path, tmp_path: Path) -> None:
+    """Its user has named it."""
+    (tmp_path / "latest").symlink_to(clean / "run")
+    assert find_runs(tmp_path / "latest")[0].finished
+    assert prediction.predict(tmp_path / "latest", 0, X).scores.shape == (1, 10)
+    assert Recipe.of_run(tmp_path / "latest").method.name == "fedgh"
+
+
+# recipes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [["check"], ["run", "-q"]])
+def test_what_a_recipe_imports_is_said_before(command: list[str], tmp_path: Path) -> None:
+    """In a process of its own: the module leaves at once, and the line about it is there."""
+    (tmp_path / "parent").mkdir()
+    (tmp_path / "parent" / "__init__.py").write_text("import os\nos._exit(77)")
+    (tmp_path / "parent" / "evil.py").write_text("")
+    recipe = RECIPE.replace('"digits-cnn1"', '"parent.evil:net"').replace('"fedgh"', '"evil:Method"')
+    (tmp_path / "mine.toml").write_text(f'{recipe}\n[methods.odd]\nname = "parent.evil:Method"\n')
+    (tmp_path / "evil.py").write_text("import os\nos._exit(77)")
+    words = [sys.executable, "-m", "polyfed", command[0], str(tmp_path / "mine.toml"), *command[1:]]
+    ended = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, timeout=100)
+    assert ended.returncode == 77
+    assert ended.stderr.splitlines() == [
+        f"imports parent.evil, from {tmp_path / 'parent' / 'evil.py'}",
+        f"imports evil, from {tmp_path / 'evil.py'}",
+    ]
+
+
+def test_where_code_lies_is_found_without_running_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "parent").mkdir()
+    for file in ("parent/__init__.py", "parent/evil.py", "evil.py"):
+        (tmp_path / file).write_text(EVIL)
+    beside = [str(tmp_path)]
+    assert file_of("parent.evil", beside) == str(tmp_path / "parent" / "evil.py")
+    assert file_of("evil", beside) == str(tmp_path / "evil.py")
+    assert file_of("subprocess", beside) == subprocess.__file__
+    assert file_of("parent.nothing", beside) == str(tmp_path / "parent" / "__init__.py")  # it runs before that is known
+    assert file_of("evil.nothing", beside) == str(tmp_path / "evil.py")
+    (tmp_path / "bare").mkdir()
+    assert file_of("bare", beside) == str(tmp_path / "bare")
+    assert file_of("nosuch", beside) is None
+    assert not [*tmp_path.rglob("PWNED")]
+
+
+def test_methods_and_settings_that_are_asked_for_are_said_too(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(RECIPE)
+    (tmp_path / "evil.py").write_text(EVIL)
+    line = f"imports evil, from {tmp_path / 'evil.py'}"
+    assert code_named(tmp_path / "mine.toml") == []
+    assert code_named(tmp_path / "mine.toml", names=["evil:Method", "fedgh"]) == [line]
+    assert code_named(tmp_path / "mine.toml", ['models.architectures=["digits-cnn1", "evil:net"]']) == [line]
+    assert code_named(tmp_path / "mine.toml", ["run.label=evil:a"], ["nosuch:Method"]) == []  # an error will say so

@@ -166,7 +166,9 @@ READERS: dict[str, tuple[Callable[[Path], list[Any]], bool]] = {
     "deploy release": (lambda run: [run, "0"], False),
     "deploy local": (lambda run: ["--recipe", "mine.toml", "--out", run, "--resume", "-q"], False),
 }
-OTHERS = {"check", "methods", "models", "datasets", "deploy init", "deploy certify", "deploy key"}  # read no run folder
+# read no run folder
+OTHERS = {"check", "methods", "models", "datasets"}
+OTHERS |= {"deploy init", "deploy certify", "deploy key", "deploy server", "deploy node"}
 
 
 def test_every_command_is_known() -> None:

@@ -202,7 +202,7 @@ def test_functions_of_ones_own_are_called_by_name(tmp_path: Any, monkeypatch: py
     run = pf.Federation(clients, pf.methods.Local(), pf.Training(rounds=1), classes=10, out=tmp_path / "run").run()
     x = digits().train.x[:9]
     with torch.inference_mode():
-        assert torch.equal(prediction.predict(tmp_path / "run", 1, x).scores, run.models[1](as_floats(x)))
+        assert torch.equal(prediction.predict(tmp_path / "run", 1, x, trust=True).scores, run.models[1](as_floats(x)))
 
 
 def test_texts_bring_their_number_of_words(tmp_path: Any) -> None:

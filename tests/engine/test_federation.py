@@ -525,10 +525,12 @@ def test_force_removes_nothing_that_is_not_ours(tmp_path: Path) -> None:
     (out / "notes.txt").write_text("mine")
     (out / "analysis").mkdir()
     (out / "analysis" / "thesis.tex").write_text("mine")
+    usual(Local(), out=out).run(force=True)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "attack.json").write_text("mine")
     (out / "attack").symlink_to(tmp_path / "elsewhere")
-    usual(Local(), out=out).run(force=True)
+    with pytest.raises(RequestError, match="came a link"):
+        usual(Local(), out=out).run(force=True)
     for kept in (out / "notes.txt", out / "analysis" / "thesis.tex", tmp_path / "elsewhere" / "attack.json"):
         assert kept.read_text() == "mine"
     other = tmp_path / "other"

@@ -257,7 +257,9 @@ def _features(
     def upload(level: float) -> Message:
         return group(_as_read(client, changed(level)), "features")
 
-    bare = changed(0.0, projection="none").upload(client, Trained())
+    knobs = dataclasses.fields(method)  # type: ignore[arg-type]
+    unprojected = {knob.name: knob.default for knob in knobs if knob.name.startswith("projection")}
+    bare = changed(0.0, **unprojected).upload(client, Trained())
     plain = tensor(group(bare, "features"), "s_in")
     _enough(images, len(plain), f"client {client.id} sends {len(plain)} pairs, one per image")
     model = split(client.model)

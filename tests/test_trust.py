@@ -8,6 +8,7 @@ import inspect
 import json
 import os
 import pkgutil
+import re
 import shutil
 import subprocess
 import sys
@@ -564,3 +565,18 @@ def test_methods_and_settings_that_are_asked_for_are_said_too(tmp_path: Path) ->
     assert code_named(tmp_path / "mine.toml", names=["evil:Method", "fedgh"]) == [line]
     assert code_named(tmp_path / "mine.toml", ['models.architectures=["digits-cnn1", "evil:net"]']) == [line]
     assert code_named(tmp_path / "mine.toml", ["run.label=evil:a"], ["nosuch:Method"]) == []  # an error will say so
+
+
+# the page ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_promise_names_a_test_that_is_there() -> None:
+    root = Path(__file__).parents[1]
+    page_text = (root / "SECURITY.md").read_text(encoding="utf-8")
+    checked = page_text.partition("## What is checked")[2].partition("\n## ")[0]
+    promises = checked.split("\n- ")[1:]
+    assert len(promises) > 10
+    for promise in promises:
+        named = re.findall(r"`(tests/[\w/]+\.py)`", promise)
+        assert named, f"no test is named: {promise[:60]}"
+        assert all((root / name).is_file() for name in named), named

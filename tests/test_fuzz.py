@@ -31,7 +31,7 @@ QUICK = ("recipe-values", "message", "letter", "npz")
 
 
 def fuzzed(name: str, count: int) -> None:
-    FUZZ.TARGETS[name].make(FUZZ.Random(0))  # what all inputs are made of, before processes part
+    FUZZ.prepare_inputs(name)
     found = FUZZ.in_children(name, 0, count, None, 60.0)
     assert found["failures"] == {}
     assert found["inputs"] == count

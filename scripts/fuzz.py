@@ -99,6 +99,7 @@ ODD: tuple[Any, ...] = (
         "csv:/dev/zero",
         "npz:" + "n" * 300,
         "\x01deep",
+        "$\\frac{",
     ),
     *(
         [],
@@ -762,8 +763,8 @@ def rewritten(r: Random, data: bytes) -> bytes:
     """Safetensors with an altered head, also in what its metadata say in JSON."""
     end = 8 + int.from_bytes(data[:8], "little")
     head = json.loads(data[8:end])
-    said = head.get("__metadata__", {})
-    if said and r.random() < 0.7:
+    said = head.get("__metadata__") if isinstance(head, dict) else None
+    if isinstance(said, dict) and said and r.random() < 0.7:
         key = r.choice(sorted(said))
         with contextlib.suppress(ValueError):
             said[key] = as_json(altered(r, json.loads(said[key]))).decode()

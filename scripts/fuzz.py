@@ -1431,8 +1431,11 @@ def prepare_inputs(name: str) -> None:
         TARGETS[name].make(Random(number))
     if TARGETS[name].make in (folder, models, checkpoint, records, swept, releases):
         os.environ["MPLCONFIGDIR"] = str(_own())
-        import dp_accounting.pld  # noqa: F401  both take a second
+        import dp_accounting.pld  # noqa: F401  each takes a second
         import matplotlib.font_manager  # noqa: F401
+
+        import polyfed.analysis
+        import polyfed.privacy.leakage  # noqa: F401
 
 
 def tried(name: str, seed: int, numbers: Iterator[int], limit: float, note: Callable[[int], None]) -> dict[str, Any]:

@@ -240,6 +240,18 @@ def test_an_account_of_noise_that_is_none(told: dict[str, Any], says: str, tmp_p
             reader()
 
 
+def test_a_release_about_no_rows(tmp_path: Path) -> None:
+    place = laid(FUZZ.run_folder("samples"), tmp_path)
+    lines = [json.loads(line) for line in (place / "rounds.jsonl").read_bytes().splitlines()]
+    for line in lines:
+        del line["seal"]
+        for release in line["releases"]:
+            release.update(drawn=0, held=5, poisson=False)
+    (place / "rounds.jsonl").write_bytes(b"".join(seal(line) + b"\n" for line in lines))
+    with pytest.raises(RequestError, match="expected releases about one row or more, came one about 0 of 5"):
+        spent([place])
+
+
 def test_a_delta_that_is_none(tmp_path: Path) -> None:
     place = laid(FUZZ.run_folder("noise"), tmp_path)
     result = json.loads((place / "result.json").read_bytes())

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.errors import RequestError
+from polyfed.places import check_name
 
 PARTS = ("result.json", "checkpoint", "rounds.jsonl", "models", "tensorboard", "recipe.toml")  # in order of removal
 ANALYSIS, ATTACK = "analysis", "attack"  # folders of what later commands make of a run
@@ -98,8 +99,9 @@ def check_links(folder: Path) -> None:
     folder: of a run, a comparison or a sweep; itself it may be a link, as the user has named it.
 
     Raises:
-        RequestError: a part of it is a link, or neither a file nor a folder.
+        RequestError: a part of it is a link, or neither a file nor a folder; or there can be no such folder.
     """
+    check_name(folder)
     waiting = [folder / name for name in (*PARTS, ANALYSIS, ATTACK, COMMAND, SWEEP, DIARY)]
     while waiting:
         place = waiting.pop()

@@ -15,6 +15,7 @@ from typing import Any
 from zipfile import ZipFile
 
 from polyfed.errors import RequestError
+from polyfed.places import check_name
 
 _UNPACKED = 2**28  # bytes that an archive of any size may hold
 _RATIO = 100  # and beyond these so many times its own; arrays of numbers shrink to a tenth or so, zeros to a thousandth
@@ -24,11 +25,12 @@ def check_file(path: Path) -> None:
     """Whether a path that is there is a file or a folder, or a link to one.
 
     Raises:
-        RequestError: it is a pipe, a device or a socket.
+        RequestError: it is a pipe, a device or a socket; or there can be no such file.
     """
+    check_name(path)
     try:
         mode = path.stat().st_mode
-    except (OSError, ValueError):  # the reader tells
+    except OSError:  # the reader tells
         return
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise RequestError(f"expected a file, came a pipe or a device: {path}; write what comes out of it into a file")

@@ -99,9 +99,9 @@ def read(
         RequestError: nothing readable there, or inputs that cannot be brought into the form.
     """
     kinds = _KINDS if form.vocabulary is None else _TEXTS
+    bounds.check_file(path)
     if not path.exists():
         raise RequestError(f"expected {kinds}, came '{path}', which is not there")
-    bounds.check_file(path)
     if text_column is not None and form.vocabulary is None:
         raise RequestError(f"text_column is of texts, came '{text_column}' where the run's inputs are {form}")
     if form.vocabulary is not None and path.suffix.lower() != ".npy":

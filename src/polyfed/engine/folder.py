@@ -121,9 +121,9 @@ class RunFolder:
         """
         if resume and force:
             raise RequestError("expected one of --resume and --force, came both")
+        check_links(self.path)
         if self.path.exists() and not self.path.is_dir():
             raise RequestError(f"expected a folder for the run, came the file {self.path}")
-        check_links(self.path)
         present = [name for name in PARTS if (self.path / name).exists()]
         if self.path.exists() and not present and not all(_is_ours(entry.name) for entry in self.path.iterdir()):
             raise RequestError(f"expected an empty or new folder for the run, came {self.path} with other files in it")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.errors import RequestError
+from polyfed.places import check_name
 from polyfed.recorded import SWEEP, SWEPT, check_links, check_shape, parse_json
 from polyfed.report.folders import show_value
 from polyfed.report.style import SHADES, WIDTH, Drawing, canvas, colour_bar, inches
@@ -22,6 +23,7 @@ __all__ = ["Map", "is_sweep", "map_of", "read_sweep", "sensitivity"]
 
 def is_sweep(folder: str | Path) -> bool:
     """Whether `polyfed sweep` has left its table there."""
+    check_name(folder)
     return (Path(folder) / SWEEP).exists()
 
 

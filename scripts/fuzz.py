@@ -762,7 +762,10 @@ def checkpoint(r: Random) -> Files:
 def rewritten(r: Random, data: bytes) -> bytes:
     """Safetensors with an altered head, also in what its metadata say in JSON."""
     end = 8 + int.from_bytes(data[:8], "little")
-    head = json.loads(data[8:end])
+    try:
+        head = json.loads(data[8:end])
+    except ValueError:  # it is broken already
+        return damaged(r, data)
     said = head.get("__metadata__") if isinstance(head, dict) else None
     if isinstance(said, dict) and said and r.random() < 0.7:
         key = r.choice(sorted(said))

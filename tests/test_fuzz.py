@@ -346,3 +346,28 @@ def test_a_node_is_told_of_another_model_than_its_own(odd: dict[str, Any], tmp_p
     with pytest.raises(RunError, match="expected the entry of this client's model, came another"):
         FUZZ.answered(tmp_path, 0, Letter(kind, asked, body))
     FUZZ.answered(tmp_path, 0, Letter(kind, facts, body))
+
+
+@pytest.mark.parametrize("key", ["validation", "seconds", "samples", "bytes_by_client", "accuracy"])
+def test_a_run_does_not_go_on_from_a_record_that_lacks_something(key: str, tmp_path: Path) -> None:
+    files = {name: data for name, data in FUZZ.run_folder().items() if name != "result.json"}
+    place = laid(files, tmp_path)
+    lines = [json.loads(line) for line in files["rounds.jsonl"].splitlines()]
+    for line in lines:
+        del line["seal"], line[key]
+    (place / "rounds.jsonl").write_bytes(b"".join(seal(line) + b"\n" for line in lines))
+    with pytest.warns(UserWarning, match=f"has no '{key}'"), pytest.raises(RequestError, match="damaged"):
+        FUZZ.federation(place).run(resume=True)
+
+
+def test_a_run_does_not_go_on_from_records_of_another_client(tmp_path: Path) -> None:
+    files = {name: data for name, data in FUZZ.run_folder().items() if name != "result.json"}
+    place = laid(files, tmp_path)
+    lines = [json.loads(line) for line in files["rounds.jsonl"].splitlines()]
+    for line in lines:
+        del line["seal"]
+        line["bytes_by_client"]["7"] = {"up": 1, "down": 1}
+    (place / "rounds.jsonl").write_bytes(b"".join(seal(line) + b"\n" for line in lines))
+    told = "the records tell of a client '7', who is not in the run"
+    with pytest.warns(UserWarning, match=told), pytest.raises(RequestError, match="damaged"):
+        FUZZ.federation(place).run(resume=True)

@@ -211,6 +211,11 @@ RECORD: dict[str, Any] = {
         )
     ],
 }
+_COUNTED = ("bytes_up", "bytes_down", "bytes_up_as_in_paper", "bytes_down_as_in_paper", "bytes_by_client", "samples")
+_TOLD = ("round", "seconds", "closing", "clients", "lr", "train_loss", "refused", "evaluated", "validation")
+CONTINUED: Any = _Whole(  # a record that a run goes on from: this version's, with all that its result is made of
+    {**{key: RECORD[key] for key in (*_TOLD, *_COUNTED)}, "accuracy": _Each(_Whole({"mean": _NUMBER}))}, RECORD
+)
 RESULT: dict[str, Any] = {
     **_SCORES,
     "method": str,
@@ -362,7 +367,7 @@ def _check_object(value: Any, shape: Any, place: str) -> None:
     _expect(isinstance(value, dict), "an object", value, place)
     if isinstance(shape, _Whole):
         if missing := [key for key in shape.shape if key not in value]:
-            raise ValueError(f"'{place}' has no '{missing[0]}'")
+            raise ValueError(f"{place or 'it'} has no '{missing[0]}'")
         shapes = {**shape.shape, **shape.more}
     else:
         shapes = dict.fromkeys(value, shape.shape) if isinstance(shape, _Each) else shape

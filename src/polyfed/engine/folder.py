@@ -34,6 +34,7 @@ from polyfed.errors import RequestError, RunError
 from polyfed.recorded import (
     ANALYSIS,
     ATTACK,
+    CONTINUED,
     PARTS,
     RECIPE,
     RECORD,
@@ -219,7 +220,7 @@ class RunFolder:
         for number, line in enumerate(lines[:upto], 1):
             try:
                 kept.append(unseal(line.rstrip(b"\n"), sealed))
-                check_shape(kept[-1], RECORD)
+                check_shape(kept[-1], CONTINUED if sealed else RECORD)
             except ValueError as error:
                 raise RequestError(f"{path}, line {number}, is damaged: {error}") from None
         expected = len(lines) if upto is None else upto

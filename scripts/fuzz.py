@@ -8,7 +8,9 @@
     python scripts/fuzz.py --targets letter --engine atheris       led by coverage, where `atheris` is installed
 
 An input is a small tree of files, made from a valid one by flipped bits, cut ends, copied pieces and odd values, or of
-well-formed files with odd content; it is a function of the target, the seed and its number. Of each is required:
+well-formed files with odd content: keys gone, doubled, called otherwise, swapped, values of other kinds at every depth.
+Checksums and seals are made right again, so that what they guard is reached. An input is a function of the target, the
+seed and its number. Of each is required:
 
 - a result, or a `PolyfedError` whose text is one line; no other exception;
 - an end within --limit seconds;
@@ -91,9 +93,31 @@ ODD: tuple[Any, ...] = (
         "/",
         "\ud83d\ude00",
         "9" * 5000,
+        "n" * 300,
+        "n/" * 3000,
+        "\x1b[31m",
+        "csv:/dev/zero",
+        "npz:" + "n" * 300,
+        "\x01deep",
+        "$\\frac{",
     ),
-    *([], {}, [0], [None], [[1, 2]], ["x"], {"x": 1}, {"": {}}, [1.5, "x", None, {}]),
+    *(
+        [],
+        {},
+        [0],
+        [None],
+        [[1, 2]],
+        ["x"],
+        {"x": 1},
+        {"": {}},
+        [1.5, "x", None, {}],
+        [0.5] * 1000,
+        [[]],
+        [[0], [1, 2]],
+    ),
+    *({"n" * 300: 1}, {"0": 0, "1": [1]}, {str(i): i for i in range(300)}),
 )
+DEEP = b"[" * 20000 + b"]" * 20000  # where "\x01deep" stands in JSON
 TOKENS = (
     *(b"\x00", b"\xff", b"\n", b"\r\n", b'"', b"'", b",", b"{", b"}", b"[", b"]", b"=", b"-", b"#", b"\\", b"\\u0000"),
     *(b"1e999", b"NaN", b"null", b"true", b"99999999999999999999", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"[" * 20000),
@@ -150,36 +174,79 @@ def odd(r: Random, like: Any = None) -> Any:
     return copy.deepcopy(r.choice(ODD))
 
 
+def nested(value: Any, depth: int) -> Any:
+    """The value in so many lists and objects."""
+    for level in range(depth):
+        value = [value] if level % 2 else {"x": value}
+    return value
+
+
 def altered(r: Random, value: Any, times: int = 3) -> Any:
-    """A structure with one to `times` values changed, taken out, put in or called otherwise."""
+    """A structure with one to `times` changes, at any depth, to its keys, its values, or both."""
     root = {"": copy.deepcopy(value)}
     for _ in range(r.randint(1, times)):
-        spots: list[tuple[Any, Any]] = []
-        pending: list[Any] = [root]
-        while pending:
-            here = pending.pop()
-            keys = list(here) if isinstance(here, dict) else range(len(here))
-            spots += [(here, key) for key in keys]
-            pending += [here[key] for key in keys if isinstance(here[key], dict | list)]
-        here, key = r.choice(spots)
-        kind = r.randrange(6)
-        if kind < 3 or here is root:
+        here, key = _spot(r, root)
+        kind = r.randrange(14)
+        if kind < 4 or here is root:
             here[key] = odd(r, here[key])
-        elif kind == 3:
+        elif kind == 4:
             del here[key]
+        elif kind == 5:
+            other, place = _spot(r, root)
+            if other is not root:  # swapped with a value that lies anywhere, both as they were
+                here[key], other[place] = copy.deepcopy(other[place]), copy.deepcopy(here[key])
+        elif kind == 6:
+            here[key] = nested(here[key], r.choice([1, 1, 2, 150]))
+        elif kind == 7 and isinstance(here[key], list) and here[key]:
+            here[key] = r.choice([here[key] * 2, here[key][:1], [*here[key], here[key][0]], here[key] * 100])
+        elif kind == 8 and isinstance(here[key], dict) and here[key]:
+            here[key] = r.choice(
+                [list(here[key]), list(here[key].values()), {k: odd(r, v) for k, v in here[key].items()}]
+            )
         elif isinstance(here, dict):
-            name = r.choice([f"{key}x", key.upper(), "", "name", "é", "a.b"])
-            here[name] = here.pop(key) if kind == 4 else odd(r)
+            name = r.choice([f"{key}x", key.upper(), "", "name", "é", "a.b", "n" * 300, "0", "-1", f"\x01twice{key}"])
+            here[name] = here.pop(key) if kind < 12 else odd(r, here[key])
         else:
-            here.insert(r.randrange(len(here) + 1), odd(r))
+            here.insert(r.randrange(len(here) + 1), odd(r, here[key]))
     return root[""]
 
 
+def _spot(r: Random, root: dict[str, Any]) -> tuple[Any, Any]:
+    """Where a value lies: as often any of all, of which most lie deep, as one on a way down from the top."""
+    if r.random() < 0.5:
+        here, key = root, ""
+        while isinstance(here[key], dict | list) and here[key] and r.random() < 0.75:
+            here = here[key]
+            key = r.choice(list(here)) if isinstance(here, dict) else r.randrange(len(here))
+        return here, key
+    spots: list[tuple[Any, Any]] = []
+    pending: list[Any] = [root]
+    while pending:
+        here = pending.pop()
+        keys = list(here) if isinstance(here, dict) else range(len(here))
+        spots += [(here, key) for key in keys]
+        pending += [here[key] for key in keys if isinstance(here[key], dict | list)]
+    return r.choice(spots)
+
+
 def as_json(value: Any) -> bytes:
-    """JSON, with what JSON should not have; lone surrogates escaped."""
-    with contextlib.suppress(ValueError):
-        return json.dumps(value).encode()
+    """JSON, with what JSON should not have: numbers without end, keys twice, lists in lists in lists."""
+    with contextlib.suppress(ValueError, RecursionError):
+        return marked(json.dumps(value).encode())
     return b"1" + b"0" * 5000  # a number that json does not write
+
+
+def marked(data: bytes) -> bytes:
+    """JSON with its marks become what a structure cannot hold."""
+    return data.replace(b'"\\u0001deep"', DEEP).replace(b"\\u0001twice", b"")
+
+
+def resealed(value: Any) -> bytes:
+    """A sealed line; without a seal, where it is no object."""
+    data = as_json(value)
+    if not data.startswith(b"{") or data == b"{}":
+        return data
+    return data[:-1] + b', "seal": "' + hashlib.sha256(data).hexdigest().encode() + b'"}'
 
 
 # examples ---------------------------------------------------------------------------------------------------------
@@ -203,25 +270,86 @@ def tree(folder: Path) -> Files:
     }
 
 
-def federation(folder: Path) -> Any:
-    """Two rounds of the smallest useful run: two clients of digits, FedGH, a checkpoint after each round."""
+def settings_of(kind: str) -> dict[str, Any]:
+    """The smallest useful runs, by kind: two clients, two rounds, a checkpoint after each."""
+    rows = {"clients": 2, "max_train": 4, "max_test": 2, "partition": "iid"}
+    training = {"rounds": 2, "batch_size": 4, "lr": 0.1}
+    more: dict[str, Any] = {"run": {"checkpoint_every": 1, "executor": "serial", "keep": "last"}}
+    if kind == "noise":  # releases, deltas, a budget; confusion and AUC; compressed uploads
+        more |= {"privacy": {"clip": 1.0, "noise": 2.0, "budget": 500.0}}
+        more |= {"evaluation": {"metrics": ["confusion", "auc"]}}
+        more |= {"models": {"architectures": ["digits-cnn1"]}, "method": {"name": "fedavg"}}
+        return {"data": {**rows, "name": "digits"}, "training": training, **more}
+    if kind == "samples":  # releases of drawn rows
+        more |= {"privacy": {"sgd_clip": 1.0, "sgd_noise": 3.0}}
+        more |= {"models": {"architectures": ["digits-cnn1"]}, "method": {"name": "local"}}
+        return {"data": {**rows, "name": "digits"}, "training": {**training, "batch_size": 2}, **more}
+    if kind == "table":
+        more |= {"models": {"architectures": ["mlp-64-32"]}, "method": {"name": "local"}}
+        return {"data": {**rows, "name": f"csv:{_sheets() / 'table.csv'}"}, "training": training, **more}
+    if kind == "texts":
+        more |= {"models": {"architectures": ["fedhenn-lstm1"]}, "method": {"name": "local"}}
+        own = {"name": f"csv:{_sheets() / 'texts.csv'}", "text_column": "text", "length": 4}
+        return {"data": {**rows, **own}, "training": training, **more}
+    more |= {"models": {"architectures": ["digits-cnn1", "digits-cnn2"]}}
+    more |= {"method": {"name": "fedgh", "header_epochs": 1}, "evaluation": {"extra_stages": ["received"]}}
+    return {"data": {**rows, "name": "digits"}, "training": training, **more}
+
+
+KINDS = ("plain", "noise", "samples", "table", "texts")
+
+
+@functools.cache
+def _sheets() -> Path:
+    """A folder with a table and with texts, of two classes."""
+    place = _own() / "sheets"
+    place.mkdir()
+    numbers = "".join(f"{i % 7},{i % 5}.5,{'yes' if i % 2 else 'no'}\n" for i in range(40))
+    (place / "table.csv").write_text("height,width,label\n" + numbers)
+    texts = "".join(f"{'so good' if i % 2 else 'a bad one'} {i % 3},{i % 2}\n" for i in range(40))
+    (place / "texts.csv").write_text("text,label\n" + texts)
+    return place
+
+
+def federation(folder: Path, kind: str = "plain") -> Any:
+    """A run of this kind."""
     from polyfed.recipe import Recipe
     from polyfed.session import Prepared, prepare
 
     global _data
     _data = globals().get("_data") or Prepared()
-    settings = ["data.clients=2", "data.max_train=4", "data.max_test=2", "data.holdout=0", "data.partition=iid"]
-    settings += ["training.rounds=2", "run.checkpoint_every=1", "run.executor=serial", "methods.fedgh.header_epochs=1"]
-    settings += ["evaluation.extra_stages=['received']", "data.alpha=0.5"]
-    return prepare(Recipe.load(RECIPES / "quickstart.toml", settings), out=folder, data=_data)
+    return prepare(Recipe.from_dict(settings_of(kind)), out=folder, data=_data)
 
 
 @functools.cache
-def run_folder() -> Files:
-    """A finished run."""
-    place = _own() / "run"
-    federation(place).run()
-    return tree(place)
+def run_folder(kind: str = "plain") -> Files:
+    """A finished run, with what later commands leave in its folder."""
+    place = _own() / f"run-{kind}"
+    federation(place, kind).run()
+    matrix = [[0.5, 1.0], [None, 2]]
+    shown = {"labels": {"name": "x", "seed": 0, "matrix": matrix, "about": "counts", "rows": ["a", "b"]}}
+    later = {
+        "analysis/labels.json": as_json([shown, {"row_axis": "client", **shown["labels"]}]),
+        "compare.json": as_json({"command": "polyfed compare mine.toml", "date": "2026-01-01"}),
+        "attack/attack.json": as_json({"client": 0, "targets": [{"psnr": 20.5}]}),
+    }
+    return {**tree(place), **later}
+
+
+@functools.cache
+def sweep_folder() -> Files:
+    """What a sweep leaves: a folder for each value, and its table."""
+    import tomli_w
+
+    from polyfed.sweep import sweep
+
+    place = _own() / "sweep"
+    recipe = _own() / "swept.toml"
+    settings = settings_of("plain")
+    settings["data"] |= {"split": "2:1:1"}
+    recipe.write_text(tomli_w.dumps(settings))
+    sweep(recipe, {"training.lr": [0.1, 0.2], "training.momentum": [0.0, 0.5]}, out=place)
+    return {"sweep.json": tree(place)["sweep.json"]}
 
 
 @functools.cache
@@ -337,11 +465,19 @@ def use_recipe(place: Path) -> None:
     _repeats(Recipe.load(place / "recipe.toml"))
 
 
+def _told(path: Path) -> Any:
+    """What is in a file of JSON, for what takes no JSON itself; nothing, where it is nested without end."""
+    try:
+        return json.loads(path.read_bytes())
+    except RecursionError:
+        return None
+
+
 def use_values(place: Path) -> None:
     """The same from a structure."""
     from polyfed.recipe import Recipe
 
-    given = json.loads((place / "recipe.json").read_bytes())
+    given = _told(place / "recipe.json")
     if isinstance(given, dict):
         _repeats(Recipe.from_dict(given))
 
@@ -389,36 +525,46 @@ def use_experiment(place: Path) -> None:
     from polyfed.recipe import Recipe
     from polyfed.session import prepare
 
-    given = json.loads((place / "recipe.json").read_bytes())
+    given = _told(place / "recipe.json")
     if isinstance(given, dict):
         prepare(Recipe.from_dict(given))
 
 
 def folder(r: Random) -> Files:
-    """A finished run with one or two of its files damaged, altered, or gone."""
-    files = dict(run_folder())
+    """A finished run with one or two of its files damaged, altered, or gone; seals and checksums fit, or not."""
+    kind = r.choice(KINDS[:3])
+    files = dict(run_folder(kind))
     for _ in range(r.randint(1, 2)):
-        name = r.choice(["rounds.jsonl", "result.json", "recipe.toml", "models/index.json", r.choice(sorted(files))])
-        data, kind = files.get(name, b""), r.randrange(8)
+        name = r.choice(["rounds.jsonl", "result.json", "recipe.toml", r.choice(sorted(files))])
+        spoil(r, files, name)
+    return files
+
+
+def spoil(r: Random, files: Files, name: str) -> None:
+    """Take a file away, damage its bytes, or alter what it says."""
+    data, kind = files.get(name, b""), r.randrange(10)
+    with contextlib.suppress(ValueError):  # it is broken already
         if kind == 0:
             files.pop(name, None)
-        elif kind < 4:
+        elif kind < 3:
             files[name] = damaged(r, data)
         elif name.endswith(".jsonl"):
-            lines = [json.loads(line) for line in run_folder()[name].splitlines()]
-            files[name] = b"".join(as_json(line) + b"\n" for line in _some_altered(r, lines))
+            lines = [json.loads(line) for line in data.splitlines()]
+            for line in lines:
+                sealed = isinstance(line, dict) and line.pop("seal", None)
+            write = resealed if lines and sealed else as_json
+            files[name] = b"".join(write(line) + b"\n" for line in _some_altered(r, lines))
         elif name.endswith(".json"):
-            files[name] = as_json(altered(r, json.loads(run_folder()[name])))
+            files[name] = as_json(altered(r, json.loads(data)))
         elif name.endswith(".toml"):
-            files[name] = _toml(altered(r, tomllib.loads(run_folder()[name].decode())), data)
+            files[name] = _toml(altered(r, tomllib.loads(data.decode())), data)
         else:
             files[name] = damaged(r, data)
-    return files
 
 
 def _some_altered(r: Random, lines: list[Any]) -> list[Any]:
     """One line altered; or lines left out, and all of them altered."""
-    if r.random() < 0.8:
+    if lines and r.random() < 0.8:
         place = r.randrange(len(lines))
         return [altered(r, line) if number == place else line for number, line in enumerate(lines)]
     return [altered(r, line) for line in lines if r.random() < 0.7]
@@ -431,6 +577,139 @@ def _toml(value: Any, otherwise: bytes) -> bytes:
         return tomli_w.dumps(value).encode()
     except Exception:  # TOML has no such value
         return otherwise[: len(otherwise) // 2]
+
+
+def models(r: Random) -> Files:
+    """A finished run whose list of models is altered, with checksums that fit."""
+    files = dict(run_folder(r.choice(KINDS)))
+    index = json.loads(files["models/index.json"])
+    if r.random() < 0.3:
+        inside = r.choice([name for name in files if name.startswith("models/") and not name.endswith(".json")])
+        files[inside] = damaged(r, files[inside])
+        for entry in index.values():
+            texts = entry.get("texts")
+            for file in entry["sha256"]:
+                entry["sha256"][file] = hashlib.sha256(files[f"models/{file}"]).hexdigest()
+            if texts is not None:
+                texts["sha256"] = hashlib.sha256(files["models/words.txt"]).hexdigest()
+    if r.random() < 0.8:
+        index = altered(r, index) if r.random() < 0.2 else {name: altered(r, entry, 2) for name, entry in index.items()}
+    files["models/index.json"] = as_json(index)
+    files["models/index.json.sha256"] = hashlib.sha256(files["models/index.json"]).hexdigest().encode()
+    return files
+
+
+def records(r: Random) -> Files:
+    """A finished run with altered records, for what runs it again; its recipe is whole."""
+    files = dict(run_folder("plain"))
+    for name in r.choice([["rounds.jsonl"], ["result.json"], ["rounds.jsonl", "result.json"], ["models/index.json"]]):
+        spoil(r, files, name)
+    return files
+
+
+def releases(r: Random) -> Files:
+    """A finished run with noise, and records that tell of it otherwise."""
+    files = dict(run_folder(r.choice(["noise", "samples"])))
+    lines = [json.loads(line) for line in files["rounds.jsonl"].splitlines()]
+    for line in lines:
+        del line["seal"]
+        if r.random() < 0.7:
+            key = r.choice(["releases", "releases", "epsilon"])
+            line[key] = altered(r, line.get(key), 2)
+    files["rounds.jsonl"] = b"".join(resealed(line) + b"\n" for line in lines)
+    if r.random() < 0.2:
+        spoil(r, files, "result.json")
+    return files
+
+
+def use_epsilon(place: Path) -> None:
+    """What it has cost in privacy."""
+    from polyfed.epsilon import spent, to_text
+
+    to_text(spent([place]))
+    spent([place], 1e-6)
+
+
+def use_results(place: Path) -> None:
+    """The page of results."""
+    from polyfed.report.results import results_page
+
+    results_page([place], file=place / "results.md")
+
+
+def use_figures(place: Path) -> None:
+    """The figures of records and of labels."""
+    from polyfed.analysis import analyse
+
+    analyse(place, r_figures(place))
+
+
+def r_figures(place: Path) -> list[str]:
+    """One figure, by what the input's files are."""
+    names = ("curves", "clients", "architectures", "sizes", "variants", "labels")
+    size = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
+    return [names[size % len(names)]]
+
+
+def use_predict(place: Path) -> None:
+    """A client's model, and what it says of new inputs."""
+    import numpy as np
+
+    from polyfed.analysis.views import clients_of
+    from polyfed.prediction import load_model, predict
+
+    model = load_model(place, 0)
+    inputs = np.zeros((2, *model.form.shape), dtype=str(model.form.dtype).removeprefix("torch."))
+    predict(place, 0, inputs).to_csv(probabilities=True)
+    (place / "new.csv").write_bytes(b"height,width,label\n1,2,yes\n")
+    predict(place, 0, place / "new.csv")
+    clients_of(place)
+
+
+def use_clients(place: Path) -> None:
+    """Who has a model."""
+    from polyfed.analysis.views import clients_of
+
+    clients_of(place)
+
+
+def use_leakage(place: Path) -> None:
+    """What the server got, heard again; and what a client sent last."""
+    from polyfed.privacy.exposure import expose
+    from polyfed.privacy.leakage import report
+
+    report(place, shadows=0, images=0)
+    expose(place, 0, 1, None, None, "cpu")
+
+
+def swept(r: Random) -> Files:
+    """A sweep's table, altered."""
+    files = dict(sweep_folder())
+    spoil(r, files, "sweep.json")
+    return files
+
+
+def use_sweep(place: Path) -> None:
+    """Read, shown in every form."""
+    from polyfed.report.sensitivity import map_of, read_sweep
+    from polyfed.report.sweeps import to_csv, to_html, to_json, to_markdown, to_text
+
+    table = read_sweep(place)
+    for form in (to_text, to_csv, to_html, to_json, to_markdown):
+        form(table)
+    map_of(table)
+
+
+def use_sensitivity(place: Path) -> None:
+    """Drawn again."""
+    from matplotlib import pyplot
+
+    from polyfed.report.sensitivity import sensitivity
+
+    try:
+        sensitivity(place)
+    finally:
+        pyplot.close("all")
 
 
 def use_report(place: Path) -> None:
@@ -452,47 +731,59 @@ def use_report(place: Path) -> None:
 DRAWS = {"curves": False}  # a figure takes a tenth of a second
 
 
-def use_model(place: Path) -> None:
-    """A client's model."""
-    from polyfed.prediction import load_model
-
-    load_model(place, 0)
-
-
 def use_resume(place: Path) -> None:
     """Go on with the run, or read it where it is finished."""
+    kind = next(kind for kind in KINDS if not (place / "kind").exists() or kind == (place / "kind").read_text())
+    (place / "kind").unlink(missing_ok=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        federation(place).run(resume=True)
+        federation(place, kind).run(resume=True)
 
 
 def checkpoint(r: Random) -> Files:
-    """An unfinished run with damaged checkpoints, some of them with checksums made right again."""
-    files = {name: data for name, data in run_folder().items() if name != "result.json"}
+    """An unfinished run with damaged checkpoints and altered records, most with checksums and seals that fit."""
+    kind = r.choice(["plain", "plain", "noise", "samples"])
+    files = {name: data for name, data in run_folder(kind).items() if name != "result.json"}
     inside = [name for name in files if name.startswith("checkpoint/")]
-    for _ in range(r.randint(1, 3)):
-        name = r.choice(inside)
-        files[name] = damaged(r, files[name])
-    if r.random() < 0.5:
+    for _ in range(r.randint(1, 2)):
+        name = r.choice([*inside, "rounds.jsonl"])
+        if name.endswith(".safetensors") and r.random() < 0.6:
+            files[name] = rewritten(r, files[name])
+        elif name.endswith(".safetensors"):
+            files[name] = damaged(r, files[name])
+        elif name == "rounds.jsonl":
+            spoil(r, files, name)
+    if r.random() < 0.8:
         for index in [name for name in inside if name.endswith("index.json")]:
             files[index] = forged(r, files, index)
-    return files
+    return {**files, "kind": kind.encode()}
+
+
+def rewritten(r: Random, data: bytes) -> bytes:
+    """Safetensors with an altered head, also in what its metadata say in JSON."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    try:
+        head = json.loads(data[8:end])
+    except ValueError:  # it is broken already
+        return damaged(r, data)
+    said = head.get("__metadata__") if isinstance(head, dict) else None
+    if isinstance(said, dict) and said and r.random() < 0.7:
+        key = r.choice(sorted(said))
+        with contextlib.suppress(ValueError):
+            said[key] = as_json(altered(r, json.loads(said[key]))).decode()
+    else:
+        head = altered(r, head)
+    text = as_json(head)
+    return len(text).to_bytes(8, "little") + text + data[end:]
 
 
 def forged(r: Random, files: Files, index: str) -> bytes:
     """An index, perhaps altered, with checksums that fit."""
-    from polyfed.recorded import seal
-
-    facts = json.loads(run_folder()[index])
+    facts = json.loads(files[index])
     del facts["seal"]
     above = index.removesuffix("index.json")
     facts["sha256"] = {name: hashlib.sha256(files[above + name]).hexdigest() for name in facts["sha256"]}
-    if r.random() < 0.5:
-        facts = altered(r, facts)
-    try:
-        return seal(facts)
-    except (TypeError, ValueError):  # no object, or nothing that JSON has
-        return as_json(facts)
+    return resealed(altered(r, facts) if r.random() < 0.6 else facts)
 
 
 def parquet_bytes(r: Random) -> Files:
@@ -712,7 +1003,7 @@ def use_facts(place: Path) -> None:
     """As the facts alone."""
     from polyfed.deploy import letters
 
-    kind, told = json.loads((place / "facts").read_bytes())
+    kind, told = _told(place / "facts") or ("", None)
     if not isinstance(told, dict):
         return
     if kind == "score":
@@ -721,12 +1012,258 @@ def use_facts(place: Path) -> None:
         letters.read({"task": letters.Task, "introduction": letters.Introduction, "report": letters.Report}[kind], told)
 
 
+NODES = {
+    "data": {"name": "digits", "clients": 2, "max_rows": 60, "partition": "iid"},
+    "models": {"architectures": ["digits-cnn1"]},
+    "method": {"name": "fedgh", "header_epochs": 1},
+    "training": {"rounds": 2, "batch_size": 16, "lr": 0.05},
+    "run": {"executor": "serial", "seed": 3},
+}
+
+
+@functools.cache
+def _nodes() -> tuple[Any, Any]:
+    """The recipe of a server and its nodes, and where data are kept."""
+    from polyfed.recipe import Recipe
+    from polyfed.session import Prepared
+
+    return Recipe.from_dict(NODES), Prepared()
+
+
+def answered(place: Path, client: int, letter: Any) -> Any:
+    """What a node says to a letter; its disk is in `place`."""
+    from polyfed.deploy.node import Node, Place
+
+    recipe, data = _nodes()
+    node = Node(recipe, Place.read({"client-id": client, "state-dir": str(place / f"node-{client}")}), data)
+    return node.answer(letter)
+
+
+class Wire:
+    """Carries letters to two nodes at once. hears: (node, letter) -> what comes back in place of the node's answer."""
+
+    def __init__(self, place: Path, hears: Callable[[int, Any, Any], Any]) -> None:
+        self.place, self.hears = place, hears
+        self.waiting: dict[str, Any] = {}
+        self.count = 0
+
+    def nodes(self) -> set[int]:
+        """Both."""
+        return {1000, 1001}
+
+    def send(self, letters: Sequence[tuple[int, Any]], seconds: float) -> list[str]:
+        """Answered before they are sent."""
+        from polyfed.deploy.letters import Letter, Trouble
+        from polyfed.errors import PolyfedError
+
+        names = []
+        for node, letter in letters:
+            self.count += 1
+            names.append(str(self.count))
+            letter = Letter(letter.kind, json.loads(json.dumps(letter.facts)), letter.body)
+            try:
+                answer = answered(self.place, node - 1000, letter)
+            except PolyfedError as error:
+                answer = Trouble(error)
+            if isinstance(answer, Letter):
+                answer = Letter(answer.kind, json.loads(json.dumps(answer.facts)), answer.body)
+            self.waiting[names[-1]] = self.hears(node, letter, answer)
+        return names
+
+    def collect(self, names: Sequence[str]) -> dict[str, Any]:
+        """What is there."""
+        return {name: self.waiting.pop(name) for name in names if name in self.waiting}
+
+
+@functools.cache
+def correspondence() -> tuple[tuple[tuple[str, Any, bytes], ...], Files]:
+    """The letters to node 0 in a run of two rounds, by kind, facts and body; and all that the run leaves."""
+    from polyfed.deploy.server import serve
+
+    place = _own() / "served"
+    sent: list[tuple[str, Any, bytes]] = []
+
+    def hears(node: int, letter: Any, answer: Any) -> Any:
+        if node == 1000:
+            sent.append((letter.kind, letter.facts, letter.body))
+        return answer
+
+    serve(_nodes()[0], Wire(place, hears), out=place / "out", deadline=0.05)
+    return tuple(sent), tree(place)
+
+
+def asked(r: Random) -> Files:
+    """A letter to a node, altered, and the node's disk, perhaps damaged."""
+    sent, files = correspondence()
+    kind, facts, body = r.choice(sent)
+    if r.random() < 0.7:
+        facts = altered(r, facts, 2)
+    if body and r.random() < 0.5:
+        body = upset(r, body)
+    disk = {name: data for name, data in files.items() if name.startswith("node-0/")}
+    if r.random() < 0.5:
+        disk = {name: data for name, data in disk.items() if "answered" not in name}
+    if r.random() < 0.3 and disk:
+        spoil(r, disk, r.choice(sorted(disk)))
+    return {**disk, "kind": kind.encode(), "facts": as_json(facts), "body": body}
+
+
+def upset(r: Random, body: bytes) -> bytes:
+    """A letter's body with other bytes, another head, or other tensors."""
+    import torch
+
+    from polyfed.deploy.letters import pack, unpack
+
+    way = r.randrange(3)
+    if way == 0:
+        return damaged(r, body)
+    if way == 1:
+        end = 8 + int.from_bytes(body[:8], "little")
+        head = as_json(altered(r, json.loads(body[8:end])))
+        return len(head).to_bytes(8, "little") + head + body[end:]
+    message, told = unpack(body)
+    for name in list(message):
+        value = message[name]
+        if r.random() < 0.5:
+            continue
+        if isinstance(value, torch.Tensor):
+            message[name] = _other(r, value)
+        else:
+            message[name] = {key: _other(r, each) if r.random() < 0.5 else each for key, each in value.items()}
+    if message and r.random() < 0.3:
+        message[r.choice(["x", "n" * 300, "labels", "weights"])] = message.pop(r.choice(list(message)))
+    return pack(message, told)
+
+
+def _other(r: Random, value: Any) -> Any:
+    """A tensor of another type, shape or size of numbers."""
+    import torch
+
+    return r.choice(
+        [
+            lambda: value.double(),
+            lambda: value.long(),
+            lambda: value > 0,
+            lambda: value.to(torch.complex64),
+            lambda: value.flatten(),
+            lambda: value[None],
+            lambda: torch.cat([value, value]) if value.dim() else value,
+            lambda: value.new_zeros((0, *value.shape[1:])),
+            lambda: torch.full_like(value, 10**9),
+            lambda: value * 1e30 if value.is_floating_point() else value - 5,
+            lambda: value * float("nan") if value.is_floating_point() else value,
+            lambda: torch.tensor(1),
+        ]
+    )()
+
+
+def use_node(place: Path) -> None:
+    """A node answers, or refuses."""
+    from polyfed.deploy.letters import Letter
+
+    facts = _told(place / "facts")
+    if isinstance(facts, dict):
+        answered(place, 0, Letter((place / "kind").read_text(), facts, (place / "body").read_bytes()))
+
+
+def served(r: Random) -> Files:
+    """By which word node 1 answers otherwise, and how."""
+    return {"seed": str(r.randrange(10**12)).encode()}
+
+
+def use_server(place: Path) -> None:
+    """Two rounds with a node that answers otherwise; what it says is refused, and the run comes to its end."""
+    from polyfed.deploy import roster
+    from polyfed.deploy.letters import Letter
+    from polyfed.deploy.server import serve
+
+    r = Random((place / "seed").read_text())
+    roster.PAUSE = 0.001
+    kinds = r.choice([("hello",), ("train",), ("train",), ("score", "finish")])
+
+    def hears(node: int, letter: Any, answer: Any) -> Any:
+        if node == 1000 or letter.kind not in kinds or not isinstance(answer, Letter):
+            return answer
+        facts, body = answer.facts, answer.body
+        if not body or r.random() < 0.6:
+            facts = json.loads(as_json(altered(r, dict(facts), 2)).replace(DEEP, b"[[[[]]]]"))
+        if body and r.random() < 0.6:
+            body = upset(r, body)
+        return Letter(answer.kind, facts if isinstance(facts, dict) else {}, body)
+
+    wire = Wire(place, hears)
+    serve(_nodes()[0], wire, out=place / "out", deadline=0.02, min_nodes=1)
+
+
+def diary(r: Random) -> Files:
+    """A server's diary of nodes, and a node's disk, damaged or altered."""
+    files = {name.removeprefix("out/"): data for name, data in correspondence()[1].items()}
+    wanted = ("nodes.jsonl", "node-0/answered", "node-0/number")
+    kept = {name: data for name, data in files.items() if name.startswith(wanted)}
+    for name in r.sample(sorted(kept), r.randint(1, len(kept))):
+        spoil(r, kept, name)
+    return kept
+
+
+def use_diary(place: Path) -> None:
+    """Gone on with, and a number given back."""
+    from polyfed.deploy.roster import release
+
+    release(place, 0)
+
+
+def use_ledger(place: Path) -> None:
+    """The count of what was answered."""
+    from polyfed.deploy.ledger import Ledger
+
+    for path in sorted((place / "node-0" / "answered").glob("*")):
+        Ledger(path).count("training in round 1, passage 0", "x", 5)
+
+
+def use_secret(place: Path) -> None:
+    """The secrets by which a node is known again, and draws its noise."""
+    from polyfed.deploy.shelf import Shelf, secret, token
+
+    Shelf(place / "node-0" / "client-000").marks()
+    token(place / "node-0", "0" * 16)
+    secret(place / "node-0")
+
+
+def flags(r: Random) -> Files:
+    """Settings as they are typed behind --set."""
+    words = []
+    for _ in range(r.randint(1, 3)):
+        section = r.choice(list(SMALL))
+        key = r.choice([*SMALL[section], *_MORE.get(section, ()), "name", "x", "a.b"])
+        words.append(f"{section}.{key}={_typed(odd(r, SMALL[section].get(key, 1)))}")
+    return {"words": damaged(r, "\n".join(words).encode()) if r.random() < 0.3 else "\n".join(words).encode()}
+
+
+def _typed(value: Any) -> str:
+    return as_json(value).decode()[:10000].encode("utf-8", "replace").decode()
+
+
+def use_flags(place: Path) -> None:
+    """Over a recipe."""
+    from polyfed.recipe import Recipe
+
+    words = (place / "words").read_bytes().decode("utf-8", "replace").split("\n")
+    _repeats(Recipe.load(RECIPES / "quickstart.toml", words))
+
+
 TARGETS: dict[str, Target] = {
     "recipe": Target("a recipe's text", recipe_text, [use_recipe]),
     "recipe-values": Target("a recipe's structure", recipe_values, [use_values]),
     "experiment": Target("a small experiment's values, put together", experiment, [use_experiment]),
-    "run-folder": Target("a finished run's files", folder, [use_report, use_model, use_resume]),
-    "checkpoint": Target("an unfinished run's checkpoints", checkpoint, [use_resume]),
+    "flags": Target("settings behind --set", flags, [use_flags]),
+    "run-folder": Target("a finished run's files", folder, [use_report, use_results, use_clients]),
+    "releases": Target("a finished run's account of its noise", releases, [use_epsilon, use_report]),
+    "figures": Target("a finished run's files, drawn", folder, [use_figures]),
+    "leakage": Target("a finished run's records, run again", records, [use_leakage]),
+    "models": Target("a finished run's models and their list", models, [use_predict, use_clients]),
+    "sweep": Target("a sweep's table", swept, [use_sweep]),
+    "sensitivity": Target("a sweep's table, drawn", swept, [use_sensitivity]),
+    "checkpoint": Target("an unfinished run's checkpoints and records", checkpoint, [use_resume]),
     "parquet": Target("bytes of Parquet files", parquet_bytes, [use_images, use_texts]),
     "parquet-values": Target("columns of Parquet files", parquet_values, [use_images, use_texts]),
     "csv": Target("tables, texts and words' vectors", csv, [use_table, use_csv_texts, use_vectors]),
@@ -734,6 +1271,9 @@ TARGETS: dict[str, Target] = {
     "pictures": Target("images, .npy files, lines", pictures, [use_pictures, use_new, use_lines]),
     "message": Target("messages as safetensors", message, [use_message]),
     "letter": Target("letters between server and nodes", letter, [use_letter, use_facts]),
+    "node": Target("letters to a node, and its disk", asked, [use_node]),
+    "server": Target("a node's answers, in a run of two rounds", served, [use_server]),
+    "diary": Target("a server's diary, a node's count and secrets", diary, [use_diary, use_ledger, use_secret]),
 }
 
 
@@ -810,8 +1350,9 @@ class Bench:
         os.environ["POLYFED_CACHE"] = str(self.root / "cache")
         os.environ.pop("POLYFED_DATA", None)
         self.guard = Guard([self.case, self.root / "cache", Path(tempfile.gettempdir()) / "pymp"])
+        tempfile.tempdir = str(self.root / "cache")  # where runs are run again
         sys.dont_write_bytecode = True
-        self.root.mkdir(exist_ok=True)
+        (self.root / "cache").mkdir(parents=True, exist_ok=True)
         os.chdir(self.root)
 
     def put(self, files: Files) -> None:
@@ -885,6 +1426,19 @@ class _Late(BaseException):
 def of(name: str, seed: int, number: int) -> Files:
     """The input with this number."""
     return TARGETS[name].make(Random(f"{name} {seed} {number}"))
+
+
+def prepare_inputs(name: str) -> None:
+    """Make what all inputs of a target are made of, before processes part; and what would be made once, elsewhere."""
+    for number in range(20):
+        TARGETS[name].make(Random(number))
+    if TARGETS[name].make in (folder, models, checkpoint, records, swept, releases):
+        os.environ["MPLCONFIGDIR"] = str(_own())
+        import dp_accounting.pld  # noqa: F401  each takes a second
+        import matplotlib.font_manager  # noqa: F401
+
+        import polyfed.analysis
+        import polyfed.privacy.leakage  # noqa: F401
 
 
 def tried(name: str, seed: int, numbers: Iterator[int], limit: float, note: Callable[[int], None]) -> dict[str, Any]:
@@ -1033,7 +1587,7 @@ def main() -> None:
     for name in names:
         if asked.engine == "atheris":
             by_atheris(name, count or 1000, asked.limit)
-        TARGETS[name].make(Random(0))  # what all inputs are made of, before processes part
+        prepare_inputs(name)
         began = time.monotonic()
         if asked.only is not None:
             failed |= _again(name, asked.seed, asked.only, asked.limit)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import faulthandler
+import hashlib
+import json
 import os
 import pickle
 import runpy
@@ -21,17 +23,23 @@ from polyfed.core.message import from_bytes
 from polyfed.data import images
 from polyfed.data.inputs import Form, read
 from polyfed.data.sources import from_tensors, load
-from polyfed.deploy.letters import pack, unpack
+from polyfed.deploy.ledger import Ledger
+from polyfed.deploy.letters import Letter, pack, unpack
+from polyfed.engine.folder import RunFolder
+from polyfed.epsilon import spent
 from polyfed.errors import PolyfedError, RequestError, RunError
 from polyfed.models.zoo import build
+from polyfed.prediction import predict
 from polyfed.recipe import Recipe
+from polyfed.recorded import seal
+from polyfed.report.sensitivity import read_sweep
 
 FUZZ = SimpleNamespace(**runpy.run_path(str(Path(__file__).resolve().parents[1] / "scripts" / "fuzz.py")))
 QUICK = ("recipe-values", "message", "letter", "npz")
 
 
 def fuzzed(name: str, count: int) -> None:
-    FUZZ.TARGETS[name].make(FUZZ.Random(0))  # what all inputs are made of, before processes part
+    FUZZ.prepare_inputs(name)
     found = FUZZ.in_children(name, 0, count, None, 60.0)
     assert found["failures"] == {}
     assert found["inputs"] == count
@@ -187,3 +195,179 @@ def test_a_label_of_which_there_are_no_so_many_classes(tmp_path: Path) -> None:
         load(f"npz:{tmp_path}")
     with pytest.raises(RequestError, match="expected labels below 1000000 in 'mine'"):
         from_tensors((torch.zeros(2, 3), torch.tensor([0, 2**60])), name="mine")
+
+
+# what an alteration of structure found -----------------------------------------------------------------------------
+
+
+def laid(files: dict[str, bytes], place: Path) -> Path:
+    for name, data in files.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_bytes(data)
+    return place
+
+
+RELEASE = {
+    **{"what": "upload", "unit": "client", "noise": 2.0, "drawn": 0, "held": 0},
+    **{"poisson": False, "times": 1, "clients": [0, 1]},
+}
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        ({"releases": 5}, "'releases' should be a list"),
+        ({"releases": [5]}, r"'releases\[0\]' should be an object"),
+        ({"releases": [{k: v for k, v in RELEASE.items() if k != "unit"}]}, "has no 'unit'"),
+        ({"releases": [{**RELEASE, "unit": "row"}]}, "should be one of client, sample"),
+        ({"releases": [{**RELEASE, "noise": 0}]}, "'releases\\[0\\].noise' should be from"),
+        ({"releases": [{**RELEASE, "times": "x"}]}, "'releases\\[0\\].times' should be a whole number"),
+        ({"releases": [{**RELEASE, "clients": [[]]}]}, "should be a whole number"),
+        ({"epsilon": 5}, "'epsilon' should be an object"),
+        ({"epsilon": {"client": "x"}}, "'epsilon.client' should be a number"),
+    ],
+)
+def test_an_account_of_noise_that_is_none(told: dict[str, Any], says: str, tmp_path: Path) -> None:
+    """With a seal that fits: whoever writes a folder writes the seals, too."""
+    place = laid(FUZZ.run_folder("noise"), tmp_path)
+    lines = [json.loads(line) for line in (place / "rounds.jsonl").read_bytes().splitlines()]
+    for line in lines:
+        del line["seal"]
+        line.update(told)
+    (place / "rounds.jsonl").write_bytes(b"".join(seal(line) + b"\n" for line in lines))
+    for reader in (lambda: spent([place]), lambda: RunFolder(place).records()):
+        with pytest.raises(RequestError, match=says):
+            reader()
+
+
+def test_a_release_about_no_rows(tmp_path: Path) -> None:
+    place = laid(FUZZ.run_folder("samples"), tmp_path)
+    lines = [json.loads(line) for line in (place / "rounds.jsonl").read_bytes().splitlines()]
+    for line in lines:
+        del line["seal"]
+        for release in line["releases"]:
+            release.update(drawn=0, held=5, poisson=False)
+    (place / "rounds.jsonl").write_bytes(b"".join(seal(line) + b"\n" for line in lines))
+    with pytest.raises(RequestError, match="expected releases about one row or more, came one about 0 of 5"):
+        spent([place])
+
+
+def test_a_delta_that_is_none(tmp_path: Path) -> None:
+    place = laid(FUZZ.run_folder("noise"), tmp_path)
+    result = json.loads((place / "result.json").read_bytes())
+    for delta in (0, 2.0, "x", None):
+        (place / "result.json").write_text(json.dumps({**result, "delta": delta}))
+        with pytest.raises(RequestError, match="'delta' should be"):
+            spent([place])
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"image_size": 2**24},
+        {"image_size": [8]},
+        {"image_size": "8"},
+        {"prepare": {"mean": ["a"], "std": [1.0]}},
+        {"prepare": {"mean": "a", "std": [1.0]}},
+        {"prepare": {"mean": [[0.5]], "std": [1.0]}},
+        {"prepare": 5},
+    ],
+    ids=str,
+)
+def test_a_model_whose_inputs_are_none(odd: dict[str, Any], tmp_path: Path) -> None:
+    place = laid(FUZZ.run_folder(), tmp_path)
+    path = place / "models" / "index.json"
+    index = json.loads(path.read_bytes())
+    for entry in index.values():
+        entry.update(odd)
+    path.write_text(json.dumps(index))
+    path.with_name("index.json.sha256").write_text(hashlib.sha256(path.read_bytes()).hexdigest())
+    with pytest.raises(RequestError, match="as this version writes it, came another"):
+        predict(place, 0, np.zeros((1, 1, 8, 8), np.uint8))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda table: table.update(keys=[1.5, "training.lr"]),
+        lambda table: table.update(rows=[]),
+        lambda table: table.update(caption=7),
+        lambda table: table.update(notes=[{}]),
+        lambda table: table["rows"][-1]["settings"].pop("training.lr"),
+        lambda table: table["rows"][-1]["settings"].update({"training.lr": {"x": 1}}),
+        lambda table: table["rows"][-1].update(accuracy="x"),
+        lambda table: table["rows"][-1].update(seconds={}),
+        lambda table: table["rows"][-1].update(words=[5]),
+        lambda table: table["rows"][-1].update(runs=[[]]),
+        lambda table: table["rows"][-1].update(method=5),
+    ],
+)
+def test_a_table_of_a_sweep_that_is_none(change: Callable[[Any], object], swept: bytes, tmp_path: Path) -> None:
+    table = json.loads(swept)
+    assert table["rows"][-1]["words"]
+    change(table)
+    (tmp_path / "sweep.json").write_text(json.dumps(table))
+    with pytest.raises(RequestError, match=r"expected .*sweep\.json as `polyfed sweep` writes it, came another"):
+        read_sweep(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def swept() -> bytes:
+    found: bytes = FUZZ.sweep_folder()["sweep.json"]
+    return found
+
+
+def test_a_count_of_answers_without_end(tmp_path: Path) -> None:
+    (tmp_path / "answered.jsonl").write_bytes(b"[" * 100000 + b"\n")
+    with pytest.raises(RunError, match="expected a kind and a request in each line"):
+        Ledger(tmp_path / "answered.jsonl").count("training", "x", 1)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"architecture": "digits-cnn2"},
+        {"architecture": None},
+        {"classes": 2**40},
+        {"feature_dim": 7},
+        {"input": {"shape": [1, 2**20, 8], "type": "uint8"}},
+        {"prepare": {"mean": 1}},
+        {"class_names": 5},
+        {"round": None},
+    ],
+    ids=str,
+)
+def test_a_node_is_told_of_another_model_than_its_own(odd: dict[str, Any], tmp_path: Path) -> None:
+    """It writes what the server says of the model beside it, and makes the lines that load it."""
+    sent, files = FUZZ.correspondence()
+    laid({name: data for name, data in files.items() if "answered" not in name}, tmp_path)
+    kind, facts, body = next(letter for letter in sent if letter[0] == "finish")
+    asked = {**facts, "about": {**facts["about"], **odd}}
+    with pytest.raises(RunError, match="expected the entry of this client's model, came another"):
+        FUZZ.answered(tmp_path, 0, Letter(kind, asked, body))
+    FUZZ.answered(tmp_path, 0, Letter(kind, facts, body))
+
+
+@pytest.mark.parametrize("key", ["validation", "seconds", "samples", "bytes_by_client", "accuracy"])
+def test_a_run_does_not_go_on_from_a_record_that_lacks_something(key: str, tmp_path: Path) -> None:
+    files = {name: data for name, data in FUZZ.run_folder().items() if name != "result.json"}
+    place = laid(files, tmp_path)
+    lines = [json.loads(line) for line in files["rounds.jsonl"].splitlines()]
+    for line in lines:
+        del line["seal"], line[key]
+    (place / "rounds.jsonl").write_bytes(b"".join(seal(line) + b"\n" for line in lines))
+    with pytest.warns(UserWarning, match=f"has no '{key}'"), pytest.raises(RequestError, match="damaged"):
+        FUZZ.federation(place).run(resume=True)
+
+
+def test_a_run_does_not_go_on_from_records_of_another_client(tmp_path: Path) -> None:
+    files = {name: data for name, data in FUZZ.run_folder().items() if name != "result.json"}
+    place = laid(files, tmp_path)
+    lines = [json.loads(line) for line in files["rounds.jsonl"].splitlines()]
+    for line in lines:
+        del line["seal"]
+        line["bytes_by_client"]["7"] = {"up": 1, "down": 1}
+    (place / "rounds.jsonl").write_bytes(b"".join(seal(line) + b"\n" for line in lines))
+    told = "the records tell of a client '7', who is not in the run"
+    with pytest.warns(UserWarning, match=told), pytest.raises(RequestError, match="damaged"):
+        FUZZ.federation(place).run(resume=True)

@@ -39,7 +39,7 @@ from polyfed.errors import RequestError, described
 from polyfed.escaping import csv_text
 from polyfed.models.zoo import build
 from polyfed.own_methods import method_class
-from polyfed.recorded import MODEL, SUM_FILE, check_links, check_shape, parse_json
+from polyfed.recorded import MODEL, PREPARE, SUM_FILE, check_links, check_shape, parse_json
 from polyfed.registry import check_trusted
 
 __all__ = ["ClientModel", "Predictions", "load_model", "predict"]
@@ -254,7 +254,10 @@ def _prepare(said: Any, client: int) -> Callable[[Tensor], Tensor]:
             f"client {client}'s inputs went through a function of your own (prepare), which a run folder does not "
             "hold; make the network as models/README.md shows, and prepare its inputs as for the run"
         )
-    return as_floats if said == "plain" else Prepare(tuple(said["mean"]), tuple(said["std"]), bool(said.get("table")))
+    if said == "plain":
+        return as_floats
+    check_shape(said, PREPARE, "prepare")
+    return Prepare(tuple(said["mean"]), tuple(said["std"]), bool(said.get("table")))
 
 
 def _vocabulary(entry: Mapping[str, Any], folder: Path) -> Vocabulary | None:
@@ -301,6 +304,8 @@ def _check_sizes(entry: Mapping[str, Any], name: str) -> None:
     numbers = [entry[key] for key in ("classes", "feature_dim", "vocabulary") if entry.get(key) is not None]
     if not shape or not all(isinstance(n, int) and 1 <= n <= _MOST for n in [*shape, *of_images, *numbers]):
         raise ValueError(f"expected sizes from 1 to {_MOST}, got {shape}, {size} and {numbers}")
+    if size is not None and ([size, size] if isinstance(size, int) else size) != shape[1:]:
+        raise ValueError(f"expected images of the size of the input, {shape[1:]}, got {size}")
     if math.prod(shape) > _LARGEST_INPUT:
         raise ValueError(f"expected an input of at most {_LARGEST_INPUT} numbers, got {shape}")
     if kind not in _TYPES:

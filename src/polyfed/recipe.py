@@ -62,6 +62,7 @@ from polyfed.core.settings import (
     Settings,
     Training,
 )
+from polyfed.data.bounds import check_file
 from polyfed.data.text import Words
 from polyfed.data.transforms import augmentation
 from polyfed.engine.devices import Devices, attendance_in_effect, check_lateness
@@ -601,6 +602,7 @@ def _beside(path: Path) -> list[str]:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    check_file(path)
     try:
         return parse_toml(path.read_bytes())
     except FileNotFoundError:

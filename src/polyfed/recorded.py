@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.errors import RequestError
+from polyfed.places import check_name
 
 PARTS = ("result.json", "checkpoint", "rounds.jsonl", "models", "tensorboard", "recipe.toml")  # in order of removal
 ANALYSIS, ATTACK = "analysis", "attack"  # folders of what later commands make of a run
@@ -98,8 +99,9 @@ def check_links(folder: Path) -> None:
     folder: of a run, a comparison or a sweep; itself it may be a link, as the user has named it.
 
     Raises:
-        RequestError: a part of it is a link, or neither a file nor a folder.
+        RequestError: a part of it is a link, or neither a file nor a folder; or there can be no such folder.
     """
+    check_name(folder)
     waiting = [folder / name for name in (*PARTS, ANALYSIS, ATTACK, COMMAND, SWEEP, DIARY)]
     while waiting:
         place = waiting.pop()
@@ -142,7 +144,23 @@ class _Whole:
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class _OneOf:
+    """One of these texts."""
+
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Within:
+    """A number, whole if both bounds are, from `low` to `high`."""
+
+    low: float
+    high: float
+
+
 _NUMBER = "a number"  # no larger than tables can show
+_SETTING = "a text, a number, true or false, or a list of these"
 _LOSS = "a loss"  # a number of any size, as training may diverge
 _SCORES: dict[str, Any] = {
     "accuracy_by_predictor": _Maybe(_Each(_Each(_Each(_NUMBER)))),
@@ -177,7 +195,27 @@ RECORD: dict[str, Any] = {
     "server": dict,
     "evaluated": bool,
     "accuracy": _Each(_Each(_NUMBER)),
+    "epsilon": _Each(_LOSS),
+    "releases": [
+        _Whole(
+            {
+                "what": _OneOf(("upload", "features", "training")),
+                "unit": _OneOf(("client", "sample")),
+                "noise": _Within(1e-9, 1e18),
+                "drawn": _Within(0, 2**40),
+                "held": _Within(0, 2**40),
+                "poisson": bool,
+                "times": _Within(1, 2**40),
+                "clients": [_Within(0, 2**40)],
+            }
+        )
+    ],
 }
+_COUNTED = ("bytes_up", "bytes_down", "bytes_up_as_in_paper", "bytes_down_as_in_paper", "bytes_by_client", "samples")
+_TOLD = ("round", "seconds", "closing", "clients", "lr", "train_loss", "refused", "evaluated", "validation")
+CONTINUED: Any = _Whole(  # a record that a run goes on from: this version's, with all that its result is made of
+    {**{key: RECORD[key] for key in (*_TOLD, *_COUNTED)}, "accuracy": _Each(_Whole({"mean": _NUMBER}))}, RECORD
+)
 RESULT: dict[str, Any] = {
     **_SCORES,
     "method": str,
@@ -219,6 +257,8 @@ RESULT: dict[str, Any] = {
     "nothing_learnt": _Maybe(str),
     "samples_per_second": _Maybe(_NUMBER),
     "versions": _Each(str),
+    "epsilon": _Each(_LOSS),
+    "delta": _Within(1e-300, 1.0),
 }
 MODEL: dict[str, Any] = {
     "architecture": str,
@@ -238,6 +278,17 @@ MODEL: dict[str, Any] = {
     "modules": [str],
     "sha256": _Each(str),
 }
+ENTRY: Any = _Whole(  # what a node is told of a model that it writes itself
+    {
+        **{key: MODEL[key] for key in ("architecture", "companion", "method", "knobs", "variant", "zoo", "classes")},
+        **{key: MODEL[key] for key in ("class_names", "feature_names", "feature_dim", "vocabulary", "texts", "input")},
+        "vectors": _Maybe(str),
+        "samples": int,
+        "round": int,
+    },
+    {"modules": MODEL["modules"]},
+)
+PREPARE: Any = _Whole({"mean": [_NUMBER], "std": [_NUMBER]}, {"table": bool})  # of a model's entry, where it is no text
 RECIPE: dict[str, Any] = {
     **dict.fromkeys(("data", "evaluation", "availability", "privacy", "compression"), dict),
     "models": {"architectures": [str]},
@@ -245,6 +296,37 @@ RECIPE: dict[str, Any] = {
     "training": {"rounds": int},
     "run": {"published": [str], "changed": [str], "profile": str, "profile_note": str, "label": str},
 }
+SWEPT: Any = _Whole(
+    {
+        "keys": [str],
+        "caption": str,
+        "notes": [str],
+        "rows": [
+            {
+                "settings": _Each(_SETTING),
+                "method": str,
+                "stage": str,
+                "seeds": [int],
+                "validation": _Maybe(_NUMBER),
+                "validation_std": _Maybe(_NUMBER),
+                "accuracy": _Maybe(_NUMBER),
+                "accuracy_std": _Maybe(_NUMBER),
+                "best": _Maybe(_NUMBER),
+                "local": _Maybe(_NUMBER),
+                "difference": _Maybe(_NUMBER),
+                "difference_std": _Maybe(_NUMBER),
+                "bytes_up": _Maybe(_NUMBER),
+                "bytes_down": _Maybe(_NUMBER),
+                "seconds": _Maybe(_NUMBER),
+                "refused": int,
+                "words": [str],
+                "runs": [_Whole({"accuracy": _Maybe(_NUMBER)})],
+                "chosen": bool,
+                "nothing_learnt": int,
+            }
+        ],
+    }
+)
 
 
 def check_shape(value: Any, shape: Any, place: str = "") -> None:
@@ -256,6 +338,16 @@ def check_shape(value: Any, shape: Any, place: str = "") -> None:
     if isinstance(shape, _Maybe):
         if value is not None:
             check_shape(value, shape.shape, place)
+    elif isinstance(shape, _OneOf):
+        _expect(isinstance(value, str) and value in shape.texts, f"one of {', '.join(shape.texts)}", value, place)
+    elif isinstance(shape, _Within):
+        check_shape(value, int if isinstance(shape.low, int) and isinstance(shape.high, int) else _NUMBER, place)
+        _expect(shape.low <= value <= shape.high, f"from {shape.low:g} to {shape.high:g}", value, place)
+    elif shape == _SETTING:
+        if isinstance(value, list):
+            check_shape(value, [_SETTING], place)
+        elif not isinstance(value, str | bool):
+            check_shape(value, _NUMBER, place)
     elif shape in (_NUMBER, _LOSS):
         number = isinstance(value, int | float) and not isinstance(value, bool)
         small = number and (not abs(value) >= 2**63 or (shape == _LOSS and isinstance(value, float)))
@@ -275,7 +367,7 @@ def _check_object(value: Any, shape: Any, place: str) -> None:
     _expect(isinstance(value, dict), "an object", value, place)
     if isinstance(shape, _Whole):
         if missing := [key for key in shape.shape if key not in value]:
-            raise ValueError(f"'{place}' has no '{missing[0]}'")
+            raise ValueError(f"{place or 'it'} has no '{missing[0]}'")
         shapes = {**shape.shape, **shape.more}
     else:
         shapes = dict.fromkeys(value, shape.shape) if isinstance(shape, _Each) else shape

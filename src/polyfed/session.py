@@ -34,6 +34,7 @@ from polyfed.errors import Interrupted, PolyfedError, RequestError, described
 from polyfed.markup import Line, notes, paragraph
 from polyfed.models.outside import normalisation
 from polyfed.models.zoo import build
+from polyfed.places import check_name
 from polyfed.preflight import Check, measure
 from polyfed.recipe import Data, Recipe
 from polyfed.registry import MODELS, PARTITIONS, TRACKERS
@@ -292,6 +293,7 @@ def companions(method: Method) -> list[str]:
 
 def _check_place(folder: Path) -> None:
     """Whether a run folder can be made there; nothing is."""
+    check_name(folder)
     above = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         raise RequestError(f"expected a place for the run folder {folder}, came {above}, where nothing can be written")

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyfed.data import client_folders, images, inert
+from polyfed.data import bounds, client_folders, images, inert
 from polyfed.data.samples import Samples, classes_up_to
 from polyfed.errors import RequestError
 from polyfed.recorded import parse_json
@@ -80,6 +80,7 @@ def _config(path: Path) -> dict[str, int]:
     """The numbers of clients and classes that config.json says; empty where there is none."""
     if not path.exists():
         return {}
+    bounds.check_file(path)
     try:
         given = dict(parse_json(path.read_bytes()))
     except (OSError, ValueError, TypeError) as error:
@@ -99,6 +100,7 @@ def _side(side: str, path: Path, checked: _Check) -> Samples:
     """One client's rows of one side."""
     try:
         with zipfile.ZipFile(path) as archive:
+            bounds.check_unpacked(archive, path)
             names = [name for name in ("x", "y") if f"{name}.npy" in archive.namelist()]
             if archive.namelist() == ["data.npy"]:
                 found = inert.dictionary(_pickled(archive), path)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import logging
 import re
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from polyfed.data import images, text_files
+from polyfed.data import bounds, images, text_files
 from polyfed.data.samples import Samples
 from polyfed.data.text import LabelledTexts, RawTexts, Words, labelled
 from polyfed.errors import RequestError
@@ -191,13 +190,11 @@ def _pixels(parts: Sequence[Any], column: str, shape: tuple[int, ...] | None, wh
 
 def _opened(part: Any, row: int, column: str) -> Any:
     """A Pillow image from a cell: one already, or encoded bytes in a column that is not declared as images."""
-    from PIL import Image
-
     cell = part[row][column]
     encoded = cell.get("bytes") if isinstance(cell, dict) else cell
     if encoded is None:
         raise ValueError("it is empty")
-    return Image.open(io.BytesIO(encoded)) if isinstance(encoded, bytes) else encoded
+    return bounds.open_image(encoded) if isinstance(encoded, bytes) else encoded
 
 
 def _texts(parts: Sequence[Any], column: str, where: str) -> list[str]:

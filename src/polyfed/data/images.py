@@ -10,8 +10,8 @@ Shapes: N images, C channels (1 grey, 3 RGB), H x W pixels.
 from __future__ import annotations
 
 import contextlib
-import io
 import json
+import math
 import numbers
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from polyfed.data import cache
+from polyfed.data import bounds, cache
 from polyfed.data.samples import LABEL_NAMES, Samples, of_so_many
 from polyfed.errors import RequestError
 from polyfed.recorded import parse_json
@@ -237,11 +237,12 @@ def _open(path: Path) -> Any:
     """A ``pyarrow.parquet.ParquetFile``.
 
     Raises:
-        RequestError: not a whole Parquet file.
+        RequestError: not a whole Parquet file, or no file.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    bounds.check_file(path)
     try:
         return pq.ParquetFile(path)
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -457,6 +458,7 @@ def _read_side(
 
 def _room(shape: tuple[int, ...], path: Path) -> NDArray[np.uint8]:
     """Memory for images (N, C, H, W); N is what the files say."""
+    bounds.check_room(math.prod(shape), "images", path)
     try:
         return np.empty(shape, dtype=np.uint8)
     except (MemoryError, ValueError):
@@ -484,13 +486,11 @@ def _batches(path: Path, columns: Columns) -> Iterator[tuple[list[bytes | None],
 
 def _decode(cell: bytes | None, path: Path, row: int) -> NDArray[np.uint8]:
     """One image as (C, H, W) uint8: grey stays one channel; black-and-white becomes grey, a palette RGB."""
-    from PIL import Image
-
     if not cell:
         raise RequestError(
             f"expected an encoded image in row {row} of {path}, came none (paths alone are not followed)"
         )
-    return to_pixels(lambda: Image.open(io.BytesIO(cell)), row, path)
+    return to_pixels(lambda: bounds.open_image(cell), row, path)
 
 
 def to_pixels(opened: Callable[[], Any], row: int, where: object) -> NDArray[np.uint8]:

@@ -10,7 +10,6 @@ Shapes: N inputs, C channels, H x W pixels.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.data import images, inert, tables, text_files
+from polyfed.data import bounds, images, inert, tables, text_files
 from polyfed.data.samples import Samples
 from polyfed.data.text import FIRST_WORD, Vocabulary
 from polyfed.data.transforms import resized
@@ -100,6 +99,7 @@ def read(
         RequestError: nothing readable there, or inputs that cannot be brought into the form.
     """
     kinds = _KINDS if form.vocabulary is None else _TEXTS
+    bounds.check_file(path)
     if not path.exists():
         raise RequestError(f"expected {kinds}, came '{path}', which is not there")
     if text_column is not None and form.vocabulary is None:
@@ -210,12 +210,12 @@ def _from_pictures(paths: Sequence[Path], form: Form) -> Inputs:
 
 def decoded(data: bytes | None, place: str) -> Tensor:
     """One image as (1, C, H, W) uint8: grey stays one channel, palettes become RGB, an alpha without effect goes."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import UnidentifiedImageError
 
     if not data:
         raise RequestError(f"expected an encoded image, came none in {place}")
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with bounds.open_image(data) as image:
             mode = {"1": "L", "P": "RGBA" if "transparency" in image.info else "RGB", "PA": "RGBA"}.get(image.mode)
             pixels = np.asarray(image.convert(mode) if mode else image)
             mode = mode or image.mode

@@ -41,6 +41,7 @@ from polyfed.data.samples import Samples
 from polyfed.data.source import Source, channel_statistics, from_tensors
 from polyfed.data.text import Words, labelled
 from polyfed.errors import RequestError
+from polyfed.places import place_of
 from polyfed.registry import DATASETS, is_own, nearest
 
 __all__ = ["Source", "channel_statistics", "digits", "from_tensors", "load", "parquet", "sentiment140"]
@@ -119,7 +120,7 @@ def load(
     if name in DATASETS:
         return _registered(name, root, image_column, label_column, tuple(train_splits), tuple(columns), words)
     place = _place(root)
-    if place is not None and _plain(name) and images.has_parquet(place / name):
+    if place is not None and _plain(name) and images.has_parquet(place_of(place / name)):
         return from_folder(name, place / name, image_column, label_column, train_splits, columns, words)
     looked = f"{place / name}" if place is not None and _plain(name) else "neither root nor POLYFED_DATA is set"
     kept: list[str] = []
@@ -327,7 +328,7 @@ def parquet(
 def _place(root: str | Path | None) -> Path | None:
     """`root`, else $POLYFED_DATA, else None."""
     chosen = root if root not in (None, "") else os.environ.get("POLYFED_DATA")
-    return Path(chosen).expanduser() if chosen else None
+    return place_of(chosen) if chosen else None
 
 
 def _located(path: str, root: str | Path | None) -> Path:
@@ -335,7 +336,7 @@ def _located(path: str, root: str | Path | None) -> Path:
     if not path:
         raise RequestError(f"expected a path behind {listed(READERS)}, came none")
     shelves = [Path(root)] if root not in (None, "") else [Path(), _place(None) or Path()]
-    found = [shelf.expanduser() / Path(path).expanduser() for shelf in shelves]
+    found = [place_of(place_of(shelf) / place_of(path)) for shelf in shelves]
     return next((place for place in found if place.exists()), found[0])
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from polyfed.data import images
+from polyfed.data import bounds, images
 from polyfed.data.samples import LABEL_NAMES, Samples
 from polyfed.errors import RequestError
 from polyfed.registry import nearest
@@ -160,6 +160,7 @@ def read_sheet(path: Path) -> Sheet:
     Raises:
         RequestError: it is no such file, has no rows, or rows of other lengths than its first line.
     """
+    bounds.check_file(path)
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:
             head = stream.readline()

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyfed.data import images
+from polyfed.data import bounds, images
 from polyfed.data.samples import Samples
 from polyfed.errors import RequestError
 
@@ -234,6 +234,7 @@ def read_vectors(path: Path, wanted: Collection[str]) -> dict[str, NDArray[np.fl
     """
     found: dict[str, NDArray[np.float32]] = {}
     width = 0
+    bounds.check_file(path)
     try:
         with path.open(encoding="utf-8", newline="\n") as lines:
             for number, line in enumerate(lines, 1):

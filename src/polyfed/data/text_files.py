@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from polyfed.data import images, tables
+from polyfed.data import bounds, images, tables
 from polyfed.data.text import RawTexts
 from polyfed.errors import RequestError
 
@@ -124,6 +124,7 @@ def read_lines(path: Path) -> list[str]:
     Raises:
         RequestError: no text file in UTF-8, or none but blank lines.
     """
+    bounds.check_file(path)
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").split("\n")]
     except (OSError, UnicodeDecodeError) as error:

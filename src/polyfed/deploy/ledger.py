@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 
 from polyfed.errors import RunError
+from polyfed.recorded import parse_json
 
 __all__ = ["Ledger"]
 
@@ -53,7 +54,7 @@ class Ledger:
         found: dict[str, set[str]] = {}
         for line in self._lines():
             try:
-                kind, request = json.loads(line)
+                kind, request = parse_json(line)
             except (ValueError, TypeError):
                 raise RunError(
                     f"expected a kind and a request in each line of {self._path}, came {line!r:.80}"

@@ -50,6 +50,7 @@ from polyfed.engine.store import Store, row_of
 from polyfed.errors import RequestError, RunError
 from polyfed.models.zoo import build
 from polyfed.recipe import Recipe
+from polyfed.recorded import ENTRY, PREPARE, check_shape
 from polyfed.registry import MODELS, nearest
 from polyfed.session import Prepared, assigned, companions, normalised
 
@@ -318,6 +319,7 @@ class Turn:
 
     def finish(self, message: Message | None, share: bool) -> Letter:
         """Write the client's personal model to the disk, and hand it out if this node shares it."""
+        about = self._entry()
         self._take_up()
         task, client, method = self._task, self.client, self._method
         keeper = at_work(client, task.variant, self._architectures)
@@ -329,10 +331,34 @@ class Turn:
         folder, guide = RunFolder(self._folder), Guide(self._architectures)
         self._folder.mkdir(parents=True, exist_ok=True)
         with folder.models() as write:
-            write(client.id, weights, state, task.about)
-            guide.add(client.id, weights, task.about)
+            write(client.id, weights, state, about)
+            guide.add(client.id, weights, about)
         folder.write_guide(guide.text())
         return Letter("finish", {"shared": share}, pack(joined(weights, state)) if share else b"")
+
+    def _entry(self) -> Mapping[str, Any]:
+        """What the server says of the personal model, for the list of models beside it.
+
+        Raises:
+            RunError: it is no such entry, or one of another network than this client's.
+        """
+        about, x = self._task.about, self.client.data.train.x
+        own = {
+            "architecture": self._name,
+            "classes": len(self._names),
+            "feature_dim": self._recipe.models.feature_dim,
+            "input": {"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")},
+        }
+        try:
+            check_shape(about, ENTRY)
+            if about.get("prepare") not in (None, "plain"):
+                check_shape(about["prepare"], PREPARE, "prepare")
+            for key, value in own.items():
+                if about[key] != value:
+                    raise ValueError(f"'{key}' is {about[key]!r:.60}, not {value!r:.60}")
+        except ValueError as error:
+            raise RunError(f"expected the entry of this client's model, came another: {error}") from None
+        return about
 
     def scores(self, message: Message | None) -> Scores:
         """Of the parts asked for that the client has rows of, as it stands or after receiving a message."""

@@ -764,6 +764,9 @@ class Federation:
 
         def expect(number: int) -> None:
             records = folder.records(number)
+            known = {str(client.id) for client in self.clients}
+            if strange := {each for record in records for each in record["bytes_by_client"]} - known:
+                raise RequestError(f"the records tell of a client {min(strange)[:20]!r}, who is not in the run")
             best = best_round(records) if self.keep == "best" else None
             if best not in (None, number) and not checkpoint.is_whole(folder.checkpoints, best or 0):
                 raise RequestError(f"that of the best round before it, {best}, is damaged")

@@ -34,6 +34,7 @@ from polyfed.errors import RequestError, RunError
 from polyfed.recorded import (
     ANALYSIS,
     ATTACK,
+    CONTINUED,
     PARTS,
     RECIPE,
     RECORD,
@@ -121,9 +122,9 @@ class RunFolder:
         """
         if resume and force:
             raise RequestError("expected one of --resume and --force, came both")
+        check_links(self.path)
         if self.path.exists() and not self.path.is_dir():
             raise RequestError(f"expected a folder for the run, came the file {self.path}")
-        check_links(self.path)
         present = [name for name in PARTS if (self.path / name).exists()]
         if self.path.exists() and not present and not all(_is_ours(entry.name) for entry in self.path.iterdir()):
             raise RequestError(f"expected an empty or new folder for the run, came {self.path} with other files in it")
@@ -219,7 +220,7 @@ class RunFolder:
         for number, line in enumerate(lines[:upto], 1):
             try:
                 kept.append(unseal(line.rstrip(b"\n"), sealed))
-                check_shape(kept[-1], RECORD)
+                check_shape(kept[-1], CONTINUED if sealed else RECORD)
             except ValueError as error:
                 raise RequestError(f"{path}, line {number}, is damaged: {error}") from None
         expected = len(lines) if upto is None else upto

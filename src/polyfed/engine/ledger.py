@@ -10,6 +10,7 @@ from typing import Any
 from polyfed.core.releases import Release, Unit
 from polyfed.core.settings import Privacy
 from polyfed.engine.accountant import counted, epsilon_of
+from polyfed.errors import RequestError
 
 Releases = Sequence[Release]
 UNITS: tuple[Unit, ...] = ("client", "sample")
@@ -25,11 +26,18 @@ def told(released: Mapping[int, Releases]) -> list[dict[str, Any]]:
 
 
 def read(entries: Iterable[Mapping[str, Any]]) -> dict[int, list[Release]]:
-    """The inverse of `told`."""
+    """The inverse of `told`, of entries of the shape `recorded.RECORD`.
+
+    Raises:
+        RequestError: rows are drawn, and none of them.
+    """
     names, found = [field.name for field in dataclasses.fields(Release)], dict[int, list[Release]]()
     for entry in entries:
+        one = Release(**{name: entry[name] for name in names})
+        if one.sampled and one.drawn < 1:
+            raise RequestError(f"expected releases about one row or more, came one about {one.drawn} of {one.held}")
         for client in entry["clients"]:
-            found.setdefault(client, []).append(Release(**{name: entry[name] for name in names}))
+            found.setdefault(client, []).append(one)
     return found
 
 

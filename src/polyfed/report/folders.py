@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.errors import RequestError
+from polyfed.places import check_name
 from polyfed.recorded import RECIPE, RECORD, RESULT, check_links, check_shape, parse_json, parse_toml, unseal
 
 __all__ = ["RunRecord", "find_runs"]
@@ -137,6 +138,7 @@ def find_runs(paths: str | Path | Iterable[str | Path], trust: bool = False) -> 
     given = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
     records: dict[Path, RunRecord] = {}
     for path in given:
+        check_name(path)
         if not path.is_dir():
             raise RequestError(f"{path} is {'not a folder' if path.exists() else 'not there'}; give run folders")
         for folder in _run_folders(path):

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.errors import RequestError
-from polyfed.recorded import SWEEP, check_links, parse_json
+from polyfed.places import check_name
+from polyfed.recorded import SWEEP, SWEPT, check_links, check_shape, parse_json
 from polyfed.report.folders import show_value
 from polyfed.report.style import SHADES, WIDTH, Drawing, canvas, colour_bar, inches
 from polyfed.report.sweeps import SweepRow, SweepTable, drawn, short_names, to_json
@@ -22,6 +23,7 @@ __all__ = ["Map", "is_sweep", "map_of", "read_sweep", "sensitivity"]
 
 def is_sweep(folder: str | Path) -> bool:
     """Whether `polyfed sweep` has left its table there."""
+    check_name(folder)
     return (Path(folder) / SWEEP).exists()
 
 
@@ -35,6 +37,12 @@ def read_sweep(folder: str | Path) -> SweepTable:
     path = Path(folder) / SWEEP
     try:
         found = parse_json(path.read_bytes())
+        check_shape(found, SWEPT)
+        if not found["rows"]:
+            raise ValueError("no rows")
+        for row in (row for row in found["rows"] if row["words"]):
+            if missing := [key for key in found["keys"] if key not in row["settings"]]:
+                raise ValueError(f"a row has no '{missing[0]:.40}'")
         lists = {field.name for field in fields(SweepRow) if str(field.type).startswith("tuple")}
         rows: list[Any] = [{key: tuple(v) if key in lists else v for key, v in row.items()} for row in found["rows"]]
         return SweepTable(

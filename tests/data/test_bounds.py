@@ -1,0 +1,130 @@
+"""Files that never end, and small ones that stand for more than there is memory for, end in one line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from polyfed.data import bounds, images
+from polyfed.data.inputs import Form, read
+from polyfed.data.sources import load
+from polyfed.data.text import Words, read_vectors
+from polyfed.data.text_files import read_lines
+from polyfed.errors import RequestError
+from polyfed.recipe import Recipe
+
+ZEROS = b"\0" * 2**20
+
+
+def packed(path: Path, megabytes: int) -> Path:
+    """An archive with x of so many MiB of zeros, a thousandth of that large."""
+    head = (
+        f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({megabytes}, 1, 1024, 1024), }}".ljust(117).encode()
+        + b"\n"
+    )
+    path.parent.mkdir(parents=True)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        with archive.open("x.npy", "w") as member:
+            member.write(b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head)
+            for _ in range(megabytes):
+                member.write(ZEROS)
+        with archive.open("y.npy", "w") as member:
+            np.lib.format.write_array(member, np.arange(megabytes) % 2)
+    return path
+
+
+def test_a_small_archive_of_many_zeros(tmp_path: Path) -> None:
+    path = packed(tmp_path / "train" / "0.npz", 300)
+    assert path.stat().st_size < 2**20
+    with pytest.raises(RequestError, match=r"expected at most 268435456 bytes of arrays in .*0\.npz, .* came 3145"):
+        load(f"npz:{tmp_path}")
+
+
+def test_an_archive_as_people_pack_them_is_read(tmp_path: Path) -> None:
+    packed(tmp_path / "train" / "0.npz", 2)  # zeros as well, a thousandth of their size
+    assert load(f"npz:{tmp_path}").train.x.shape == (2, 1, 1024, 1024)
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "csv": lambda path: load(f"csv:{path}"),
+    "csv of texts": lambda path: load(f"csv:{path}", words=Words("text")),
+    "vectors": lambda path: read_vectors(path, {"a"}),
+    "lines": read_lines,
+    "parquet": lambda path: images._open(path),
+    "new inputs": lambda path: read(path, Form((2,), torch.float32, None, ("a", "b"), ("c", "d"))),
+    "recipe": Recipe.load,
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_pipe_is_not_waited_for(reader: str, tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(RequestError, match=r"expected a file, came a pipe or a device: .*pipe"):
+        READERS[reader](path)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_device_without_end_is_not_read(reader: str, tmp_path: Path) -> None:
+    path = tmp_path / "zero"
+    path.symlink_to("/dev/zero")
+    with pytest.raises(RequestError, match=r"expected a file, came a pipe or a device: .*zero"):
+        READERS[reader](path)
+
+
+def test_a_pipe_beside_arrays_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    np.savez(tmp_path / "train" / "0.npz", x=np.zeros((2, 3), np.float32), y=np.array([0, 1]))
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(RequestError, match="expected a file, came a pipe or a device"):
+        load(f"npz:{tmp_path}")
+
+
+@pytest.fixture
+def pixels(tmp_path: Path) -> Path:
+    """Two classes with an image each, of 90 million black pixels in 11 kB."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        Image.new("1", (10_000, 9_000)).save(tmp_path / name / "0.png")
+    return tmp_path
+
+
+@pytest.mark.parametrize("image_size", [None, 8])
+def test_an_image_of_too_many_pixels(pixels: Path, image_size: int | None) -> None:
+    """Without so much as Pillow's warning, which would be another line."""
+    with pytest.raises(RequestError, match=r"expected an image, came .*\(90000000 pixels\) exceeds limit"):
+        load(f"images:{pixels}", image_size=image_size)
+
+
+def test_an_image_of_too_many_pixels_says_one_line(pixels: Path) -> None:
+    words = [
+        sys.executable,
+        "-m",
+        "polyfed",
+        "check",
+        str(pixels / "recipe.toml"),
+        "--set",
+        f"data.name=images:{pixels}",
+    ]
+    (pixels / "recipe.toml").write_text('[models]\narchitectures = ["cnn1"]\n[method]\nname = "local"\n')
+    found = subprocess.run(
+        words, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
+    )
+    assert found.returncode == 2
+    assert len(found.stderr.splitlines()) == 1, found.stderr
+
+
+def test_more_images_than_the_machine_has_memory_for() -> None:
+    with pytest.raises(RequestError, match=r"expected images for which there is memory, came \d+ bytes of them in x"):
+        bounds.check_room(2**60, "images", Path("x"))
+    with pytest.raises(RequestError, match="expected images for which there is memory"):
+        images._room((2**14, 3, 2**14, 2**14), Path("x.parquet"))

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ from polyfed.data.samples import ClientData, Samples
 from polyfed.errors import RequestError
 
 Kind = Literal["label_flip", "sign_flip", "inner_product", "alie"]
-KINDS: tuple[Kind, ...] = ("label_flip", "sign_flip", "inner_product", "alie")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 _RUNNING = ("running_mean", "running_var")  # a negative variance would betray it
 
 
@@ -119,12 +119,13 @@ def colluded(
     copies = {i: Copy(uploads[i]) for i in knowing}
     for key, who in holders_of(parts).items():
         true = [known[i][key].vector.double() for i in who if i in honest]
-        place = known[who[0]][key].place
-        if not true or (place[1] or "").endswith(_RUNNING):
+        _, name, _ = known[who[0]][key].place
+        if not true or (name or "").endswith(_RUNNING):
             continue
-        mean, spread = torch.stack(true).mean(dim=0), torch.stack(true).std(dim=0, correction=0)
-        for i in who:
-            if i in knowing:
-                lie = -scale * mean if liars[i] == "inner_product" else mean - scale * spread
-                copies[i].put(known[i][key].place, known[i][key].moved_to(lie))
+        vectors_KD = torch.stack(true)
+        mean, spread = vectors_KD.mean(dim=0), vectors_KD.std(dim=0, correction=0)
+        for i in knowing.intersection(who):
+            part = known[i][key]
+            lie = -scale * mean if liars[i] == "inner_product" else mean - scale * spread
+            copies[i].put(part.place, part.moved_to(lie))
     return {i: copies[i].message if i in knowing else message for i, message in uploads.items()}

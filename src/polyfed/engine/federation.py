@@ -580,8 +580,10 @@ class Federation:
         except RunError as problem:
             return dataclasses.replace(outcome, message=read_only({}), refused=str(problem))
 
-    def _colluded(self, jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> list[Outcome]:
+    def _colluded(self, jobs: Sequence[Job], outcomes: list[Outcome]) -> list[Outcome]:
         """The outcomes, what hostile clients make of the honest ones' uploads in the place of theirs."""
+        if not self._hostile:
+            return outcomes
         uploads = {outcome.client_id: outcome.message for outcome in outcomes if outcome.counts}
         sent = {job.client.id: job.message for job in jobs}
         false = colluded(self._hostile, self.hostile.scale, self.method, uploads, sent)

@@ -158,7 +158,7 @@ class Check:
             [
                 f"{facts['label'] or facts['method']} on {facts['dataset']}: {facts['clients']} clients, "
                 f"{facts['rounds']} rounds, seed {facts['seed']}. Models and data fit the method.",
-                *textwrap.wrap(self.averaged, _WIDTH, subsequent_indent="  "),
+                *_wrapped([self.averaged]),
                 "",
                 *_table(network, [_shown(kind) for kind in self.architectures], left=1),
                 "",

@@ -324,7 +324,9 @@ def _entry(run: Path, client: int) -> tuple[str, Mapping[str, Any]]:
         raise RequestError(f"expected the folder of a finished run, came {came}")
     path = run / "models" / "index.json"
     try:
-        index, name = dict(parse_json(_listed(path))), f"client-{client:03d}.safetensors"
+        index, name = parse_json(_listed(path)), f"client-{client:03d}.safetensors"
+        if not isinstance(index, dict):
+            raise ValueError(f"expected models by their files' names, got {described(index)}")
         if name in index:
             return name, dict(index[name])
     except (OSError, ValueError, TypeError) as error:

@@ -17,8 +17,8 @@ import time
 
 import torch
 
-from polyfed.core.passes import represent_gradients
-from polyfed.functional.similarity import distance
+from polyfed.core.inference import represent_gradients
+from polyfed.functional.kernel_similarity import distance
 from polyfed.models.zoo import build
 
 

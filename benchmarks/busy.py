@@ -22,9 +22,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
+from polyfed.config.recipe import Recipe
 from polyfed.errors import PolyfedError
-from polyfed.recipe import Recipe
-from polyfed.session import Prepared, prepare
+from polyfed.experiments.session import Prepared, prepare
 
 REFERENCE = Path(__file__).parents[1] / "recipes" / "reference.toml"
 SPIN = "while True: pass"

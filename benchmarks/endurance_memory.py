@@ -71,7 +71,7 @@ class Watch:
         self.every, self.noted, self.records = every, list[tuple[int, int, int]](), list[int]()
 
     def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
-        """See `polyfed.engine.tracking.Tracker`."""
+        """See `polyfed.tracking.base.Tracker`."""
         if record["round"] % self.every == 0:
             own, *others = self._family(os.getpid())
             self.noted.append((record["round"], own_memory(own), sum(map(own_memory, others))))

@@ -30,12 +30,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.engine.federation import Federation
 from polyfed.errors import PolyfedError
+from polyfed.experiments.session import Prepared, prepare
 from polyfed.models import build
-from polyfed.recipe import Recipe
-from polyfed.session import Prepared, prepare
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "reference.toml"
 LR, MU, LAMBDA, RAD_ROWS, RAD_BATCH, RAD_EVERY, CHUNK = 0.01, 0.1, 1.0, 1000, 256, 5, 512

@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
+from polyfed.config.recipe import Recipe
 from polyfed.errors import PolyfedError
-from polyfed.recipe import Recipe
-from polyfed.session import Prepared, prepare
+from polyfed.experiments.session import Prepared, prepare
 
 
 class Clock:

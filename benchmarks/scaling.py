@@ -24,9 +24,9 @@ from collections.abc import Mapping  # noqa: E402
 from statistics import median  # noqa: E402
 from typing import Any  # noqa: E402
 
+from polyfed.config.recipe import Recipe  # noqa: E402
 from polyfed.errors import Interrupted, PolyfedError  # noqa: E402
-from polyfed.recipe import Recipe  # noqa: E402
-from polyfed.session import Prepared, prepare  # noqa: E402
+from polyfed.experiments.session import Prepared, prepare  # noqa: E402
 
 GOAL_START, GOAL_GROWTH = 10.0, 1.2  # seconds; times the smallest
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from polyfed.core.passes import represent
-from polyfed.prediction import ClientModel, load_model
-from polyfed.recipe import Recipe
-from polyfed.session import Prepared
+from polyfed.config.recipe import Recipe
+from polyfed.core.inference import represent
+from polyfed.experiments.prediction import ClientModel, load_model
+from polyfed.experiments.session import Prepared
 
 
 def finished_run(text: str) -> Path:

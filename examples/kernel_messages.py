@@ -26,10 +26,10 @@ import torch
 from _common import finished_run, representations
 from torch import Tensor
 
-from polyfed.functional.centring import centre
+from polyfed.functional.centering import centre
 from polyfed.functional.kernels import Factor, cka_to_factor, kernel_factor
-from polyfed.functional.precision import PRECISIONS, pack, packed_nbytes, unpack
-from polyfed.functional.rbf import cka_of_kernels
+from polyfed.functional.quantization import PRECISIONS, pack, packed_nbytes, unpack
+from polyfed.functional.rbf_kernel import cka_of_kernels
 
 
 @dataclass(frozen=True)

@@ -25,14 +25,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten, nbytes
 from polyfed.core.method import Trained
-from polyfed.engine.executors import Scores, Scoring, Serial
+from polyfed.engine.executors.base import Scores, Scoring, Serial
 from polyfed.engine.federation import Federation
 from polyfed.errors import PolyfedError
-from polyfed.recipe import Recipe
-from polyfed.session import Prepared, prepare
+from polyfed.experiments.session import Prepared, prepare
 from polyfed.testing.spy import Spy
 
 ROUNDS = 2  # the first message of some methods is smaller than the later ones

@@ -1,8 +1,8 @@
 """Write the section "Beside the papers" of every method's page: what papers print for it, and what was measured here.
 
-    python scripts/beside_papers.py            # after docs/results.md or published.csv has changed
+    python scripts/beside_papers.py            # after docs/results.md or paper_results.csv has changed
 
-The papers' numbers are those of ``polyfed.report.published``; ours are read from the tables of ``docs/results.md``,
+The papers' numbers are those of ``polyfed.report.paper_results``; ours are read from the tables of ``docs/results.md``,
 ``docs/results/overheads.md`` and ``docs/results/any-architecture.md``. Where there is none, "not measured" is written.
 """
 
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from polyfed.registry import METHODS
-from polyfed.report import published
-from polyfed.report.published import Entry
+from polyfed.report import paper_results
+from polyfed.report.paper_results import Entry
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 TITLE = "## Beside the papers"
@@ -52,7 +52,7 @@ def _results() -> Iterator[tuple[Key, str]]:
     for line in _text("results.md").splitlines():
         if heading := re.fullmatch(r"## [^:]+: (\w+), \d+ clients?(?: \(\d+\))?", line):
             dataset, small = heading[1], False
-        elif line.startswith(f"{dataset} (") and f"{published.SCALED_DOWN}:" in line:
+        elif line.startswith(f"{dataset} (") and f"{paper_results.SCALED_DOWN}:" in line:
             small = True
         elif title := re.fullmatch(r"Beside the paper: ([^,:]+)(?:, ([^:]+))?: ([^:\[]+?)(?: \[[^\]]*\])?:", line):
             column = (title[1], title[2] or "", title[3])
@@ -62,7 +62,7 @@ def _results() -> Iterator[tuple[Key, str]]:
             method, _, _, measured, *_ = _cells(line)
             place, setting, quantity = column
             if measured != "-":
-                told = f"{measured} ({published.SCALED_DOWN})" if small else measured
+                told = f"{measured} ({paper_results.SCALED_DOWN})" if small else measured
                 yield (place, setting, dataset, quantity, method), told
 
 
@@ -104,7 +104,7 @@ class Row(NamedTuple):
 def theirs(method: str) -> dict[Row, list[Entry]]:
     """The papers' numbers for a method and its variants, by row of the section."""
     found: dict[Row, list[Entry]] = {}
-    for entry in published.entries():
+    for entry in paper_results.entries():
         if entry.quantity in QUANTITIES and (entry.method == method or entry.method.startswith(f"{method}-")):
             first, _, held = entry.setting.partition(", ")
             place = (entry.paper, entry.table, entry.method, entry.dataset)
@@ -156,7 +156,7 @@ def section(method: str, known: Ours) -> str:
     whose = "" if method in (*PAPERS, "local") else " The tables of its own paper were not run."
     sources = ", ".join(dict.fromkeys(link for row in rows for link in SOURCES[row.quantity]))
     about = f"What papers print, and what was measured here at that setting\n({sources}).{whose}"
-    foot = [f"- [{number}] {published.footnote(name)}" for number, name in enumerate(notes, start=1)]
+    foot = [f"- [{number}] {paper_results.footnote(name)}" for number, name in enumerate(notes, start=1)]
     return "\n".join([TITLE, "", about, "", *lines, *(["", *foot] if foot else [])]) + "\n"
 
 

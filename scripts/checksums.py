@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "deploy")]
 
 import polyfed as pf  # noqa: E402
-from polyfed.recipe import Recipe  # noqa: E402
+from polyfed.config.recipe import Recipe  # noqa: E402
 from polyfed.registry import METHODS  # noqa: E402
 
 RECIPE = ROOT / "recipes" / "quickstart.toml"

@@ -71,7 +71,7 @@ def started(words: list[str], log: Path) -> int:
         for number in (1, 2):
             os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
         sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-        from polyfed.cli import status
+        from polyfed.cli.app import status
 
         os._exit(status(words))
     os._exit(99)
@@ -204,8 +204,8 @@ def case(name: str, executor: str, kills: int, seed: int, place: Path) -> Told:
 
 def imported() -> None:
     """Import all that runs need, before processes part; no gradient is taken here."""
-    from polyfed.recipe import Recipe
-    from polyfed.session import Prepared
+    from polyfed.config.recipe import Recipe
+    from polyfed.experiments.session import Prepared
 
     for method, settings in CASES.values():
         recipe = Recipe.load(RECIPE, [*SMALL, *settings], method=method)

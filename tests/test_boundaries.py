@@ -27,14 +27,15 @@ MAY_IMPORT = {
     "markup": {"palette"},
     "palette": set(),
     "places": {"errors"},
-    "recorded": {"errors", "places"},
+    "results": {"errors", "places"},
     "registry": {"errors"},
-    "stopping": set(),
+    "signals": set(),
     "functional": set(),
     "models": {"functional", "errors", "registry"},
-    "data": {"functional", "errors", "places", "recorded", "registry"},
+    "data": {"functional", "errors", "places", "results", "registry"},
     "core": {"models.split", "data.samples", "functional", "errors"},
-    "methods": {"core", "functional", "errors"},
+    "building_blocks": {"core", "models.split", "data.samples", "functional", "errors"},
+    "methods": {"building_blocks", "core", "functional", "errors"},
     "engine": {
         "core",
         "data",
@@ -43,19 +44,20 @@ MAY_IMPORT = {
         "errors",
         "escaping",
         "markup",
-        "recorded",
+        "results",
         "registry",
-        "stopping",
+        "signals",
+        "tracking.base",
         "units",
         "version",
     },
 }
-ONLY = {"dp_accounting": "polyfed.engine.accountant", "opacus": "polyfed.engine.private"}  # package -> who may
+ONLY = {"dp_accounting": "polyfed.engine.accounting", "opacus": "polyfed.engine.dp_sgd"}  # package -> who may
 MAY_NOT_IMPORT = {
     "report": {"engine", "core", "data", "models", "methods", "analysis"},
     "analysis": {"engine", "methods", "models"},
-    "privacy": {"engine", "analysis"},
-    "track": {"engine"},
+    "attacks": {"engine", "analysis"},
+    "tracking": {"engine"},
 }
 
 
@@ -121,13 +123,17 @@ def imports(name: str, known: dict[str, Path]) -> list[Import]:
 
 
 def room(module: str) -> str:
-    """``polyfed.core.message`` -> ``core``; the face itself is ``polyfed``."""
+    """``polyfed.core.message`` -> ``core``; the face itself is ``polyfed``; what methods are made of is a room."""
     parts = module.split(".")
+    if parts[1:3] == ["methods", "building_blocks"]:
+        return "building_blocks"
     return parts[1] if len(parts) > 1 else parts[0]
 
 
 def within(module: str, places: set[str]) -> bool:
     """Whether a module lies in one of the named rooms or modules of polyfed."""
+    if room(module) == "building_blocks":
+        return "building_blocks" in places
     return any(f"{module}.".startswith(f"polyfed.{place}.") for place in places)
 
 
@@ -183,7 +189,7 @@ def tree(name: str) -> ast.Module:
 def test_there_are_files_to_check() -> None:
     assert {"polyfed.errors", "polyfed.registry"} <= set(KNOWN)
     assert METHOD_FILES, "no method in src/polyfed/methods"
-    assert set(map(room, KNOWN)) >= {"functional", "models", "data", "core", "methods", "engine", "report", "track"}
+    assert set(map(room, KNOWN)) >= {"functional", "models", "data", "core", "methods", "engine", "report", "tracking"}
 
 
 def test_nobody_trespasses() -> None:
@@ -223,7 +229,7 @@ def test_a_method_leaves_the_loop_to_the_engine(path: Path) -> None:
 
 
 HELP = "import runpy; sys.argv = ['polyfed', '--help']; runpy.run_module('polyfed', run_name='__main__')"
-FACES = {"import polyfed": "polyfed", "import polyfed.cli": "polyfed.cli", HELP: "polyfed.cli"}
+FACES = {"import polyfed": "polyfed", "import polyfed.cli.app": "polyfed.cli.app", HELP: "polyfed.cli.app"}
 
 
 @pytest.mark.parametrize("statement", [statement for statement, module in FACES.items() if module in KNOWN])
@@ -280,13 +286,13 @@ def callers(what: str) -> set[str]:
 def test_code_that_a_text_names_is_imported_in_one_place() -> None:
     """In `registry.imported`; readers of run folders ask `registry.check_trusted` before they come there."""
     importing = callers("import_module")
-    fixed = {"polyfed", "polyfed.models.outside"}  # the face's own modules; timm, torchvision and transformers
-    constant = {"polyfed.data.partitioners", "polyfed.engine.history", "polyfed.privacy.perceptual"}
+    fixed = {"polyfed", "polyfed.models.third_party"}  # the face's own modules; timm, torchvision and transformers
+    constant = {"polyfed.data.flwr_partitioners", "polyfed.engine.history", "polyfed.attacks.lpips"}
     assert importing - fixed - constant == {"polyfed.registry"}
     assert callers("imported") == {
-        *("polyfed.own_methods", "polyfed.models.zoo", "polyfed.models.outside", "polyfed.data.own_files"),
+        *("polyfed.own_methods", "polyfed.models.zoo", "polyfed.models.third_party", "polyfed.data.local_datasets"),
     }
-    assert callers("check_trusted") == {"polyfed.recipe", "polyfed.prediction"}
+    assert callers("check_trusted") == {"polyfed.config.recipe", "polyfed.experiments.prediction"}
 
 
 # The checks themselves, on a small house with every fault built in
@@ -308,13 +314,13 @@ def build(folder: Path, files: dict[str, str]) -> dict[str, Path]:
         ("functional/kernels.py", "from polyfed.errors import RequestError"),
         ("methods/fedgh.py", "def f():\n    from polyfed.engine import federation"),
         ("methods/fedgh.py", "from .local import Local"),
-        ("methods/fedgh.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import polyfed.data.sources"),
+        ("methods/fedgh.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import polyfed.data.datasets"),
         ("core/client.py", "from polyfed.models import cnn"),
         ("engine/loop.py", "import importlib\nimportlib.import_module('polyfed.methods.local')"),
         ("engine/loop.py", "from .. import methods"),
-        ("report/tables.py", "from ..core.message import Message"),
-        ("track/console.py", "import polyfed.engine.federation as f"),
-        ("cli.py", "import flwr.client"),
+        ("report/comparison.py", "from ..core.message import Message"),
+        ("tracking/console.py", "import polyfed.engine.federation as f"),
+        ("cli/app.py", "import flwr.client"),
         ("engine/loop.py", "def f():\n    import opacus"),
     ],
 )

@@ -10,10 +10,10 @@ from typing import Annotated
 import pytest
 from pydantic import Field
 
-from polyfed import catalogue, session
-from polyfed.cli import status
+from polyfed.cli.app import status
 from polyfed.core.method import Method, knobs
 from polyfed.errors import RequestError
+from polyfed.experiments import method_table, session
 from polyfed.registry import METHODS
 
 ROOT = Path(__file__).parents[1]
@@ -55,8 +55,8 @@ FEW = ("local", "fedavg", "fedgh", "fedhenn", "fedin", "incoavg")
 def recipe(tmp_path, monkeypatch):
     path = tmp_path / "small.toml"
     path.write_text(RECIPE, encoding="utf-8")
-    monkeypatch.setattr(catalogue, "METHODS", {name: METHODS[name] for name in FEW})
-    monkeypatch.setattr("polyfed.preflight._TRIED_SECONDS", 0.0)
+    monkeypatch.setattr(method_table, "METHODS", {name: METHODS[name] for name in FEW})
+    monkeypatch.setattr("polyfed.experiments.dry_run._TRIED_SECONDS", 0.0)
     monkeypatch.chdir(tmp_path)
     return path
 
@@ -66,7 +66,7 @@ def recipe(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_says_what_it_is(name):
-    row = next(row for row in catalogue.describe() if row["name"] == name)
+    row = next(row for row in method_table.describe() if row["name"] == name)
     assert re.search(r"(19|20)\d\d|arXiv", row["paper"]) or name == "local", "expected authors, venue and year"
     sent = {row[key] for key in ("down", "up", "states")}
     assert (sent & {"nothing", "none"} == set()) == (name != "local")
@@ -79,8 +79,8 @@ def test_every_method_says_what_it_is(name):
 def test_the_table_in_the_docs_is_this_one():
     """Make it again: polyfed methods --markdown > docs/methods/README.md."""
     page = ROOT / "docs" / "methods" / "README.md"
-    assert page.read_text(encoding="utf-8") == catalogue.to_markdown()
-    for target in re.findall(r"\]\(([^)]+)\)", catalogue.to_markdown()):
+    assert page.read_text(encoding="utf-8") == method_table.to_markdown()
+    for target in re.findall(r"\]\(([^)]+)\)", method_table.to_markdown()):
         assert (page.parent / target).exists()
 
 
@@ -105,7 +105,7 @@ class Mine(Method):
 
 
 def test_comments_are_found_where_they_stand():
-    assert {k.name: (k.default, k.about) for k in catalogue.knobs(Mine)} == {
+    assert {k.name: (k.default, k.about) for k in method_table.knobs(Mine)} == {
         "plain": (1, ""),
         "beside": (0.5, "said beside it"),
         "above": (2, "said above it, on two lines"),
@@ -117,11 +117,11 @@ def test_comments_are_found_where_they_stand():
 def test_a_class_without_source_is_listed_all_the_same():
     space: dict = {}
     exec("from dataclasses import dataclass\n@dataclass\nclass Typed:\n    rate: float = 1.0  # lost", space)
-    assert catalogue.knobs(space["Typed"]) == [catalogue.Knob("rate", 1.0, "")]
+    assert method_table.knobs(space["Typed"]) == [method_table.Knob("rate", 1.0, "")]
 
 
 def test_the_text_has_a_line_per_knob_and_keeps_to_the_width():
-    text = catalogue.to_text(catalogue.describe(), 60)
+    text = method_table.to_text(method_table.describe(), 60)
     assert "    header_lr = 0.01  # eta_theta;" in text
     assert "    lambda = 1.0  # of" in text
     assert all(len(line) <= 60 for line in text.split("\nP  ")[0].splitlines())
@@ -131,7 +131,7 @@ def test_the_text_has_a_line_per_knob_and_keeps_to_the_width():
 
 
 def test_which_fit_and_what_they_send(recipe, tmp_path):
-    found = {one.method: one for one in catalogue.fits(recipe)}
+    found = {one.method: one for one in method_table.fits(recipe)}
     assert list(found) == [*FEW, "small-rad"]
     assert {name for name, one in found.items() if one.why is None} == {*FEW, "small-rad"} - {"incoavg", "fedin"}
     assert "client 1 ('digits-cnn2')" in found["incoavg"].why
@@ -147,24 +147,24 @@ def test_which_fit_and_what_they_send(recipe, tmp_path):
 
 def test_settings_change_the_answer(recipe):
     one = ["models.architectures=['digits-cnn1']"]
-    assert all(fit.why is None for fit in catalogue.fits(recipe, one))
+    assert all(fit.why is None for fit in method_table.fits(recipe, one))
     with pytest.raises(RequestError, match="client"):
-        list(catalogue.fits(recipe, ["data.clients=0"]))
+        list(method_table.fits(recipe, ["data.clients=0"]))
 
 
 def test_clients_with_many_rows_cost_no_more_and_tell_the_same(recipe):
     """The trial keeps the first rows of every class; knobs that count rows are heeded."""
     settings = ["data.max_rows=600", "training.batch_size=2", "methods.fedgh.min_class_count=5"]
     settings += ["models.architectures=['digits-cnn1']", "methods.fedin.pairs=30"]
-    found = {one.method: one for one in catalogue.fits(recipe, settings)}
+    found = {one.method: one for one in method_table.fits(recipe, settings)}
     for name in ("fedgh", "fedin", "fedhenn"):
         (kind,) = session.check(recipe, method=name, overrides=settings).architectures
         assert (found[name].down, found[name].up) == ({kind.name: kind.down[1]}, {kind.name: kind.up[1]})
 
 
 def test_without_bytes_nothing_is_played(recipe, monkeypatch):
-    monkeypatch.setattr("polyfed.preflight.message_bytes", None)
-    found = list(catalogue.fits(recipe, measure=False))
+    monkeypatch.setattr("polyfed.experiments.dry_run.message_bytes", None)
+    found = list(method_table.fits(recipe, measure=False))
     assert [one.method for one in found if one.why] == ["fedin", "incoavg"]
     assert not any(one.down or one.up for one in found)
 
@@ -181,7 +181,7 @@ def test_the_command(recipe, capsys):
     assert rows["fedgh"]["why"] is None
     assert rows["fedgh"]["down"] == {"digits-cnn1": 2600, "digits-cnn2": 2600}
     assert status(["methods", "--markdown"]) == 0
-    assert capsys.readouterr().out == catalogue.to_markdown()
+    assert capsys.readouterr().out == method_table.to_markdown()
 
 
 @pytest.mark.parametrize(

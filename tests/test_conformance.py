@@ -10,7 +10,7 @@ import torch
 
 from polyfed import testing
 from polyfed.core.message import flatten
-from polyfed.core.networks import floats
+from polyfed.core.modules import floats
 from polyfed.methods import (
     FD,
     FML,
@@ -45,7 +45,7 @@ from polyfed.methods import (
 )
 from polyfed.registry import METHODS
 from polyfed.testing import Bite, Reduction
-from polyfed.testing.world import SHORT, SIZES, tiny
+from polyfed.testing.fixtures import SHORT, SIZES, tiny
 
 ORDER = "pairs are taken one after the other (eq. 4), or drawn by their place"
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from polyfed.cli import main
+from polyfed.cli.app import main
+from polyfed.config.recipe import Recipe
 from polyfed.models.zoo import build
-from polyfed.recipe import Recipe
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

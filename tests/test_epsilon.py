@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from polyfed.cli import status
+from polyfed.cli.app import status
 from polyfed.core.settings import Privacy, Training
-from polyfed.epsilon import spent
 from polyfed.errors import RequestError
-from polyfed.functional.privacy import gaussian_epsilon
+from polyfed.experiments.privacy_report import spent
+from polyfed.functional.gaussian_mechanism import gaussian_epsilon
 from polyfed.methods import FedAvg, FedIN
-from polyfed.report.folders import find_runs
-from polyfed.report.tables import comparison, to_text
+from polyfed.report.comparison import comparison, to_text
+from polyfed.report.run_records import find_runs
 from polyfed.testing import Kit
 
 THREE = Training(rounds=3, batch_size=64, lr=0.1)

@@ -15,16 +15,16 @@ import pytest
 import tomli_w
 
 import polyfed as pf
-from polyfed import cli
+from polyfed.cli import app as cli
 from polyfed.errors import RequestError
 from polyfed.escaping import csv_text, markdown_text, visible
-from polyfed.report.folders import find_runs
-from polyfed.report.results import results_page
+from polyfed.report.comparison import comparison
+from polyfed.report.results_page import results_page
+from polyfed.report.run_records import find_runs
 from polyfed.report.sweeps import SweepRow, SweepTable
 from polyfed.report.sweeps import to_csv as sweep_to_csv
 from polyfed.report.sweeps import to_markdown as sweep_to_markdown
-from polyfed.report.tables import comparison
-from polyfed.track.console import Console
+from polyfed.tracking.console import Console
 
 ESC = "\x1b[31m\x1b]0;owned\x07"
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")

@@ -19,20 +19,20 @@ import numpy as np
 import pytest
 import torch
 
+from polyfed.config.recipe import Recipe
 from polyfed.core.message import from_bytes
-from polyfed.data import images
-from polyfed.data.inputs import Form, read
-from polyfed.data.sources import from_tensors, load
-from polyfed.deploy.ledger import Ledger
-from polyfed.deploy.letters import Letter, pack, unpack
-from polyfed.engine.folder import RunFolder
-from polyfed.epsilon import spent
+from polyfed.data import parquet_images
+from polyfed.data.datasets import from_tensors, load
+from polyfed.data.inference_inputs import Form, read
+from polyfed.deploy.answer_ledger import Ledger
+from polyfed.deploy.protocol import Letter, pack, unpack
+from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import PolyfedError, RequestError, RunError
+from polyfed.experiments.prediction import predict
+from polyfed.experiments.privacy_report import spent
 from polyfed.models.zoo import build
-from polyfed.prediction import predict
-from polyfed.recipe import Recipe
-from polyfed.recorded import seal
 from polyfed.report.sensitivity import read_sweep
+from polyfed.results.schema import seal
 
 FUZZ = SimpleNamespace(**runpy.run_path(str(Path(__file__).resolve().parents[1] / "scripts" / "fuzz.py")))
 QUICK = ("recipe-values", "message", "letter", "npz")
@@ -185,7 +185,7 @@ def test_a_network_for_which_there_is_no_memory() -> None:
 def test_images_for_which_there_is_no_memory() -> None:
     for shape in ((2**60, 1, 2**10, 2**10), (2**55, 1, 8, 8)):
         with pytest.raises(RequestError, match="expected images for which there is memory, came"):
-            images._room(shape, Path("x.parquet"))
+            parquet_images._room(shape, Path("x.parquet"))
 
 
 def test_a_label_of_which_there_are_no_so_many_classes(tmp_path: Path) -> None:

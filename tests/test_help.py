@@ -17,14 +17,14 @@ import pytest
 import typer.main
 from PIL import Image
 
-from polyfed import catalogue, cli
-from polyfed.cli import app
+from polyfed.cli import app as cli
+from polyfed.experiments import method_table
 from polyfed.registry import METHODS
 from test_method_pages import check
 from test_site import at_work
 
 ROOT = Path(__file__).resolve().parent.parent
-TOP: Any = typer.main.get_command(app)
+TOP: Any = typer.main.get_command(cli.app)
 COMMANDS = {
     **{name: command for name, command in TOP.commands.items() if name != "deploy"},
     **{f"deploy {name}": command for name, command in TOP.commands["deploy"].commands.items()},
@@ -150,7 +150,7 @@ def offered(words: str, folder: Path, shell: str = "bash") -> list[str]:
     code = (
         "import atexit, sys\n"
         "atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr))\n"
-        "from polyfed.cli import main\nmain([])"
+        "from polyfed.cli.app import main\nmain([])"
     )
     begun = words.split(" ")
     env = {
@@ -201,7 +201,7 @@ def test_a_broken_recipe_is_no_obstacle_to_completion(tmp_path: Path) -> None:
 
 
 def test_the_script_for_a_shell_can_be_had(tmp_path: Path) -> None:
-    code = "from polyfed.cli import main; main(['--show-completion', 'bash'])"
+    code = "from polyfed.cli.app import main; main(['--show-completion', 'bash'])"
     env = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -255,11 +255,11 @@ def test_the_page_of_a_method_says_all_that_is_said_of_it(
 
 
 def test_types_of_knobs_in_words() -> None:
-    kinds = catalogue.page("fedgh")["kinds"]
+    kinds = method_table.page("fedgh")["kinds"]
     assert kinds["header_lr"] == "number >= 0"
     assert kinds["header_batch"] == '"lar" or "client" or "round" or whole number >= 1'
     assert kinds["share"] == "true or false"
-    assert catalogue.page("fedkd")["kinds"]["energy_start"] == "number > 0 and <= 1"
+    assert method_table.page("fedkd")["kinds"]["energy_start"] == "number > 0 and <= 1"
 
 
 @pytest.mark.parametrize(

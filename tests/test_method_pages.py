@@ -20,12 +20,12 @@ from typing import Any
 import pytest
 import typer.main
 
-from polyfed.cli import app
+from polyfed.cli import app as cli
+from polyfed.config.recipe import Recipe
 from polyfed.core.settings import Training
 from polyfed.core.uploads import sends
-from polyfed.recipe import Recipe
+from polyfed.experiments.sweep import parse
 from polyfed.registry import METHODS
-from polyfed.sweep import parse
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "methods"
@@ -81,7 +81,7 @@ def commands(text: str) -> list[list[str]]:
 
 def check(words: list[str]) -> None:
     """Parse the command as the program would, read its recipe and make its methods; write nothing."""
-    group: Any = typer.main.get_command(app)
+    group: Any = typer.main.get_command(cli.app)
     assert words[1] in group.commands, f"expected a command of polyfed, came '{words[1]}'"
     given = group.commands[words[1]].make_context(words[1], words[2:]).params
     if "recipe" not in given:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from polyfed.analysis.views import clients_of
+from polyfed.analysis.layer_outputs import clients_of
 from polyfed.data import cache
-from polyfed.data.images import _features
-from polyfed.deploy.roster import Diary
+from polyfed.data.parquet_images import _features
+from polyfed.deploy.node_registry import Diary
 from polyfed.errors import RequestError
 from polyfed.report.heatmaps import _read
-from polyfed.report.results import made
+from polyfed.report.results_page import made
 from polyfed.report.sensitivity import read_sweep
 
 NESTED = b"[" * 100_000

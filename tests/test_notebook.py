@@ -11,15 +11,15 @@ import pytest
 import torch
 
 import polyfed as pf
+from polyfed.config.recipe import Recipe
 from polyfed.core.client import Public
 from polyfed.core.randomness import numpy_generator
-from polyfed.data.federate import federate
-from polyfed.data.sources import from_tensors
+from polyfed.data.datasets import from_tensors
+from polyfed.data.federated_dataset import federate
+from polyfed.experiments.prediction import Predictions
+from polyfed.experiments.session import compare
+from polyfed.experiments.sweep import sweep
 from polyfed.methods import __all__ as METHOD_NAMES
-from polyfed.prediction import Predictions
-from polyfed.recipe import Recipe
-from polyfed.session import compare
-from polyfed.sweep import sweep
 
 EVIL = "<script>alert(1)</script>"
 SETTINGS: dict[str, Any] = {
@@ -115,7 +115,7 @@ def test_showing_a_federation_changes_nothing() -> None:
 
 
 def test_a_comparison_shows_result_table_and_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyfed.session.curves", lambda *_, **__: [])  # drawn where they are tested
+    monkeypatch.setattr("polyfed.experiments.session.curves", lambda *_, **__: [])  # drawn where they are tested
     recipe = Recipe.from_dict(SETTINGS)
     done = compare(recipe, ["fedgh", "fedproto"], (0,), tmp_path / "runs")
     assert done.table is not None

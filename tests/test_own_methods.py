@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 
 import polyfed as pf
-from polyfed import cli, registry
+from polyfed import registry
+from polyfed.cli import app as cli
+from polyfed.config.recipe import Recipe
 from polyfed.errors import RequestError
+from polyfed.experiments.prediction import load_model
 from polyfed.own_methods import method_class
-from polyfed.prediction import load_model
-from polyfed.recipe import Recipe
 from polyfed.registry import folders_of, imported
 
 MODULE = '''

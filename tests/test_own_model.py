@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import polyfed as pf
-from polyfed import cli
+from polyfed.cli import app as cli
 from polyfed.errors import RequestError
 from polyfed.models import build
 

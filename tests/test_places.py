@@ -10,14 +10,14 @@ import torch
 
 import polyfed as pf
 from polyfed.analysis import analyse
-from polyfed.data.inputs import Form, read
-from polyfed.data.sources import load
+from polyfed.data.datasets import load
+from polyfed.data.inference_inputs import Form, read
 from polyfed.data.text import read_vectors
-from polyfed.deploy.roster import release
-from polyfed.engine.folder import RunFolder
+from polyfed.deploy.node_registry import release
+from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import RequestError
-from polyfed.prediction import load_model
-from polyfed.report.folders import find_runs
+from polyfed.experiments.prediction import load_model
+from polyfed.report.run_records import find_runs
 from polyfed.report.sensitivity import read_sweep
 
 RECIPE = """

@@ -20,19 +20,20 @@ from PIL import Image
 from torch import Tensor, nn
 
 import polyfed as pf
-from polyfed import cli, prediction
+from polyfed.cli import app as cli
 from polyfed.core.client import Client
 from polyfed.core.message import Message
 from polyfed.core.method import Batch, Context, Method, Trained
-from polyfed.data.inputs import Form, numbered, read
-from polyfed.data.sources import digits
+from polyfed.data.datasets import digits
+from polyfed.data.inference_inputs import Form, numbered, read
 from polyfed.data.transforms import Prepare
 from polyfed.engine.federation import Federation, Run
 from polyfed.errors import RequestError
+from polyfed.experiments import prediction
+from polyfed.experiments.session import prepare
 from polyfed.functional.losses import cross_entropy
 from polyfed.models.split import SplitModel, Staged
 from polyfed.registry import METHODS
-from polyfed.session import prepare
 
 SOURCE = digits()
 RECIPE: dict[str, Any] = {

@@ -14,11 +14,12 @@ import pytest
 import torch
 
 import polyfed as pf
-from polyfed import cli, prediction
+from polyfed.cli import app as cli
 from polyfed.data import text
-from polyfed.data.inputs import read
+from polyfed.data.inference_inputs import read
 from polyfed.engine.federation import Run
 from polyfed.errors import RequestError
+from polyfed.experiments import prediction
 
 GOOD, BAD = ("so good a day", "what a good film", "good, good!"), ("a bad day", "so bad", "what a bad film ...")
 NEW = ["a good zebra", "bad, bad zebra!", "so"]

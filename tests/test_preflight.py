@@ -14,14 +14,14 @@ import torch
 from torch import nn
 
 import polyfed as pf
-from polyfed.cli import status
+from polyfed.cli.app import status
 from polyfed.core.message import Message
 from polyfed.core.server import Server
-from polyfed.engine.fit import Unfit
+from polyfed.engine.compatibility import Unfit
+from polyfed.experiments.dry_run import Check, _scored_rows, measure
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.fedin import FedIN
 from polyfed.methods.local import Local
-from polyfed.preflight import Check, _scored_rows, measure
 
 ROOT = Path(__file__).parents[1]
 RECIPE = """
@@ -47,7 +47,7 @@ batch_size = 8
 
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("polyfed.preflight._TRIED_SECONDS", 0.0)
+    monkeypatch.setattr("polyfed.experiments.dry_run._TRIED_SECONDS", 0.0)
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "small.toml"
     path.write_text(RECIPE, encoding="utf-8")

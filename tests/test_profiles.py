@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import polyfed
-from polyfed.cli import status
+from polyfed.cli.app import status
+from polyfed.config.recipe import Recipe
 from polyfed.errors import RequestError
-from polyfed.recipe import Recipe
-from polyfed.sweep import sweep
+from polyfed.experiments.sweep import sweep
 
 TEXT = """
 [data]

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from polyfed.config.recipe import Recipe
 from polyfed.errors import RequestError
+from polyfed.experiments.sweep import parse
 from polyfed.methods import FedAvg, FedGH, Local
-from polyfed.recipe import Recipe
-from polyfed.report.published import entries
-from polyfed.sweep import parse
+from polyfed.report.paper_results import entries
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = sorted((ROOT / "recipes").rglob("*.toml"))

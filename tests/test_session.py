@@ -10,7 +10,7 @@ import torch
 
 import polyfed as pf
 from polyfed.errors import RequestError
-from polyfed.session import Prepared
+from polyfed.experiments.session import Prepared
 
 QUICKSTART = Path(__file__).parents[1] / "recipes" / "quickstart.toml"
 BRIEF = ("training.rounds=1", "data.clients=5")

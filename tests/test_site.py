@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 
 import polyfed as pf
-from polyfed import cli
-from polyfed.recipe import Recipe
+from polyfed.cli import app as cli
+from polyfed.config.recipe import Recipe
 from test_method_pages import check, commands
 
 ROOT = Path(__file__).resolve().parent.parent

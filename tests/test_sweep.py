@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 import polyfed
-from polyfed import cli
+from polyfed.cli import app as cli
 from polyfed.errors import Interrupted, RequestError
-from polyfed.report.folders import RunRecord
+from polyfed.experiments.sweep import Sweep, parse, sweep
+from polyfed.report.run_records import RunRecord
 from polyfed.report.sweeps import Cell, _apart, draw, tabulate, to_csv, to_json, to_markdown, to_text
-from polyfed.sweep import Sweep, parse, sweep
 
 RECIPE = """
 [data]
@@ -52,7 +52,7 @@ header_batch = "round"
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.toml").write_text(RECIPE)
-    monkeypatch.setattr("polyfed.sweep.draw", lambda *_: [])  # a second, where it is not what is tested
+    monkeypatch.setattr("polyfed.experiments.sweep.draw", lambda *_: [])  # a second, where it is not what is tested
     return Path("tiny.toml")
 
 
@@ -449,14 +449,14 @@ def test_a_failure_does_not_stop_the_others(tiny: Path, monkeypatch: pytest.Monk
 
 
 def test_the_command(tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyfed.sweep.draw", draw)
+    monkeypatch.setattr("polyfed.experiments.sweep.draw", draw)
     words = ["sweep", "tiny.toml", "--set", "method.header_lr=0,1", "--set", "training.rounds=1"]
     assert cli.status([*words, "--quiet"]) == 0
     said = capsys.readouterr()
     assert said.err == ""
     assert "chosen by validation: --set method.header_lr=" in said.out
     assert all(f"wrote runs/tiny-sweep/sweep.{form}" in said.out for form in ("md", "csv", "json", "png", "svg"))
-    monkeypatch.setattr("polyfed.sweep.draw", lambda *_: [])
+    monkeypatch.setattr("polyfed.experiments.sweep.draw", lambda *_: [])
     assert cli.status(words) == 0
     assert capsys.readouterr().err.count("already done") == 3
     assert cli.status(["sweep", "tiny.toml"]) == 2

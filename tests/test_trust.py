@@ -23,15 +23,17 @@ import tomli_w
 import typer.main
 
 import polyfed as pf
-from polyfed import analysis, cli, epsilon, prediction, privacy, registry
-from polyfed.analysis import gallery, inputs, labels, looking, views
-from polyfed.engine.folder import RunFolder
+from polyfed import analysis, attacks, registry
+from polyfed.analysis import label_distribution, layer_outputs, network_figures, probe_inputs, representations
+from polyfed.attacks import attack_target, audit, replay
+from polyfed.cli import app as cli
+from polyfed.config.recipe import Recipe, code_named
+from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import PolyfedError, RequestError
-from polyfed.privacy import exposure, replay, survey
-from polyfed.recipe import Recipe, code_named
+from polyfed.experiments import prediction, privacy_report
 from polyfed.registry import file_of, is_own
-from polyfed.report import page, results, sensitivity, tables
-from polyfed.report.folders import find_runs
+from polyfed.report import comparison, html_report, results_page, sensitivity
+from polyfed.report.run_records import find_runs
 
 RECIPE = """
 [data]
@@ -198,7 +200,9 @@ def test_no_command_runs_what_a_run_folder_names(
 def test_without_names_figures_the_refused_ones_are_left_out(
     hostile: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gallery, "FIGURES", {name: gallery.FIGURES[name] for name in ("clients", "cka")})
+    monkeypatch.setattr(
+        network_figures, "FIGURES", {name: network_figures.FIGURES[name] for name in ("clients", "cka")}
+    )
     assert cli.status(["analyse", str(hostile)]) == 0
     said = capsys.readouterr().out
     assert untouched(hostile)
@@ -225,26 +229,26 @@ FUNCTIONS: dict[str, tuple[Callable[[Path], object], bool]] = {  # likewise: the
     "prediction.load_model": (lambda run: prediction.load_model(run, 0), True),
     "recipe.Recipe.of_run": (lambda run: Recipe.of_run(run), True),
     "analysis.gallery.analyse": (lambda run: analysis.analyse(run, ["cka"]), True),
-    "analysis.inputs.common_inputs": (lambda run: inputs.common_inputs(find_runs(run)[0], 4), True),
-    "analysis.inputs.dealt_as_in": (lambda run: inputs.dealt_as_in(find_runs(run)[0]), True),
-    "analysis.labels.label_table": (lambda run: labels.label_table(find_runs(run)[0]), True),
-    "analysis.looking.look": (lambda run: looking.look(find_runs(run), analysis.Choices(), True, False), True),
-    "analysis.views.clients_of": (lambda run: views.clients_of(run), False),
-    "analysis.views.views": (lambda run: views.views(run, [views.Who(0, "a")], X, lambda *_: 0), True),
-    "privacy.leakage.attack": (lambda run: privacy.attack(run, images=1), True),
-    "privacy.leakage.report": (lambda run: privacy.report(run, shadows=0), True),
-    "privacy.exposure.expose": (lambda run: exposure.expose(run, 0, 1, None, None, "cpu"), True),
+    "analysis.inputs.common_inputs": (lambda run: probe_inputs.common_inputs(find_runs(run)[0], 4), True),
+    "analysis.inputs.dealt_as_in": (lambda run: probe_inputs.dealt_as_in(find_runs(run)[0]), True),
+    "analysis.labels.label_table": (lambda run: label_distribution.label_table(find_runs(run)[0]), True),
+    "analysis.looking.look": (lambda run: representations.look(find_runs(run), analysis.Choices(), True, False), True),
+    "analysis.views.clients_of": (lambda run: layer_outputs.clients_of(run), False),
+    "analysis.views.views": (lambda run: layer_outputs.views(run, [layer_outputs.Who(0, "a")], X, lambda *_: 0), True),
+    "privacy.leakage.attack": (lambda run: attacks.attack(run, images=1), True),
+    "privacy.leakage.report": (lambda run: attacks.report(run, shadows=0), True),
+    "privacy.exposure.expose": (lambda run: attack_target.expose(run, 0, 1, None, None, "cpu"), True),
     "privacy.replay.replay": (lambda run: replay.replay(find_runs(run)[0], [0]), True),
-    "privacy.survey.survey": (lambda run: survey.survey(find_runs(run)[0], survey.Options()), True),
-    "epsilon.spent": (lambda run: epsilon.spent([run]), False),
+    "privacy.survey.survey": (lambda run: audit.survey(find_runs(run)[0], audit.Options()), True),
+    "epsilon.spent": (lambda run: privacy_report.spent([run]), False),
     "report.folders.find_runs": (lambda run: find_runs(run), False),
     "report.page.write_page": (
-        lambda run: page.write_page(find_runs(run), tables.comparison(find_runs(run)), run),
+        lambda run: html_report.write_page(find_runs(run), comparison.comparison(find_runs(run)), run),
         False,
     ),
-    "report.results.made": (lambda run: results.made(run), False),
-    "report.results.results_page": (lambda run: results.results_page([run]), False),
-    "report.results.write_results": (lambda run: results.write_results([run], run / "page.md"), False),
+    "report.results.made": (lambda run: results_page.made(run), False),
+    "report.results.results_page": (lambda run: results_page.results_page([run]), False),
+    "report.results.write_results": (lambda run: results_page.write_results([run], run / "page.md"), False),
     "report.sensitivity.is_sweep": (lambda run: sensitivity.is_sweep(run), False),
     "report.sensitivity.read_sweep": (lambda run: sensitivity.read_sweep(run), False),
     "report.sensitivity.sensitivity": (lambda run: sensitivity.sensitivity(run), False),
@@ -459,8 +463,8 @@ def test_no_part_of_a_run_folder_is_a_link(part: str, linked: Callable[[str], Pa
         lambda: Recipe.of_run(run),
         lambda: RunFolder(run).check(settings, True, False),
         lambda: RunFolder(run).check(settings, False, True),
-        lambda: views.clients_of(run),
-        lambda: results.made(run),
+        lambda: layer_outputs.clients_of(run),
+        lambda: results_page.made(run),
         lambda: sensitivity.read_sweep(run),
     ):
         with pytest.raises(RequestError, match=r"came a link: \S+, which is not followed; put a copy") as refused:

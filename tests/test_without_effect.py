@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import polyfed as pf
+from polyfed.config.recipe import Recipe
 from polyfed.errors import RequestError
 from polyfed.methods import FedHeNN, FedIN, FedMD, InCoAvg, LGFedAvg
-from polyfed.recipe import Recipe
 from polyfed.registry import METHODS
 
 SAID = [  # section, what is given, the line behind the section's name

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from polyfed import cli
+from polyfed.cli import app as cli
 
 RECIPE = """
 [data]

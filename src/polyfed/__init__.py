@@ -12,12 +12,14 @@ from polyfed.errors import nearest
 from polyfed.version import __version__ as __version__
 
 _PLACES = {  # __init__.pyi says the same to type checkers and editors
-    "run": "session", "compare": "session", "check": "session", "federate": "session", "predict": "prediction",
-    "Recipe": "recipe", "Federation": "engine.federation", "Run": "engine.federation", "Devices": "engine.devices",
+    "run": "experiments.session", "compare": "experiments.session", "check": "experiments.session",
+    "federate": "experiments.session", "predict": "experiments.prediction",
+    "Recipe": "config.recipe", "Federation": "engine.federation", "Run": "engine.federation",
+    "Devices": "engine.devices",
     "Training": "core.settings", "Evaluation": "core.settings", "Availability": "core.settings",
     "Privacy": "core.settings", "Compression": "core.settings", "Defence": "core.settings", "Hostile": "core.settings",
     "Client": "core.client", "Public": "core.client", "Method": "core.method", "SplitModel": "models.split",
-    "split": "models.adapt", "load": "data.sources", "from_tensors": "data.source", "PolyfedError": "errors",
+    "split": "models.adapt", "load": "data.datasets", "from_tensors": "data.dataset", "PolyfedError": "errors",
 }  # fmt: skip
 __all__ = [*_PLACES, "methods"]
 

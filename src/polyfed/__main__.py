@@ -1,6 +1,6 @@
 """``python -m polyfed``: the command line."""
 
-from polyfed.cli import main
+from polyfed.cli.app import main
 
 if __name__ == "__main__":
     main()

@@ -269,7 +269,7 @@ MODELS = Registry(
     },
 )
 
-_SOURCES, _PARTITION = "polyfed.data.sources", "polyfed.data.partition"
+_SOURCES, _PARTITION = "polyfed.data.datasets", "polyfed.data.partition"
 DATASETS = Registry(
     "dataset",
     {
@@ -290,8 +290,8 @@ DATASETS = Registry(
 PARTITIONS = Registry(
     "partition", {name: f"{_PARTITION}:{name}" for name in ("iid", "dirichlet", "quantity", "classes", "natural")}
 )
-EXECUTORS = Registry("executor", {"flower-sim": "polyfed.deploy.simulation:FlowerSim"})  # beside the engine's own
+EXECUTORS = Registry("executor", {"flower-sim": "polyfed.deploy.ray_executor:FlowerSim"})  # beside the engine's own
 TRACKERS = Registry(
     "tracker",
-    {"console": "polyfed.track.console:Console", "tensorboard": "polyfed.track.tensorboard:TensorBoard"},
+    {"console": "polyfed.tracking.console:Console", "tensorboard": "polyfed.tracking.tensorboard:TensorBoard"},
 )

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from polyfed.recipe import Recipe
-from polyfed.report.folders import RunRecord, find_runs
-from polyfed.session import compare
+from polyfed.config.recipe import Recipe
+from polyfed.experiments.session import compare
+from polyfed.report.run_records import RunRecord, find_runs
 
 SETTINGS = {
     "data": {"name": "digits", "clients": 4, "max_rows": 400, "holdout": 20, "max_train": 20, "split": "6:1:3"},
@@ -22,7 +22,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Their folder. FedMRL's personal network is no split model: it has no extractor of its own."""
     folder = tmp_path_factory.mktemp("analysis") / "runs"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("polyfed.session.curves", lambda *_, **__: [])  # they are drawn where they are tested
+        patch.setattr("polyfed.experiments.session.curves", lambda *_, **__: [])  # they are drawn where they are tested
         assert not compare(Recipe.from_dict(SETTINGS), ["fedmrl"], (0, 1), folder).failures
     return folder
 

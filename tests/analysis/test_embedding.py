@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.analysis.embedding import Panel, draw_panels, embed, panels, silhouette
-from polyfed.analysis.inputs import CommonInputs
-from polyfed.analysis.views import Who
+from polyfed.analysis.layer_outputs import Who
+from polyfed.analysis.probe_inputs import CommonInputs
+from polyfed.analysis.tsne import Panel, draw_panels, embed, panels, silhouette
 from polyfed.errors import RequestError
-from polyfed.report.folders import RunRecord
 from polyfed.report.grouping import group_runs
+from polyfed.report.run_records import RunRecord
 
 
 def test_silhouettes_by_hand() -> None:
@@ -38,7 +38,7 @@ def test_embedding_keeps_far_groups_apart_and_repeats_itself() -> None:
 @pytest.fixture
 def found(runs: list[RunRecord], monkeypatch: pytest.MonkeyPatch) -> list[Panel]:
     """Two clients of width 3 that see classes alike, far apart from each other; one of width 2."""
-    monkeypatch.setattr("polyfed.analysis.embedding.embed", lambda a_PD: a_PD[:, :2])
+    monkeypatch.setattr("polyfed.analysis.tsne.embed", lambda a_PD: a_PD[:, :2])
     y = torch.arange(10) % 2
     a = torch.stack([y * 1.0, torch.zeros(10), torch.zeros(10)], dim=1)
     inputs = CommonInputs(torch.zeros(10, 1), y, "10 rows", ("even", "odd"))

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from polyfed import cli
 from polyfed.analysis import FIGURES, Choices, analyse
+from polyfed.cli import app as cli
 from polyfed.errors import RequestError
-from polyfed.report.style import Drawing
+from polyfed.report.plot_style import Drawing
 
 RECORDS = ["curves", "clients", "architectures", "sizes", "variants"]
 STEMS = [
@@ -53,7 +53,7 @@ def unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
     def named(figure: Any, folder: Path, stem: str) -> list[Path]:
         return [folder / f"{stem}.{form}" for form in ("png", "svg") if not (folder / f"{stem}.{form}").touch()]
 
-    monkeypatch.setattr("polyfed.report.style.save", named)
+    monkeypatch.setattr("polyfed.report.plot_style.save", named)
 
 
 @pytest.mark.slow

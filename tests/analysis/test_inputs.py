@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.analysis.inputs import balanced_order, common_inputs, dealt_as_in
+from polyfed.analysis.probe_inputs import balanced_order, common_inputs, dealt_as_in
 from polyfed.errors import RequestError
-from polyfed.report.folders import RunRecord
+from polyfed.report.run_records import RunRecord
 
 
 def test_every_beginning_has_the_classes_evenly() -> None:

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from polyfed.analysis.inputs import dealt_as_in
-from polyfed.analysis.labels import draw_table, label_table
-from polyfed.report.folders import RunRecord
+from polyfed.analysis.label_distribution import draw_table, label_table
+from polyfed.analysis.probe_inputs import dealt_as_in
 from polyfed.report.grouping import group_runs
+from polyfed.report.run_records import RunRecord
 
 
 def test_counts_of_each_client(runs: list[RunRecord]) -> None:

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.analysis.embedding import Panel, draw_panels
-from polyfed.analysis.inputs import CommonInputs
-from polyfed.analysis.labels import LabelTable, draw_table
-from polyfed.analysis.similarity import Similarity, draw_maps, draw_means, similarity, unit_kernel
-from polyfed.analysis.views import Who
-from polyfed.report.folders import RunRecord
+from polyfed.analysis.cka import Similarity, draw_maps, draw_means, similarity, unit_kernel
+from polyfed.analysis.label_distribution import LabelTable, draw_table
+from polyfed.analysis.layer_outputs import Who
+from polyfed.analysis.probe_inputs import CommonInputs
+from polyfed.analysis.tsne import Panel, draw_panels
 from polyfed.report.grouping import Group, group_runs
+from polyfed.report.run_records import RunRecord
 from readable import unreadable
 
 THINGS = ("airplane (passenger)", "automobile", "red-tailed bird", "tabby cat", "white-tailed deer")

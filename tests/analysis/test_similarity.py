@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.analysis.inputs import CommonInputs
-from polyfed.analysis.similarity import Similarity, cka_of_kernels, draw_maps, draw_means, similarity, unit_kernel
-from polyfed.analysis.views import Who
+from polyfed.analysis.cka import Similarity, cka_of_kernels, draw_maps, draw_means, similarity, unit_kernel
+from polyfed.analysis.layer_outputs import Who
+from polyfed.analysis.probe_inputs import CommonInputs
 from polyfed.errors import RequestError
 from polyfed.functional.kernels import cka_matrix
-from polyfed.report.folders import RunRecord
 from polyfed.report.grouping import Group, group_runs
+from polyfed.report.run_records import RunRecord
 
 WHO = [Who(0, "a"), Who(2, "a"), Who(1, "b")]
 INPUTS = CommonInputs(torch.zeros(6, 1), torch.zeros(6, dtype=torch.int64), "6 rows", ("zero",))

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from polyfed.analysis.inputs import common_inputs
-from polyfed.analysis.views import Who, clients_of, common_places, places_of, spread, views
+from polyfed.analysis.layer_outputs import Who, clients_of, common_places, places_of, spread, views
+from polyfed.analysis.probe_inputs import common_inputs
 from polyfed.errors import RequestError
+from polyfed.experiments.prediction import load_model
 from polyfed.models.zoo import build
-from polyfed.prediction import load_model
-from polyfed.report.folders import RunRecord
+from polyfed.report.run_records import RunRecord
 
 
 def test_the_places_of_a_resnet() -> None:

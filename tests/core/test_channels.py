@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from polyfed.core.channels import narrow, plan_of
 from polyfed.errors import RequestError
-from polyfed.functional.submodels import OUTPUT, WHOLE, Axis, first, take
+from polyfed.functional.channel_slices import OUTPUT, WHOLE, Axis, first, take
+from polyfed.methods.building_blocks.channel_groups import narrow, plan_of
 from polyfed.models import build
 from polyfed.models.adapt import split
 from polyfed.models.resnet import BasicBlock, PreActBottleneck

@@ -10,19 +10,19 @@ import torch
 from torch import nn
 
 import polyfed as pf
-from polyfed.core import companion
-from polyfed.core.architectures import Companion
 from polyfed.core.client import Client
 from polyfed.core.method import Gradients, Method, Needs
-from polyfed.core.networks import Composite, exported
+from polyfed.core.model_factory import Companion
+from polyfed.core.modules import Composite, exported
 from polyfed.engine.federation import Federation
 from polyfed.errors import RequestError
+from polyfed.experiments.prediction import load_model
+from polyfed.experiments.session import prepare
 from polyfed.methods import Local
+from polyfed.methods.building_blocks import auxiliary_model
 from polyfed.models import zoo
 from polyfed.models.split import Staged
-from polyfed.prediction import load_model
-from polyfed.session import prepare
-from polyfed.testing.world import draw, tiny
+from polyfed.testing.fixtures import draw, tiny
 
 Build = Callable[[], nn.Module]
 NETS: dict[str, Build] = {
@@ -37,7 +37,7 @@ def plain(inputs: int, outputs: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(inputs, outputs))
 
 
-class Both(companion.Accompanied):
+class Both(auxiliary_model.Accompanied):
     """Trains its own; the companion rests."""
 
 
@@ -104,7 +104,7 @@ def test_the_server_sees_single_networks() -> None:
     fed = federation(Both())
     small = fed.server.model("small", fed.server.initial("small"))
     trained = fed.architectures.template("small")
-    assert (type(small), type(trained)) == (Staged, companion.Pair)
+    assert (type(small), type(trained)) == (Staged, auxiliary_model.Pair)
     shared = {t.untyped_storage().data_ptr() for t in trained.parameters()}
     assert not shared & {t.untyped_storage().data_ptr() for t in small.parameters()}
 
@@ -178,13 +178,13 @@ def test_exported_names_are_the_own_networks() -> None:
 
 def test_clip_bounds_each_network_by_itself() -> None:
     grads = {"own.w": torch.tensor([3.0, 4.0]), "companion.w": torch.tensor([0.6]), "projector.w": None}
-    found = companion.clip(Gradients(grads, torch.zeros(()), {}), 1.0)
+    found = auxiliary_model.clip(Gradients(grads, torch.zeros(()), {}), 1.0)
     torch.testing.assert_close(found.grads["own.w"], torch.tensor([0.6, 0.8]))
     assert found.grads["companion.w"] is grads["companion.w"] or torch.equal(
         found.grads["companion.w"], grads["companion.w"]
     )
     assert found.grads["projector.w"] is None
-    assert companion.clip(Gradients(grads, torch.zeros(()), {}), 0.0).grads == grads
+    assert auxiliary_model.clip(Gradients(grads, torch.zeros(()), {}), 0.0).grads == grads
 
 
 # by name, from a recipe ---------------------------------------------------------------------------------------------

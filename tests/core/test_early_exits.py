@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from polyfed.core.channels import narrow, plan_of
-from polyfed.core.early_exits import attach
 from polyfed.errors import RequestError
-from polyfed.functional.submodels import OUTPUT, first
+from polyfed.functional.channel_slices import OUTPUT, first
+from polyfed.methods.building_blocks.channel_groups import narrow, plan_of
+from polyfed.methods.building_blocks.early_exits import attach
 from polyfed.models import build
 from polyfed.models.adapt import split
 from polyfed.models.resnet import PreActBottleneck

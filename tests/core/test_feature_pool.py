@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from polyfed.core.client import Client
-from polyfed.core.feature_pool import draw, gather, minibatch, releases, sample
 from polyfed.core.releases import Release
+from polyfed.methods.building_blocks.feature_pairs import draw, gather, minibatch, releases, sample
 from polyfed.models import zoo
 
 

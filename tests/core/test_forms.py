@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from polyfed.core.forms import Known, misfit
 from polyfed.core.message import Message
+from polyfed.core.upload_forms import Known, misfit
 from polyfed.methods import FedAvg, FedGH, FedProto
 from polyfed.registry import METHODS
 from polyfed.testing import Kit
+from polyfed.testing.fixtures import SHORT
 from polyfed.testing.kit import Scene
-from polyfed.testing.world import SHORT
 
 
 def told(method: Any, change: Any) -> str | None:

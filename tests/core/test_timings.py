@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from polyfed.core import timings
-from polyfed.core.timings import SECTIONS, Stopwatch, section, timed, watching
+from polyfed.core import profiling
+from polyfed.core.profiling import SECTIONS, Stopwatch, section, timed, watching
 
 Turn = Callable[[float], None]
 
@@ -17,7 +17,7 @@ Turn = Callable[[float], None]
 def turn(monkeypatch: pytest.MonkeyPatch) -> Turn:
     """Lets so many seconds pass."""
     now = [0.0]
-    monkeypatch.setattr(timings.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(profiling.time, "perf_counter", lambda: now[0])
 
     def pass_(seconds: float) -> None:
         now[0] += seconds
@@ -66,13 +66,13 @@ def test_off_nothing_is_counted(turn: Turn) -> None:
         turn(1)
         with watching(False) as watch, section("train"):
             assert watch is None
-            assert not timings.watched()
+            assert not profiling.watched()
             turn(2)
-            timings.include({"train": 5.0})
-        assert timings.watched()
-        timings.include({"train": 3.0})
-        timings.include(None)
-    assert not timings.watched()
+            profiling.include({"train": 5.0})
+        assert profiling.watched()
+        profiling.include({"train": 3.0})
+        profiling.include(None)
+    assert not profiling.watched()
     assert spent(outer) == {"other": 3, "train": 3}
 
 
@@ -82,7 +82,7 @@ def test_shares_add_up_to_all_workers_seconds(workers: int, turn: Turn) -> None:
         turn(1)
         with section("idle"):  # the process that deals out waits
             turn(10)
-        timings.include({"train": 9.0 * workers})
+        profiling.include({"train": 9.0 * workers})
     assert watch is not None
     shares = watch.shares(11.0, workers)
     assert tuple(shares) == SECTIONS
@@ -116,7 +116,7 @@ def test_the_backward_pass_of_a_term(shared: bool, turn: Turn) -> None:
         task = Slow.apply(Slow.apply(w, turn, 1, 100).square(), turn, 1, 200).sum()
         with section("align"):
             term = Slow.apply(Slow.apply(w if shared else v, turn, 10, 1000).exp(), turn, 10, 2000).sum()
-        timings.backward("align", term, task)
+        profiling.backward("align", term, task)
         return task + 0.5 * term
 
     with watching() as watch:
@@ -132,7 +132,7 @@ def test_a_term_without_gradient_is_none(turn: Turn) -> None:
     w = torch.ones(3, requires_grad=True)
     with watching() as watch, section("train"):
         task, term = w.sum(), torch.ones(())
-        timings.backward("align", term, task)
+        profiling.backward("align", term, task)
         (task + term).backward()
         turn(1)
     assert spent(watch) == {"train": 1}

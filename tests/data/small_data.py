@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polyfed.data.sources import Source, load
+from polyfed.data.datasets import Source, load
 from polyfed.errors import RequestError
 
 

@@ -14,13 +14,13 @@ import pytest
 import torch
 from PIL import Image
 
-from polyfed.data import bounds, images
-from polyfed.data.inputs import Form, read
-from polyfed.data.sources import load
+from polyfed.config.recipe import Recipe
+from polyfed.data import bounds, parquet_images
+from polyfed.data.datasets import load
+from polyfed.data.inference_inputs import Form, read
 from polyfed.data.text import Words, read_vectors
 from polyfed.data.text_files import read_lines
 from polyfed.errors import RequestError
-from polyfed.recipe import Recipe
 
 ZEROS = b"\0" * 2**20
 
@@ -59,7 +59,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "csv of texts": lambda path: load(f"csv:{path}", words=Words("text")),
     "vectors": lambda path: read_vectors(path, {"a"}),
     "lines": read_lines,
-    "parquet": lambda path: images._open(path),
+    "parquet": lambda path: parquet_images._open(path),
     "new inputs": lambda path: read(path, Form((2,), torch.float32, None, ("a", "b"), ("c", "d"))),
     "recipe": Recipe.load,
 }
@@ -127,4 +127,4 @@ def test_more_images_than_the_machine_has_memory_for() -> None:
     with pytest.raises(RequestError, match=r"expected images for which there is memory, came \d+ bytes of them in x"):
         bounds.check_room(2**60, "images", Path("x"))
     with pytest.raises(RequestError, match="expected images for which there is memory"):
-        images._room((2**14, 3, 2**14, 2**14), Path("x.parquet"))
+        parquet_images._room((2**14, 3, 2**14, 2**14), Path("x.parquet"))

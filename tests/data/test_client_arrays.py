@@ -13,7 +13,7 @@ from small_data import put, reading
 
 import polyfed as pf
 from polyfed.errors import RequestError
-from polyfed.session import Prepared
+from polyfed.experiments.session import Prepared
 
 read, refusal = reading("npz")
 REST = {"models": {"architectures": ["mlp-64-32", "mlp-64-64-32"]}, "method": {"name": "fedproto"}}

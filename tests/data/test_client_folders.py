@@ -12,7 +12,7 @@ from small_data import encode, put, reading, some_images, write_parquet
 import polyfed as pf
 from polyfed.data.text import Words
 from polyfed.errors import RequestError
-from polyfed.session import Prepared
+from polyfed.experiments.session import Prepared
 
 REST = {"models": {"architectures": ["mlp-64-32", "mlp-64-64-32"]}, "method": {"name": "fedproto"}}
 read, refusal = reading("clients")

@@ -12,11 +12,11 @@ import pytest
 import torch
 from small_data import some_images, write_parquet
 
-from polyfed import cli
+from polyfed.cli import app as cli
+from polyfed.config.recipe import Data, Recipe
 from polyfed.errors import RequestError
-from polyfed.recipe import Data, Recipe
+from polyfed.experiments.session import Prepared, prepare
 from polyfed.registry import DATASETS, PARTITIONS
-from polyfed.session import Prepared, prepare
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_data import purposes
 
-from polyfed.data.federate import Federated, federate
+from polyfed.data.datasets import Source, from_tensors, load
+from polyfed.data.federated_dataset import Federated, federate
 from polyfed.data.partition import Partition
 from polyfed.data.samples import Samples
-from polyfed.data.sources import Source, from_tensors, load
 from polyfed.errors import RequestError
 from polyfed.registry import PARTITIONS
 

@@ -13,7 +13,7 @@ import pytest
 from small_data import some_images, write_parquet
 
 from polyfed.data import hub
-from polyfed.data.sources import load
+from polyfed.data.datasets import load
 from polyfed.data.text import Words
 from polyfed.errors import RequestError
 

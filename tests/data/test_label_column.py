@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from small_data import some_images, write_parquet
 
-from polyfed.data.sources import from_tensors, load
+from polyfed.data.datasets import from_tensors, load
 from polyfed.data.text import Words
 
 TABLE = "\n".join(["a,said,target", *(f"{n},word {n},{n % 2}" for n in range(12))])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from small_data import some_images, write_parquet
 
-from polyfed.data.sources import Source, from_tensors, load
+from polyfed.data.datasets import Source, from_tensors, load
 from polyfed.errors import RequestError
 from polyfed.registry import DATASETS
 

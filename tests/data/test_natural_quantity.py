@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_data import purposes
 
-from polyfed.data.federate import Federated, federate
+from polyfed.data.datasets import Source, from_tensors
+from polyfed.data.federated_dataset import Federated, federate
 from polyfed.data.partition import natural, natural_alike, quantity
 from polyfed.data.samples import Samples
-from polyfed.data.sources import Source, from_tensors
 from polyfed.errors import RequestError
 
 

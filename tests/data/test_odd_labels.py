@@ -12,12 +12,12 @@ from small_data import encode, put, some_images, write_parquet
 
 import polyfed as pf
 from polyfed.data.classes import remarks
+from polyfed.data.datasets import from_tensors, load
 from polyfed.data.samples import Samples
-from polyfed.data.sources import from_tensors, load
 from polyfed.data.text import Words
 from polyfed.errors import RequestError
+from polyfed.experiments.session import check
 from polyfed.methods import Local
-from polyfed.session import check
 
 NONE = "; -1 often means that there is none; drop such rows, or name the column of the labels in label_column"
 

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import polyfed as pf
-from polyfed.data.sources import from_tensors, load
+from polyfed.data.datasets import from_tensors, load
 from polyfed.errors import RequestError
 
 X, Y = torch.rand(40, 5), torch.arange(40) % 4

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from small_data import purposes
 
-from polyfed.data import partitioners
-from polyfed.data.federate import Federated, federate
+from polyfed.data import flwr_partitioners
+from polyfed.data.datasets import Source, from_tensors
+from polyfed.data.federated_dataset import Federated, federate
 from polyfed.data.samples import Samples
-from polyfed.data.sources import Source, from_tensors
 from polyfed.errors import RequestError
 
 USERS = [f"u{row % 4}" for row in range(600)]
@@ -196,8 +196,8 @@ class Halves:
 
 def test_any_object_of_that_kind_deals() -> None:
     pytest.importorskip("datasets")
-    assert partitioners.is_partitioner(Halves())
-    assert not partitioners.is_partitioner("iid")
+    assert flwr_partitioners.is_partitioner(Halves())
+    assert not flwr_partitioners.is_partitioner("iid")
     assert rows(deal(Halves(), clients=2)) == [list(range(0, 600, 2)), list(range(1, 600, 2))]
 
 

@@ -10,12 +10,12 @@ import torch
 from small_data import encode, reading
 
 import polyfed as pf
-from polyfed import prediction
-from polyfed.data import picture_folders
+from polyfed.data import image_folders
+from polyfed.data.datasets import load
 from polyfed.data.samples import Samples
-from polyfed.data.sources import load
 from polyfed.data.transforms import resized
 from polyfed.errors import RequestError
+from polyfed.experiments import prediction
 
 GREY = np.arange(36, dtype=np.uint8).reshape(6, 6)
 read, refusal = reading("images")
@@ -100,7 +100,7 @@ def test_grey_among_rgb_becomes_rgb_and_jpeg_is_read(tmp_path: Path) -> None:
 def test_decoded_once_until_an_image_or_the_size_changes(animals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = read(animals)
     with monkeypatch.context() as patched:
-        patched.setattr(picture_folders, "_decoded", None)
+        patched.setattr(image_folders, "_decoded", None)
         assert torch.equal(read(animals).train.x, first.train.x)
     assert read(animals, image_size=3).train.x.shape == (3, 1, 3, 3)
     put(animals / "train" / "ape", GREY + 7)

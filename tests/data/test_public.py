@@ -11,12 +11,12 @@ import torch
 from PIL import Image
 from small_data import some_images, write_parquet
 
+from polyfed.config.recipe import Recipe
+from polyfed.data.datasets import Source, from_tensors
 from polyfed.data.public import public_inputs
-from polyfed.data.sources import Source, from_tensors
 from polyfed.data.transforms import recoloured
 from polyfed.errors import RequestError
-from polyfed.recipe import Recipe
-from polyfed.session import Prepared, prepare
+from polyfed.experiments.session import Prepared, prepare
 
 
 def pictures(count: int, channels: int, height: int, width: int, seed: int = 0) -> Source:

@@ -11,10 +11,10 @@ import torch
 from PIL import Image
 from small_data import purposes
 
-from polyfed.data.federate import Federated, federate
+from polyfed.data.datasets import Source, from_tensors
+from polyfed.data.feature_shift import Skew, noisy, rotated, tinted
+from polyfed.data.federated_dataset import Federated, federate
 from polyfed.data.samples import Samples
-from polyfed.data.skew import Skew, noisy, rotated, tinted
-from polyfed.data.sources import Source, from_tensors
 from polyfed.errors import RequestError
 
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from small_data import encode, some_images, write_parquet
 
-from polyfed.data import cache, images
+from polyfed.data import cache, parquet_images
+from polyfed.data.dataset import told
+from polyfed.data.datasets import Source, channel_statistics, from_tensors, load
 from polyfed.data.samples import Samples
-from polyfed.data.source import told
-from polyfed.data.sources import Source, channel_statistics, from_tensors, load
 from polyfed.errors import RequestError
 from polyfed.registry import DATASETS
 
@@ -215,8 +215,10 @@ def test_grey_and_jpeg_images(tmp_path: Path) -> None:
 
 def count_decodes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     rows: list[int] = []
-    decode = images._decode
-    monkeypatch.setattr(images, "_decode", lambda cell, path, row: (rows.append(row), decode(cell, path, row))[1])
+    decode = parquet_images._decode
+    monkeypatch.setattr(
+        parquet_images, "_decode", lambda cell, path, row: (rows.append(row), decode(cell, path, row))[1]
+    )
     return rows
 
 

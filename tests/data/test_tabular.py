@@ -10,10 +10,10 @@ import torch
 from small_data import put, reading
 
 import polyfed as pf
-from polyfed import prediction
-from polyfed.data.sources import load
+from polyfed.data.datasets import load
 from polyfed.data.transforms import Prepare
 from polyfed.errors import RequestError
+from polyfed.experiments import prediction
 from polyfed.registry import METHODS
 
 PEOPLE = """height,name,weight,label,town

@@ -13,10 +13,10 @@ import pytest
 import torch
 from small_data import purposes, put, reading
 
-from polyfed.data.federate import federate
+from polyfed.data.datasets import Source, load
+from polyfed.data.federated_dataset import federate
 from polyfed.data.partition import hashed_groups
 from polyfed.data.samples import Samples
-from polyfed.data.sources import Source, load
 from polyfed.data.text import Words, numbered, read_vectors, vocabulary, words_of
 from polyfed.data.transforms import Prepare
 from polyfed.errors import RequestError

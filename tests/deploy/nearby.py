@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyfed.deploy.letters import Letter, Trouble
+from polyfed.config.recipe import Recipe
 from polyfed.deploy.node import Node, Place
-from polyfed.deploy.roster import Answer
+from polyfed.deploy.node_registry import Answer
+from polyfed.deploy.protocol import Letter, Trouble
 from polyfed.errors import PolyfedError
-from polyfed.recipe import Recipe
-from polyfed.session import Prepared
+from polyfed.experiments.session import Prepared
 
 DATA = Prepared()  # kept between letters, and between tests
 FIRST_NODE = 1000  # nodes' numbers are not those of clients

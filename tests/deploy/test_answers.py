@@ -12,9 +12,9 @@ import torch
 from nearby import FIRST_NODE, Nearby, recipe_of
 
 from polyfed.core.message import flatten, unflatten
-from polyfed.deploy.ledger import Ledger
-from polyfed.deploy.letters import Letter, Trouble, pack, unpack
+from polyfed.deploy.answer_ledger import Ledger
 from polyfed.deploy.node import Place
+from polyfed.deploy.protocol import Letter, Trouble, pack, unpack
 from polyfed.deploy.server import serve
 from polyfed.errors import RequestError, RunError
 

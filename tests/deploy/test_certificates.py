@@ -19,7 +19,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from polyfed.deploy.certificates import certify, make_key
+from polyfed.deploy.tls import certify, make_key
 
 
 def answers(folder: Path, name: str, authority: Path) -> str:

@@ -10,19 +10,19 @@ import torch
 from deploy.nearby import DATA, FIRST_NODE, Nearby, recipe_of
 from deploy.test_served import ONE, same
 from polyfed.core.message import flatten
-from polyfed.deploy import roster
-from polyfed.deploy.letters import Letter, pack, unpack
-from polyfed.deploy.roster import Answer
+from polyfed.deploy import node_registry
+from polyfed.deploy.node_registry import Answer
+from polyfed.deploy.protocol import Letter, pack, unpack
 from polyfed.deploy.server import serve
 from polyfed.errors import RequestError
-from polyfed.session import prepare
+from polyfed.experiments.session import prepare
 
 LIAR = FIRST_NODE + 1
 
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roster, "PAUSE", 0.001)
+    monkeypatch.setattr(node_registry, "PAUSE", 0.001)
 
 
 @pytest.mark.slow

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from polyfed import cli
-from polyfed.deploy.certificates import certify
-from polyfed.deploy.extra import expect
-from polyfed.deploy.flower import RUN_CONFIG
-from polyfed.deploy.scaffold import app_settings, init
+from polyfed.cli import app as cli
+from polyfed.config.recipe import Recipe
+from polyfed.deploy.app_template import app_settings, init
+from polyfed.deploy.flower_transport import RUN_CONFIG
+from polyfed.deploy.requirements import expect
+from polyfed.deploy.tls import certify
 from polyfed.errors import RequestError
-from polyfed.recipe import Recipe
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "recipes" / "quickstart.toml"

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from polyfed import cli
-from polyfed.deploy import local as room
-from polyfed.deploy.local import local
+from polyfed.cli import app as cli
+from polyfed.deploy import local_cluster as room
+from polyfed.deploy.local_cluster import local
 from polyfed.errors import RequestError, RunError
 
 RECIPE = """
@@ -254,8 +254,8 @@ def test_who_interrupts_is_told_how_to_go_on(number: int, place: Path) -> None:
     code = f"""
 import sys
 from pathlib import Path
-from polyfed import cli
-from polyfed.deploy import local as room
+from polyfed.cli import app as cli
+from polyfed.deploy import local_cluster as room
 room.expect = lambda package, purpose: None
 room._program = lambda name: Path({str(place / "programs")!r}) / name
 room._polyfed = lambda: [room._program("polyfed")]

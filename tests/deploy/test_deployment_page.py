@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from polyfed import cli
+from polyfed.cli import app as cli
+from polyfed.config.recipe import Recipe
 from polyfed.deploy import node
-from polyfed.deploy.flower import RUN_CONFIG
+from polyfed.deploy.flower_transport import RUN_CONFIG
 from polyfed.errors import RequestError
-from polyfed.recipe import Recipe
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
@@ -70,7 +70,7 @@ def test_the_local_command_asks_for_what_the_command_line_takes(
         asked.update(options, recipe=recipe)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("polyfed.deploy.local.local", stand_in)
+    monkeypatch.setattr("polyfed.deploy.local_cluster.local", stand_in)
     (words,) = [words for words in commands() if words[:3] == ["polyfed", "deploy", "local"]]
     assert cli.status(words[1:]) == 130
     assert asked["recipe"] == Path("recipes/quickstart.toml")
@@ -85,7 +85,7 @@ def test_the_simulation_is_asked_for_as_the_command_line_takes_it(monkeypatch: p
         asked.append(recipe)
         raise RequestError("enough")
 
-    monkeypatch.setattr("polyfed.session.run", run)
+    monkeypatch.setattr("polyfed.experiments.session.run", run)
     monkeypatch.chdir(ROOT)
     (words,) = [words for words in commands() if words[:2] == ["polyfed", "run"]]
     assert cli.status(words[1:]) == 2
@@ -96,7 +96,7 @@ def test_the_simulation_is_asked_for_as_the_command_line_takes_it(monkeypatch: p
 
 
 def test_programs_are_started_as_those_of_the_app_that_init_writes(tmp_path: Path) -> None:
-    from polyfed.deploy.scaffold import init
+    from polyfed.deploy.app_template import init
 
     init(tmp_path / "app", ROOT / "recipes" / "quickstart.toml", host="fl.example.org", overrides=["data.clients=2"])
     readme = (tmp_path / "app" / "README.md").read_text(encoding="utf-8")

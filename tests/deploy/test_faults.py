@@ -13,22 +13,22 @@ import torch
 
 from deploy.nearby import DATA, FIRST_NODE, Nearby, recipe_of
 from deploy.test_served import models, told, turned_away
+from polyfed.config.recipe import Recipe
 from polyfed.core.message import State
-from polyfed.deploy import roster
-from polyfed.deploy.letters import Letter, Task, Trouble, agreed, pack, unpack
-from polyfed.deploy.roster import Answer
+from polyfed.deploy import node_registry
+from polyfed.deploy.node_registry import Answer
+from polyfed.deploy.protocol import Letter, Task, Trouble, agreed, pack, unpack
 from polyfed.deploy.server import DIARY, serve
 from polyfed.engine.federation import Run
 from polyfed.errors import RequestError
-from polyfed.recipe import Recipe
-from polyfed.session import prepare
+from polyfed.experiments.session import prepare
 
 BAD = FIRST_NODE + 1
 
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roster, "PAUSE", 0.001)
+    monkeypatch.setattr(node_registry, "PAUSE", 0.001)
 
 
 class _Killed(Exception):

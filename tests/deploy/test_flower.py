@@ -12,14 +12,14 @@ import pytest
 
 from deploy.nearby import recipe_of
 from deploy.test_served import same
-from polyfed.deploy import flower, roster
-from polyfed.deploy.flower import RUN_CONFIG, FlowerWire, make_client_app, make_server_app
-from polyfed.deploy.letters import Letter
+from polyfed.config.recipe import Recipe
+from polyfed.deploy import flower_transport, node_registry
+from polyfed.deploy.flower_transport import RUN_CONFIG, FlowerWire, make_client_app, make_server_app
+from polyfed.deploy.protocol import Letter
 from polyfed.engine.federation import Run
-from polyfed.engine.folder import RunFolder
 from polyfed.engine.history import History
+from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import RequestError
-from polyfed.recipe import Recipe
 
 WITH_FLOWER = pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="Flower is not installed")
 
@@ -80,7 +80,7 @@ def flown(recipe: Recipe, folder: Path, monkeypatch: pytest.MonkeyPatch, **confi
 
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-    monkeypatch.setattr(roster, "PAUSE", 0.001)
+    monkeypatch.setattr(node_registry, "PAUSE", 0.001)
     settings = {key: default for key, (default, _) in RUN_CONFIG.items()}
     settings |= {"out": str(folder / "out"), **{key.replace("_", "-"): value for key, value in config.items()}}
     grid = Grid(make_client_app(recipe), settings, folder, range(3))
@@ -125,8 +125,8 @@ def test_a_nodes_trouble_comes_back_as_its_words(tmp_path: Path, monkeypatch: py
     (name,) = wire.send([(10, Letter("hello", {"settings": {}}))], 5.0)
     assert wire.collect([name])[name] == "node-config: unknown key 'client-idd'; did you mean 'client-id'?"
     del grid.contexts[10].node_config["client-idd"]
-    nested = ConfigRecord({flower._FACTS: "[" * 100_000})
-    for strange in ({"x": ConfigRecord({"y": 1})}, {flower._RECORD: nested}):
+    nested = ConfigRecord({flower_transport._FACTS: "[" * 100_000})
+    for strange in ({"x": ConfigRecord({"y": 1})}, {flower_transport._RECORD: nested}):
         (stray,) = grid.push_messages([Message(RecordDict(strange), 10, "query.hello")])
         assert "expected a letter of polyfed's" in str(wire.collect([stray])[stray])
 
@@ -141,19 +141,21 @@ def test_a_nodes_trouble_comes_back_as_its_words(tmp_path: Path, monkeypatch: py
 )
 def test_wrong_run_configuration_is_one_line(given: dict[str, Any], line: str) -> None:
     with pytest.raises(RequestError) as caught:
-        flower._run_config(given)
+        flower_transport._run_config(given)
     assert str(caught.value) == line
 
 
 def test_run_configuration_changes_a_recipe_file(tmp_path: Path) -> None:
     file = tmp_path / "recipe.toml"
     file.write_text(recipe_of("local").dumps() + "\n[profiles.tiny.training]\nepochs = 2\n")
-    config = flower._run_config({"set": "training.rounds=7; training.lr=0.5", "method": "fedgh", "profile": "tiny"})
-    changed = flower._recipe(file, config)
+    config = flower_transport._run_config(
+        {"set": "training.rounds=7; training.lr=0.5", "method": "fedgh", "profile": "tiny"}
+    )
+    changed = flower_transport._recipe(file, config)
     assert (changed.training.rounds, changed.training.lr, changed.training.epochs) == (7, 0.5, 2)
     assert (changed.method.name, changed.run.seed) == ("fedgh", 3)
     with pytest.raises(RequestError, match="expected 'set' and 'profile' with a recipe's file"):
-        flower._recipe(recipe_of("local"), config)
+        flower_transport._recipe(recipe_of("local"), config)
 
 
 @WITH_FLOWER

@@ -17,16 +17,17 @@ import torch
 
 from deploy.nearby import DATA, own_recipe, recipe_of
 from deploy.test_served import KERNELS, ONE, told
-from polyfed import registry, session
+from polyfed import registry
+from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
-from polyfed.core.networks import exported
-from polyfed.deploy import errands, simulation
-from polyfed.deploy.letters import Letter, Trouble
-from polyfed.deploy.roster import Answer
+from polyfed.core.modules import exported
+from polyfed.deploy import ray_executor, remote_jobs
+from polyfed.deploy.node_registry import Answer
+from polyfed.deploy.protocol import Letter, Trouble
 from polyfed.engine.federation import Federation, Run
 from polyfed.errors import Interrupted, RequestError, RunError
+from polyfed.experiments import session
 from polyfed.methods import Local
-from polyfed.recipe import Recipe
 
 STAGES: Mapping[str, Any] = {"stage": "received", "extra_stages": ["after_local", "personal"], "metrics": ["auc"]}
 Fault = Callable[[int, Letter], Answer | None]
@@ -45,14 +46,14 @@ class Here:
         Here.made.append(self)
 
     def send(self, number: int, letter: Letter) -> None:
-        (number, travelled) = simulation._opened(simulation._sealed(number, letter))
+        (number, travelled) = ray_executor._opened(ray_executor._sealed(number, letter))
         assert isinstance(travelled, Letter)
-        answer = Here.fault(number, travelled) or errands.work(self.settings, travelled)
-        self.answers.append(simulation._sealed(number, answer))
+        answer = Here.fault(number, travelled) or remote_jobs.work(self.settings, travelled)
+        self.answers.append(ray_executor._sealed(number, answer))
         self.most = max(self.most, len(self.answers))
 
     def answer(self) -> tuple[int, Answer]:
-        return simulation._opened(self.answers.pop())
+        return ray_executor._opened(self.answers.pop())
 
     def end(self) -> None:
         self.ended = True
@@ -60,9 +61,9 @@ class Here:
 
 @pytest.fixture(autouse=True)
 def _no_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(simulation, "_Engine", Here)
-    monkeypatch.setattr(simulation, "expect", lambda *_, **__: None)
-    monkeypatch.setattr(errands, "_DATA", DATA)
+    monkeypatch.setattr(ray_executor, "_Engine", Here)
+    monkeypatch.setattr(ray_executor, "expect", lambda *_, **__: None)
+    monkeypatch.setattr(remote_jobs, "_DATA", DATA)
     monkeypatch.setattr(Here, "made", [])
     monkeypatch.setattr(Here, "fault", staticmethod(lambda number, letter: None))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -124,7 +125,7 @@ def test_a_method_and_a_network_of_ones_own_are_found_there_too(
 ) -> None:
     recipe = own_recipe(tmp_path, "own_simulated")
     expected = run(recipe)
-    errands._recipe.cache_clear()
+    remote_jobs._recipe.cache_clear()
     monkeypatch.delitem(sys.modules, "own_simulated")
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(tmp_path)])
     monkeypatch.setattr(registry, "_added", [])
@@ -236,7 +237,7 @@ def test_only_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     crew: Any = type("Crew", (), {"architectures": federation.architectures, "clients": federation.clients})
     monkeypatch.setattr(federation.architectures, "device", torch.device("meta"))
     with pytest.raises(RequestError, match=r"another executor than 'flower-sim', as .* need device 'cpu', and this"):
-        simulation.FlowerSim(crew, None, print, {"data": {}})
+        ray_executor.FlowerSim(crew, None, print, {"data": {}})
 
 
 def test_letters_go_to_nodes_that_are_free() -> None:
@@ -269,10 +270,10 @@ def test_letters_go_to_nodes_that_are_free() -> None:
     ours, far = Pipe()
     letters: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     wire: Any = Wire()
-    threading.Thread(target=simulation._relay, args=(far, letters, wire), daemon=True).start()
+    threading.Thread(target=ray_executor._relay, args=(far, letters, wire), daemon=True).start()
     for number, body in enumerate([b"one", b"bad", b"", b"four"]):
-        letters.put(simulation._sealed(number, Letter("train", {"round": number}, body)))
-    found = dict(simulation._opened(ours.recv_bytes()) for _ in range(4))
+        letters.put(ray_executor._sealed(number, Letter("train", {"round": number}, body)))
+    found = dict(ray_executor._opened(ours.recv_bytes()) for _ in range(4))
     assert found == {
         0: Letter("train", {"round": 0}, b"one"),
         1: Trouble("gone"),
@@ -286,7 +287,7 @@ def test_letters_go_to_nodes_that_are_free() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("flwr") is not None, reason="Flower is there")
 def test_an_engine_that_ends_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    engine = simulation._Engine(json.dumps({}), 1, 1)
+    engine = ray_executor._Engine(json.dumps({}), 1, 1)
     try:
         with pytest.raises(
             RunError, match=r"Flower's simulation has ended: ModuleNotFoundError: No module named 'flwr"

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from polyfed.deploy.follow import Follower
-from polyfed.track.console import Console
+from polyfed.deploy.run_progress import Follower
+from polyfed.tracking.console import Console
 
 FACTS = {
     "method": "fedgh",

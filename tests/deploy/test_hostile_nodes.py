@@ -15,16 +15,16 @@ from torch import Tensor
 from deploy.nearby import FIRST_NODE, Nearby, recipe_of
 from deploy.test_faults import in_round, three_rounds, troubles
 from deploy.test_served import ONE, SMALL
-from polyfed import cli
+from polyfed.cli import app as cli
+from polyfed.config.recipe import Recipe
 from polyfed.core.message import State
-from polyfed.deploy import roster
-from polyfed.deploy.letters import Letter, pack, unpack
-from polyfed.deploy.nodes import Nodes
-from polyfed.deploy.roster import DIARY, Answer, Diary, Office, Roster, release
+from polyfed.deploy import node_registry
+from polyfed.deploy.node_executor import Nodes
+from polyfed.deploy.node_registry import DIARY, Answer, Diary, Office, Roster, release
+from polyfed.deploy.protocol import Letter, pack, unpack
 from polyfed.deploy.server import serve
 from polyfed.errors import RequestError
 from polyfed.methods import FedGH
-from polyfed.recipe import Recipe
 from polyfed.registry import METHODS
 
 BAD = FIRST_NODE + 1
@@ -33,7 +33,7 @@ Change = Callable[[State, dict[str, Any]], bool]  # of a message and its facts; 
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roster, "PAUSE", 0.001)
+    monkeypatch.setattr(node_registry, "PAUSE", 0.001)
 
 
 # what a client answers ----------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import polyfed.deploy
-from polyfed.deploy.letters import Introduction, difference, pack, read, score_read, score_told, unpack
-from polyfed.deploy.shelf import Kept, Shelf, mark
+from polyfed.deploy.node_checkpoints import Kept, Shelf, mark
+from polyfed.deploy.protocol import Introduction, difference, pack, read, score_read, score_told, unpack
 from polyfed.engine.evaluation import Score
 from polyfed.errors import RunError
 

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from polyfed import session
-from polyfed.deploy import scaffold
-from polyfed.deploy.local import Loopback, local
-from polyfed.deploy.processes import free_ports
+from polyfed.deploy import app_template
+from polyfed.deploy.local_cluster import Loopback, local
+from polyfed.deploy.process_group import free_ports
+from polyfed.experiments import session
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
@@ -57,7 +57,7 @@ def recipe(tmp_path: Path) -> Path:
 @pytest.fixture
 def loopback(recipe: Path, tmp_path: Path) -> Iterator[Loopback]:
     """Two nodes and a server, with keys and app, none of them started."""
-    scaffold.init(tmp_path / "app", recipe)
+    app_template.init(tmp_path / "app", recipe)
     with Loopback(tmp_path, tmp_path / "kept", 2) as made:
         made.prepare()
         yield made
@@ -203,7 +203,7 @@ NONSENSE = """
 
 import torch
 from polyfed.deploy import node
-from polyfed.deploy.letters import Letter, pack, unpack
+from polyfed.deploy.protocol import Letter, pack, unpack
 
 own_words = node.Turn.train
 

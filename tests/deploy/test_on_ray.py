@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from deploy.nearby import recipe_of
-from polyfed import session
+from polyfed.experiments import session
 
 pytest.importorskip("flwr", reason="the extra 'flower-sim' is not installed")
 pytest.importorskip("ray", reason="the extra 'flower-sim' is not installed")

@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 import tomli_w
 
-from polyfed.deploy import scaffold
-from polyfed.deploy.certificates import certify, make_key
-from polyfed.deploy.extra import OFFLINE
-from polyfed.deploy.local import Loopback
-from polyfed.deploy.processes import Processes, free_ports
+from polyfed.deploy import app_template
+from polyfed.deploy.local_cluster import Loopback
+from polyfed.deploy.process_group import Processes, free_ports
+from polyfed.deploy.requirements import OFFLINE
+from polyfed.deploy.tls import certify, make_key
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -66,7 +66,7 @@ batch_size = 10
 """
 OTHER_CODE = """
 import pathlib
-from polyfed.deploy.flower import make_client_app
+from polyfed.deploy.flower_transport import make_client_app
 
 pathlib.Path({mark!r}).touch()
 client_app = make_client_app(pathlib.Path(__file__).with_name("recipe.toml"))
@@ -97,7 +97,7 @@ class Caller:
 
     def __init__(self, folder: Path, port: int, recipe: Path, authority: Path, program: str = OURS) -> None:
         self._folder, self._program = folder, program
-        scaffold.init(folder / "app", recipe)
+        app_template.init(folder / "app", recipe)
         make_key(folder / "key")
         shutil.copy(authority, folder / "ca.crt")
         connection = {"address": f"localhost:{port}", "root-certificates": str(folder / "ca.crt")}
@@ -171,7 +171,7 @@ class Generated:
     def __init__(self, recipe: Path, folder: Path, processes: Processes) -> None:
         self.app, self._processes = folder / "app", processes
         self.inner, self.outer, *self._own = free_ports(4)
-        scaffold.init(self.app, recipe, host="localhost")
+        app_template.init(self.app, recipe, host="localhost")
         certify(self.app / "keys", ["localhost"])
         self.authority = self.app / "keys" / "ca.crt"
         self.keeper = Caller(folder / "keeper", self.inner, recipe, self.authority)
@@ -256,7 +256,7 @@ def test_through_the_generated_proxy_only_nodes_come(recipe: Path, tmp_path: Pat
 
 @pytest.fixture
 def loopback(recipe: Path, tmp_path: Path) -> Iterator[Loopback]:
-    scaffold.init(tmp_path / "app", recipe)
+    app_template.init(tmp_path / "app", recipe)
     with Loopback(tmp_path, tmp_path / "kept", 2) as made:
         made.prepare()
         yield made

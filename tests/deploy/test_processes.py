@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from polyfed.deploy import processes as room
-from polyfed.deploy.processes import Processes, free_ports, stops_on_signals
+from polyfed.deploy import process_group as room
+from polyfed.deploy.process_group import Processes, free_ports, stops_on_signals
 from polyfed.errors import RunError
 
 SLEEP = "import time; time.sleep(60)"
@@ -126,7 +126,7 @@ def test_a_signal_leaves_the_blocks_and_ends_the_programs(number: int, tmp_path:
     code = f"""
 import sys
 from pathlib import Path
-from polyfed.deploy.processes import Processes, stops_on_signals
+from polyfed.deploy.process_group import Processes, stops_on_signals
 with stops_on_signals(), Processes(Path(sys.argv[1]), {{}}) as started:
     print(started.start("x", [sys.executable, "-S", "-c", {SLEEP!r}]).pid, flush=True)
     import time

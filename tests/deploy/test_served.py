@@ -14,17 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from deploy.nearby import DATA, FIRST_NODE, Nearby, own_recipe, recipe_of
-from polyfed.core.networks import exported
-from polyfed.deploy import roster
-from polyfed.deploy.letters import Letter, unpack
+from polyfed.config.recipe import Recipe
+from polyfed.core.modules import exported
+from polyfed.deploy import node_registry
 from polyfed.deploy.node import Place
+from polyfed.deploy.node_checkpoints import secret
+from polyfed.deploy.protocol import Letter, unpack
 from polyfed.deploy.server import DIARY, serve
-from polyfed.deploy.shelf import secret
 from polyfed.engine.federation import Run
 from polyfed.errors import RequestError, RunError
-from polyfed.recipe import Recipe
+from polyfed.experiments.session import prepare
 from polyfed.registry import METHODS
-from polyfed.session import prepare
 
 ONE: Mapping[str, Any] = {"models": {"architectures": ["digits-cnn1"]}}
 SMALL: Mapping[str, Mapping[str, Any]] = {
@@ -38,7 +38,7 @@ KERNELS = {**RAD, "knobs": {"rad_size": 10, "rad_refresh": 0, "uploads": "kernel
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roster, "PAUSE", 0.001)
+    monkeypatch.setattr(node_registry, "PAUSE", 0.001)
 
 
 def told(records: Any) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from scipy import optimize, special
 
 from polyfed.core.releases import Release
 from polyfed.core.settings import Privacy, Training
-from polyfed.engine.accountant import epsilon_of, least_noise, require
+from polyfed.engine.accounting import epsilon_of, least_noise, require
 from polyfed.errors import RequestError
 from polyfed.methods import FedIN
 from polyfed.testing import Kit

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 import polyfed as pf
-from polyfed import prediction
 from polyfed.core.client import as_floats
-from polyfed.data.sources import digits
+from polyfed.data.datasets import digits
 from polyfed.data.text import Words
 from polyfed.errors import RequestError
+from polyfed.experiments import prediction
 from polyfed.registry import METHODS
 
 X, Y = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 import polyfed as pf
-from polyfed import cli
-from polyfed.core.networks import exported
+from polyfed.attacks import report
+from polyfed.cli import app as cli
+from polyfed.config.recipe import Recipe
+from polyfed.core.modules import exported
 from polyfed.deploy.server import serve
 from polyfed.engine.history import best_round
 from polyfed.errors import Interrupted, RequestError
-from polyfed.prediction import load_model
-from polyfed.privacy import report
-from polyfed.recipe import Recipe
+from polyfed.experiments.prediction import load_model
 
 SETTINGS: Mapping[str, Any] = {
     "data": {"name": "digits", "clients": 3, "max_rows": 200, "split": "5:3:2"},
@@ -51,7 +51,7 @@ def until(rounds: int, folder: Path) -> dict[str, bytes]:
                 raise KeyboardInterrupt
 
     federation = pf.Recipe.from_dict(recipe("last").to_dict())
-    from polyfed.session import prepare
+    from polyfed.experiments.session import prepare
 
     made = prepare(federation, trackers=[Stop()])
     with pytest.raises(Interrupted):
@@ -61,7 +61,7 @@ def until(rounds: int, folder: Path) -> dict[str, bytes]:
 
 
 def _folder(path: Path) -> Any:
-    from polyfed.engine.folder import RunFolder
+    from polyfed.engine.run_folder import RunFolder
 
     path.mkdir()
     return RunFolder(path)
@@ -220,7 +220,7 @@ def test_the_command_line_says_which(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_attacks_take_what_was_sent_in_that_round(tmp_path: Path) -> None:
     """And the last rounds are run again whatever was kept."""
-    from polyfed.privacy.exposure import expose
+    from polyfed.attacks.attack_target import expose
 
     run = pf.run(recipe(), out=tmp_path / "run")
     assert expose(tmp_path / "run", 0, 1, [0.0], None, "cpu").round == run.result["models_of_round"]

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from polyfed.core.architectures import Architectures
 from polyfed.core.client import Client, Public
+from polyfed.core.model_factory import Architectures
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
 from polyfed.registry import METHODS
-from polyfed.testing import world as worlds
-from polyfed.testing.world import CLASSES, draw, tiny
+from polyfed.testing import fixtures as worlds
+from polyfed.testing.fixtures import CLASSES, draw, tiny
 
 BLANK = sorted(name for name, method in METHODS.items() if method.starts_blank)
 QUICK = {

@@ -19,16 +19,16 @@ from polyfed.core.settings import Availability, Evaluation, Training
 from polyfed.engine.federation import Federation
 from polyfed.engine.history import best_by_validation
 from polyfed.errors import Interrupted
+from polyfed.experiments.dry_run import measure
 from polyfed.methods import FedAvg, Local
-from polyfed.preflight import measure
+from polyfed.report.comparison import comparison
 from polyfed.report.figures import series
-from polyfed.report.folders import find_runs
 from polyfed.report.grouping import group_runs
-from polyfed.report.tables import comparison
+from polyfed.report.run_records import find_runs
 from polyfed.testing import Kit
+from polyfed.testing.fixtures import difference, everything, records, weights
 from polyfed.testing.spy import Spy
-from polyfed.testing.world import difference, everything, records, weights
-from polyfed.track.console import Console
+from polyfed.tracking.console import Console
 
 ALL = list(range(6))
 HEADS = Phase(2, trains=lambda name: name.startswith("head."), lr=0.05, name="heads")

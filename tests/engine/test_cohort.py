@@ -20,13 +20,12 @@ from methods import toys
 from polyfed.core.client import Client
 from polyfed.core.message import Message
 from polyfed.core.method import Batch, Context, Gradients, Method, Phase, Unstackable
-from polyfed.core.networks import frozen
+from polyfed.core.modules import frozen
 from polyfed.core.settings import Availability, Evaluation, Training
 from polyfed.data.samples import Samples
-from polyfed.engine import pool, stacking
-from polyfed.engine.cohort import SIZE, Cohort, stack_size
-from polyfed.engine.contexts import Packed, Partial, Watched, outline
-from polyfed.engine.executors import Serial
+from polyfed.engine.executors.base import Serial, process_pool, stacked_clients
+from polyfed.engine.executors.context_stacking import Packed, Partial, Watched, outline
+from polyfed.engine.executors.vectorized import SIZE, Cohort, stack_size
 from polyfed.engine.federation import Federation
 from polyfed.errors import RequestError, RunError
 from polyfed.functional.losses import cross_entropy
@@ -47,7 +46,7 @@ from polyfed.methods import (
 )
 from polyfed.registry import METHODS
 from polyfed.testing import Kit
-from polyfed.testing.world import difference, everything
+from polyfed.testing.fixtures import difference, everything
 
 CLOSE = 1e-5  # of the largest entry
 ALONE = {"fedin"}  # methods that train client by client, in docs/architecture.md
@@ -75,14 +74,14 @@ class Told:
 def stacks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many clients each step of several clients had."""
     sizes: list[int] = []
-    plain = stacking.Stack._gradients
+    plain = stacked_clients.Stack._gradients
 
     def counted(self: Any, part: Any, turns: Any, *rest: Any, trial: bool = False) -> Any:
         if not trial:
             sizes.append(len(turns))
         return plain(self, part, turns, *rest, trial=trial)
 
-    monkeypatch.setattr(stacking.Stack, "_gradients", counted)
+    monkeypatch.setattr(stacked_clients.Stack, "_gradients", counted)
     return sizes
 
 
@@ -476,13 +475,13 @@ def test_fedin_trains_alone() -> None:
 def test_what_trains_alone_leaves_no_stack_behind(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kept exception would hold the frames that it passed in every round, and with them that round's stack."""
     made = []
-    begin = stacking.Stack.__init__
+    begin = stacked_clients.Stack.__init__
 
     def remembered(self: Any, *args: Any, **kwargs: Any) -> None:
         made.append(weakref.ref(self))
         begin(self, *args, **kwargs)
 
-    monkeypatch.setattr(stacking.Stack, "__init__", remembered)
+    monkeypatch.setattr(stacked_clients.Stack, "__init__", remembered)
     federation = of_toys(method)(executor="cohort")
     gc.collect()
     assert len(made) == len(federation.history)
@@ -567,7 +566,7 @@ def test_auto_takes_a_cohort_on_a_gpu_only() -> None:
         crew: Any = SimpleNamespace(
             method=fed.method, architectures=parts, clients=fed.clients, store=fed.store, auc=False
         )
-        return pool.chosen(name, workers, crew, Training(), print)
+        return process_pool.chosen(name, workers, crew, Training(), print)
 
     assert isinstance(choose("auto", "cuda"), Cohort)
     assert isinstance(choose("auto", "cuda", workers=4), Cohort)

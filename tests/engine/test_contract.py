@@ -17,19 +17,18 @@ from mutants import sound
 from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten, group, tensor
 from polyfed.core.method import Batch, Context, Exchange, Method, Needs, Phase, Trained, knobs
-from polyfed.core.networks import floats, load
+from polyfed.core.modules import floats, load
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
 from polyfed.errors import RunError
+from polyfed.experiments.dry_run import measure
 from polyfed.functional.averaging import weighted_mean
 from polyfed.functional.losses import cross_entropy
 from polyfed.functional.modes import evaluating
 from polyfed.methods import FedAvg, FedHeNN, Local
-from polyfed.preflight import measure
 from polyfed.testing import Kit
-from polyfed.testing.spy import Spy
-from polyfed.testing.world import (
+from polyfed.testing.fixtures import (
     CLASSES,
     SHORT,
     SIZES,
@@ -43,6 +42,7 @@ from polyfed.testing.world import (
     weights,
     world,
 )
+from polyfed.testing.spy import Spy
 
 
 def one_kind(method: Method, training: Training = SHORT, norm: bool = False, **options: Any) -> Federation:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad
 
-from polyfed.engine.costs import Allocations, flops
+from polyfed.engine.round_costs import Allocations, flops
 
 
 @pytest.mark.parametrize(

@@ -22,14 +22,14 @@ import pytest
 from polyfed.core.settings import Availability, Training
 from polyfed.engine import checkpoint
 from polyfed.engine.federation import Federation
-from polyfed.engine.folder import RunFolder
+from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import PolyfedError, RequestError, RunError
+from polyfed.experiments.prediction import load_model
 from polyfed.methods import FedGH
-from polyfed.prediction import load_model
-from polyfed.recorded import check_shape, parse_json, parse_toml, seal, unseal
-from polyfed.report.folders import find_runs
+from polyfed.report.run_records import find_runs
+from polyfed.results.schema import check_shape, parse_json, parse_toml, seal, unseal
 from polyfed.testing import Kit
-from polyfed.testing.world import difference, everything, records
+from polyfed.testing.fixtures import difference, everything, records
 
 ROOT = Path(__file__).resolve().parents[2]
 FOUR = Training(rounds=4, batch_size=8, lr=0.1, participation=0.67)

@@ -26,8 +26,8 @@ from polyfed.errors import Interrupted, RequestError, RunError
 from polyfed.functional.modes import evaluating
 from polyfed.methods import FedAvg, FedGH, Local
 from polyfed.testing import Kit
+from polyfed.testing.fixtures import SHORT, difference, draw, everything, received, records, state, tiny, weights
 from polyfed.testing.spy import Spy
-from polyfed.testing.world import SHORT, difference, draw, everything, received, records, state, tiny, weights
 
 
 class Watcher:

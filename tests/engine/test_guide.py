@@ -14,11 +14,11 @@ from PIL import Image
 from torch import nn
 
 import polyfed as pf
-from polyfed import prediction
-from polyfed.core.architectures import Architectures
-from polyfed.core.networks import exported
+from polyfed.core.model_factory import Architectures
+from polyfed.core.modules import exported
 from polyfed.engine.federation import Run
-from polyfed.engine.guide import Guide
+from polyfed.engine.model_readme import Guide
+from polyfed.experiments import prediction
 from polyfed.models import build
 from polyfed.models.split import SplitModel
 

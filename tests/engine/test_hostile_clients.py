@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten
 from polyfed.core.method import Method
@@ -18,16 +19,15 @@ from polyfed.core.server import Server
 from polyfed.core.settings import Availability, Defence, Evaluation, Hostile, Training
 from polyfed.engine.federation import Federation
 from polyfed.errors import Interrupted, RequestError
+from polyfed.experiments.session import prepare
 from polyfed.methods import FedAvg, FedFomo, FedIN, FedL2G, FedProto, Local
-from polyfed.recipe import Recipe
 from polyfed.registry import METHODS
-from polyfed.report.folders import find_runs
+from polyfed.report.comparison import comparison
 from polyfed.report.grouping import group_runs
-from polyfed.report.tables import comparison
-from polyfed.session import prepare
+from polyfed.report.run_records import find_runs
 from polyfed.testing import Kit
+from polyfed.testing.fixtures import World, difference, everything, records
 from polyfed.testing.spy import Spy
-from polyfed.testing.world import World, difference, everything, records
 
 TWO = Training(rounds=2, batch_size=8, lr=0.1)
 THREE = Training(rounds=3, batch_size=8, lr=0.1)

@@ -14,13 +14,13 @@ from scipy import optimize, special
 
 from polyfed.core.releases import Release
 from polyfed.core.settings import Availability, Evaluation, Privacy, Training
-from polyfed.engine.accountant import counted, epsilon_of
+from polyfed.engine.accounting import counted, epsilon_of
 from polyfed.engine.federation import Federation
-from polyfed.engine.ledger import Ledger, read, told
+from polyfed.engine.privacy_ledger import Ledger, read, told
 from polyfed.errors import Interrupted, RequestError
 from polyfed.methods import FD, FedAvg, FedIN, FedRep, Local
 from polyfed.testing import Kit
-from polyfed.testing.world import difference, everything, records
+from polyfed.testing.fixtures import difference, everything, records
 
 FOUR = Training(rounds=4, batch_size=64, lr=0.1)
 NOISY = {"clip": 1.0, "noise": 2.0}

@@ -12,15 +12,15 @@ import pytest
 from safetensors.torch import load_file
 
 import polyfed as pf
+from polyfed.config.recipe import Recipe
 from polyfed.engine import federation as room
-from polyfed.engine.folder import RunFolder
 from polyfed.engine.longer import obstacle
+from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import Interrupted, RequestError, RunError
+from polyfed.experiments.prediction import load_model
 from polyfed.methods import ScaleFL
 from polyfed.methods.fedkd import FedKD
-from polyfed.prediction import load_model
-from polyfed.recipe import Recipe
-from polyfed.report.folders import find_runs
+from polyfed.report.run_records import find_runs
 
 SETTINGS: Mapping[str, Any] = {
     "data": {"name": "digits", "clients": 3, "max_rows": 150, "holdout": 30, "split": "6:2:2"},
@@ -296,7 +296,7 @@ def test_fewer_rounds_and_other_settings_are_still_another_run(tmp_path: Path) -
 
 
 def test_a_federation_made_in_python_goes_on(tmp_path: Path) -> None:
-    from polyfed.session import prepare
+    from polyfed.experiments.session import prepare
 
     def federation(rounds: int, name: str) -> pf.Federation:
         made = prepare(recipe(rounds), out=tmp_path / name)

@@ -17,7 +17,7 @@ from polyfed.errors import RunError
 if sys.platform != "linux":
     pytest.skip("worker processes need Linux", allow_module_level=True)
 
-from polyfed.engine.mailbox import Mailbox
+from polyfed.engine.executors.shared_buffer import Mailbox
 
 TYPES = ["float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "uint8", "int8", "bool", "complex64"]
 

@@ -22,7 +22,7 @@ from polyfed.engine.federation import Federation, Run
 from polyfed.errors import RequestError
 from polyfed.functional import metrics
 from polyfed.methods import FedAvg, Local
-from polyfed.testing.world import SHORT, draw, tiny
+from polyfed.testing.fixtures import SHORT, draw, tiny
 
 ALL = ["balanced_accuracy", "f1", "auc", "confusion"]
 

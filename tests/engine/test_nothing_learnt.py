@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import polyfed as pf
-from polyfed import cli
+from polyfed.cli import app as cli
 from polyfed.engine.history import result_of
 from polyfed.methods import FedAvg, Local
 
@@ -156,7 +156,7 @@ def test_a_comparison(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_sweep(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyfed.sweep.draw", lambda *_: [])
+    monkeypatch.setattr("polyfed.experiments.sweep.draw", lambda *_: [])
     assert cli.status(["sweep", "wild.toml", "--set", "training.lr=1e18,0.05", "--out", "c", "--quiet"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert f"not to be chosen, lr=1e+18: {LINE}" in out

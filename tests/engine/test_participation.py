@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from polyfed.config.recipe import Recipe
 from polyfed.core.message import Message
 from polyfed.core.method import Method
 from polyfed.core.randomness import generator
@@ -23,13 +24,12 @@ from polyfed.engine.attendance import Attendance, LateUpload, Post
 from polyfed.engine.checkpoint import Snapshot
 from polyfed.engine.federation import Federation
 from polyfed.errors import Interrupted, RequestError, RunError
+from polyfed.experiments.dry_run import measure
+from polyfed.experiments.session import prepare
 from polyfed.methods import FedAvg, FedGH, FedHeNN, FedIN, Local
-from polyfed.preflight import measure
-from polyfed.recipe import Recipe
-from polyfed.session import prepare
 from polyfed.testing import Kit
+from polyfed.testing.fixtures import difference, everything, received, records, state, weights
 from polyfed.testing.spy import Spy
-from polyfed.testing.world import difference, everything, received, records, state, weights
 
 ALL = range(6)
 METHODS = (Local(), FedAvg(), FedGH(), FedHeNN(rad_size=8, eta0=0.1), FedIN())

@@ -23,15 +23,14 @@ from polyfed.core.message import Message, tensor
 from polyfed.core.method import Batch, Context, Exchange, Method, Phase, Trained
 from polyfed.core.server import Server
 from polyfed.core.settings import Availability, Evaluation, Training
-from polyfed.engine import pool, workers
-from polyfed.engine.executors import Job, Serial
+from polyfed.engine.executors.base import Job, Serial, process_pool, worker
+from polyfed.engine.executors.worker import Worker
 from polyfed.engine.federation import Federation
-from polyfed.engine.workers import Worker
 from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError
 from polyfed.methods import FML, SCAFFOLD, FedAvg, FedDPA, FedGH, FedHeNN, FedIN, FedProto, HeteroFL, Local
 from polyfed.registry import METHODS
 from polyfed.testing import Kit
-from polyfed.testing.world import difference, everything, records
+from polyfed.testing.fixtures import difference, everything, records
 
 if sys.platform != "linux":
     pytest.skip("worker processes need Linux", allow_module_level=True)
@@ -74,7 +73,7 @@ def same(method: Method, counts: Sequence[int], **options: Any) -> None:
     serial = run(method, **options)
     for count in counts:
         found = run(method, executor="pool", workers=count, **options)
-        assert isinstance(found.executor, pool.Pool)
+        assert isinstance(found.executor, process_pool.Pool)
         assert difference(everything(serial), everything(found)) is None
         assert records(serial) == records(found)
 
@@ -351,8 +350,8 @@ def test_workers_that_die_between_rounds_are_replaced() -> None:
     fed: list[Federation] = []
 
     def kill(_: Any) -> None:
-        for worker in fed[0].executor._staff:  # type: ignore[attr-defined]
-            os.kill(worker.process, signal.SIGKILL)
+        for each in fed[0].executor._staff:  # type: ignore[attr-defined]
+            os.kill(each.process, signal.SIGKILL)
 
     told = Told(kill)
     fed.append(Kit(method=FedGH()).usual.federation(FedGH(), TRAINING, executor="pool", workers=2, trackers=[told]))
@@ -479,7 +478,7 @@ def choose(clients: int = 6, **options: Any) -> Any:
 
 
 def test_auto_takes_workers_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "cores", lambda: 4)
+    monkeypatch.setattr(process_pool, "cores", lambda: 4)
     long = Training(rounds=10_000)
     assert isinstance(choose(), Serial)  # milliseconds
     assert choose(training=long).workers == 4
@@ -490,7 +489,7 @@ def test_auto_takes_workers_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> N
     assert choose(workers=2).workers == 2  # whoever asks for workers has them
     assert choose(executor="pool").workers == 4
     assert choose(executor="pool", workers=1).workers == 1
-    monkeypatch.setattr(pool, "cores", lambda: 1)
+    monkeypatch.setattr(process_pool, "cores", lambda: 1)
     assert isinstance(choose(training=long), Serial)
 
 
@@ -501,14 +500,14 @@ def test_what_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         choose(workers=0)
     with pytest.raises(RequestError, match="expected 1 worker, as the executor 'serial' has one, came 2"):
         choose(executor="serial", workers=2)
-    monkeypatch.setattr(pool, "sys", SimpleNamespace(platform="darwin", maxsize=sys.maxsize))
+    monkeypatch.setattr(process_pool, "sys", SimpleNamespace(platform="darwin", maxsize=sys.maxsize))
     for given in ({"executor": "pool"}, {"workers": 2}):
         with pytest.raises(RequestError, match="'serial' with 1 worker, as worker processes need Linux"):
             choose(**given)
     assert isinstance(choose(training=Training(rounds=10_000)), Serial)
     monkeypatch.undo()
-    assert pool.obstacle("cuda") == "worker processes need device 'cpu', and this one is 'cuda'"
-    assert pool.obstacle("cpu") is None
+    assert process_pool.obstacle("cuda") == "worker processes need device 'cpu', and this one is 'cuda'"
+    assert process_pool.obstacle("cpu") is None
     gpu: Any = SimpleNamespace(
         method=FedAvg(),
         architectures=SimpleNamespace(device=torch.device("cuda")),
@@ -520,15 +519,15 @@ def test_what_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(
             RequestError, match=r"expected the executor 'cohort' or 'auto', by .*, as worker processes need"
         ):
-            pool.chosen("pool", None, gpu, Training(), print)
+            process_pool.chosen("pool", None, gpu, Training(), print)
 
 
 def test_cores_are_those_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 1 <= pool.cores() <= len(os.sched_getaffinity(0))
+    assert 1 <= process_pool.cores() <= len(os.sched_getaffinity(0))
     monkeypatch.setattr(os, "process_cpu_count", lambda: 6, raising=False)
     for text, expected in {"max 100000\n": 6, "250000 100000\n": 3, "10000 100000\n": 1, "?": 6}.items():
-        monkeypatch.setattr(pool.Path, "read_text", lambda *_, text=text, **__: text)
-        assert pool.cores() == expected
+        monkeypatch.setattr(process_pool.Path, "read_text", lambda *_, text=text, **__: text)
+        assert process_pool.cores() == expected
 
 
 @pytest.mark.parametrize("what", ["fork", "gradient"])
@@ -538,7 +537,7 @@ def test_where_no_worker_can_be_had_serial_does_it(what: str, monkeypatch: pytes
 
     serial = run(FedAvg())
     monkeypatch.setattr(os, "fork", no_fork) if what == "fork" else None
-    monkeypatch.setattr(workers, "_trouble", lambda: "no gradients") if what == "gradient" else None
+    monkeypatch.setattr(worker, "_trouble", lambda: "no gradients") if what == "gradient" else None
     told = Told()
     found = run(FedAvg(), executor="pool", workers=2, trackers=[told])
     reason = {"fork": "no process can be started: Resource temporarily unavailable", "gradient": "no gradients"}[what]

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 import polyfed as pf
+from polyfed.config.recipe import Recipe
 from polyfed.core.settings import Training
 from polyfed.engine.federation import Run
 from polyfed.errors import RequestError
+from polyfed.functional.kernel_similarity import distance
 from polyfed.functional.losses import cross_entropy, divergence
-from polyfed.functional.similarity import distance
 from polyfed.models import build
-from polyfed.recipe import Recipe
 
 
 def clients(count: int = 2) -> list[pf.Client]:

@@ -18,9 +18,9 @@ from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation
 from polyfed.engine.federation import Federation
 from polyfed.methods import Local
-from polyfed.report import tables
-from polyfed.report.folders import find_runs
-from polyfed.testing.world import SHORT, draw, tiny
+from polyfed.report import comparison
+from polyfed.report.run_records import find_runs
+from polyfed.testing.fixtures import SHORT, draw, tiny
 
 CALLS: list[str] = []
 
@@ -165,16 +165,16 @@ def test_a_round_that_is_not_scored_has_none_and_a_finished_run_keeps_it(tmp_pat
 
 def test_tables_have_a_column_for_each_where_there_is_one(tmp_path: Path) -> None:
     run = federation(Shifted(), out=tmp_path / "shifted").run()
-    shown = tables.comparison(find_runs([tmp_path]))
+    shown = comparison.comparison(find_runs([tmp_path]))
     row = shown.sections[0].rows[0]
     assert row.accuracy_by_predictor == means(run.result)["personal"]
-    received = tables.comparison(find_runs([tmp_path]), "received")
+    received = comparison.comparison(find_runs([tmp_path]), "received")
     assert received.sections[0].rows[0].accuracy_by_predictor == means(run.result)["received"]
-    assert "by least" in tables.to_markdown(shown)
-    assert f"{100 * row.accuracy_by_predictor['least']:.2f}" in tables.to_text(shown)
-    assert "accuracy_by_least" in tables.to_csv(shown).splitlines()[0]
-    assert '"accuracy_by_predictor"' in tables.to_json(shown)
+    assert "by least" in comparison.to_markdown(shown)
+    assert f"{100 * row.accuracy_by_predictor['least']:.2f}" in comparison.to_text(shown)
+    assert "accuracy_by_least" in comparison.to_csv(shown).splitlines()[0]
+    assert '"accuracy_by_predictor"' in comparison.to_json(shown)
     federation(Local(), out=tmp_path / "alone" / "local").run()
-    alone = tables.to_markdown(tables.comparison(find_runs([tmp_path / "alone"])))
+    alone = comparison.to_markdown(comparison.comparison(find_runs([tmp_path / "alone"])))
     assert "by least" not in alone
-    assert ("by ..." in tables.to_markdown(shown), "by ..." in alone) == (True, False)
+    assert ("by ..." in comparison.to_markdown(shown), "by ..." in alone) == (True, False)

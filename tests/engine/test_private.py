@@ -15,16 +15,16 @@ from polyfed.core.client import Client
 from polyfed.core.method import Phase
 from polyfed.core.releases import Release
 from polyfed.core.settings import Privacy, Training
-from polyfed.engine import private
-from polyfed.engine.accountant import epsilon_of
+from polyfed.engine import dp_sgd
+from polyfed.engine.accounting import epsilon_of
+from polyfed.engine.dp_sgd import releases
 from polyfed.engine.federation import Federation
-from polyfed.engine.private import releases
-from polyfed.engine.training import by_chance, train
+from polyfed.engine.local_training import by_chance, train
 from polyfed.errors import Interrupted, RequestError
 from polyfed.methods import FedAvg, FedIN, FedProto, FedProx, FedSelect, Local
 from polyfed.models import build
 from polyfed.testing import Kit
-from polyfed.testing.world import difference, everything, records
+from polyfed.testing.fixtures import difference, everything, records
 
 TWO = Training(rounds=2, batch_size=8, lr=0.1)
 NOISY: dict[str, Any] = {"sgd_clip": 1.0, "sgd_noise": 1.0}
@@ -63,9 +63,9 @@ def trained(secret: int | None, settings: Privacy, **options: Any) -> dict[str, 
 def test_noise_and_batches_are_the_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one secret the same once more; with another, in another round, from other weights or rows, none of it."""
     seen: list[Any] = []
-    plain = private.released
+    plain = dp_sgd.released
     monkeypatch.setattr(
-        private, "released", lambda update, *rest: seen.append((update, plain(update, *rest))) or seen[-1][1]
+        dp_sgd, "released", lambda update, *rest: seen.append((update, plain(update, *rest))) or seen[-1][1]
     )
 
     def drawn(secret: int, **options: Any) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import polyfed as pf
-from polyfed.core.timings import SECTIONS
+from polyfed.core.profiling import SECTIONS
 
 RECIPE: dict[str, Any] = {
     "data": {"name": "digits", "clients": 3, "max_train": 10, "max_test": 10, "holdout": 20},

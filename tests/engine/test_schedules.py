@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import Message
 from polyfed.core.method import Batch, Context, Gradients, Method, Phase
@@ -22,14 +23,13 @@ from polyfed.engine.federation import Federation
 from polyfed.engine.history import stopped_after
 from polyfed.errors import Interrupted, RequestError
 from polyfed.methods import Local
-from polyfed.recipe import Recipe
+from polyfed.report.comparison import comparison
 from polyfed.report.figures import curves, series
-from polyfed.report.folders import find_runs
 from polyfed.report.grouping import group_runs
-from polyfed.report.tables import comparison
+from polyfed.report.run_records import find_runs
 from polyfed.testing import Kit
+from polyfed.testing.fixtures import difference, draw, everything, plain, records
 from polyfed.testing.spy import Spy
-from polyfed.testing.world import difference, draw, everything, plain, records
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
 

@@ -10,9 +10,9 @@ import torch
 import polyfed as pf
 from polyfed.core.method import Method
 from polyfed.errors import RequestError
+from polyfed.experiments.dry_run import measure
 from polyfed.methods import FedAvg, FedProx, FedRep, LGFedAvg, Local
 from polyfed.models.split import Staged
-from polyfed.preflight import measure
 
 X, Y = torch.randn(20, 6), torch.arange(20) % 4
 

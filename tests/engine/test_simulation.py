@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import group
 from polyfed.core.method import Method
@@ -21,9 +22,8 @@ from polyfed.deploy.server import Deployed
 from polyfed.engine.devices import Devices, Profile
 from polyfed.engine.federation import Federation, Run
 from polyfed.errors import Interrupted, RequestError
+from polyfed.experiments.dry_run import measure
 from polyfed.methods import FedAvg, FedGH, FedHeNN, Local
-from polyfed.preflight import measure
-from polyfed.recipe import Recipe
 from polyfed.testing import Kit
 
 FAST = Profile(compute=1e6, memory=1e6, down=8e4, up=4e4, latency=0.5)

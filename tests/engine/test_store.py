@@ -17,17 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from methods import toys
-from polyfed.core.architectures import Architectures
-from polyfed.core.networks import Inventory
+from polyfed.core.model_factory import Architectures
+from polyfed.core.modules import Inventory
 from polyfed.core.settings import Training
-from polyfed.engine import checkpoint, store
+from polyfed.engine import checkpoint, weight_store
 from polyfed.engine.checkpoint import Snapshot
 from polyfed.engine.federation import Federation
-from polyfed.engine.store import Layout, Row, Store
+from polyfed.engine.weight_store import Layout, Row, Store
 from polyfed.errors import RequestError, RunError
 from polyfed.methods import FedAvg
 from polyfed.testing import Kit
-from polyfed.testing.world import difference, everything, records
+from polyfed.testing.fixtures import difference, everything, records
 
 
 class Tied(nn.Module):
@@ -67,9 +67,9 @@ def alike(row: Any, tensors: dict[str, Tensor]) -> bool:
 @pytest.fixture(params=["memory", "disk", "alone"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Every kind of memory there is, growing often."""
-    monkeypatch.setattr(store, "_CHUNK", 1)
+    monkeypatch.setattr(weight_store, "_CHUNK", 1)
     if request.param == "disk":
-        monkeypatch.setattr(store, "available", lambda: 10.0)
+        monkeypatch.setattr(weight_store, "available", lambda: 10.0)
     if request.param == "alone":
         monkeypatch.delattr(os, "memfd_create", raising=False)
     elif request.param == "memory" and not hasattr(os, "memfd_create"):
@@ -206,13 +206,13 @@ def test_another_process_reads_and_writes_rows(kind: str) -> None:
 
 def test_what_does_not_fit_in_memory_lies_in_a_nameless_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Path | None] = []
-    plain = store.tempfile.mkstemp
-    monkeypatch.setattr(store.tempfile, "mkstemp", lambda **o: asked.append(o["dir"]) or plain(**o))
+    plain = weight_store.tempfile.mkstemp
+    monkeypatch.setattr(weight_store.tempfile, "mkstemp", lambda **o: asked.append(o["dir"]) or plain(**o))
     needed = sum(made().layout(name).nbytes for name in ("tied", "plain", "tied", "plain"))
-    monkeypatch.setattr(store, "available", lambda: 2.0 * needed)
+    monkeypatch.setattr(weight_store, "available", lambda: 2.0 * needed)
     made(tmp_path / "run").fresh("tied")
     assert asked == [], "it fits"
-    monkeypatch.setattr(store, "available", lambda: 2.0 * needed - 1)
+    monkeypatch.setattr(weight_store, "available", lambda: 2.0 * needed - 1)
     rows = made(tmp_path / "not" / "yet")
     row = rows.kept(0, "tied", "", drawn("tied", 1))
     assert asked == [tmp_path]
@@ -224,7 +224,7 @@ def test_a_full_disk_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store, "available", lambda: 0.0)
+    monkeypatch.setattr(weight_store, "available", lambda: 0.0)
     monkeypatch.setattr(os, "posix_fallocate" if hasattr(os, "posix_fallocate") else "ftruncate", full)
     with pytest.raises(RunError, match="weights on disk, as memory is short: No space left on device"):
         made().fresh("tied")
@@ -232,13 +232,13 @@ def test_a_full_disk_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_memory_that_is_available(tmp_path: Path) -> None:
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert 0 < store.available() <= pages
+    assert 0 < weight_store.available() <= pages
     file = tmp_path / "meminfo"
     file.write_text("MemTotal: 100 kB\nMemAvailable:    60 kB\n")
-    assert store._number(str(file), "MemAvailable:", 1024) == 60 * 1024
+    assert weight_store._number(str(file), "MemAvailable:", 1024) == 60 * 1024
     file.write_text("max\n")
-    assert store._number(str(file), "", 1) is None
-    assert store._number(str(tmp_path / "none"), "", 1) is None
+    assert weight_store._number(str(file), "", 1) is None
+    assert weight_store._number(str(tmp_path / "none"), "", 1) is None
 
 
 # in a run ---------------------------------------------------------------------------------------------------------

@@ -17,8 +17,8 @@ from polyfed.core.settings import Training
 from polyfed.data.transforms import augment
 from polyfed.engine.federation import Federation
 from polyfed.methods import Local
+from polyfed.testing.fixtures import SHORT, difference, draw, tiny
 from polyfed.testing.spy import Spy
-from polyfed.testing.world import SHORT, difference, draw, tiny
 
 
 def linear() -> nn.Module:

@@ -12,14 +12,17 @@ from typing import Any
 import pytest
 import torch
 
+from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten, group
 from polyfed.core.method import Method
 from polyfed.core.server import Server
 from polyfed.core.settings import Availability, Compression, Privacy, Training
-from polyfed.engine.executors import Outcome, Serial
+from polyfed.engine.executors.base import Outcome, Serial
 from polyfed.engine.federation import Federation
 from polyfed.errors import Interrupted, RequestError
+from polyfed.experiments.dry_run import measure
+from polyfed.experiments.session import prepare
 from polyfed.methods import (
     FD,
     SCAFFOLD,
@@ -35,15 +38,12 @@ from polyfed.methods import (
     LGFedAvg,
     Local,
 )
-from polyfed.preflight import measure
-from polyfed.recipe import Recipe
 from polyfed.registry import METHODS
-from polyfed.report.folders import find_runs
 from polyfed.report.grouping import group_runs
-from polyfed.session import prepare
+from polyfed.report.run_records import find_runs
 from polyfed.testing import Kit
+from polyfed.testing.fixtures import World, difference, everything, records
 from polyfed.testing.spy import Spy
-from polyfed.testing.world import World, difference, everything, records
 
 TWO = Training(rounds=2, batch_size=8, lr=0.1)
 THREE = Training(rounds=3, batch_size=8, lr=0.1)

@@ -22,9 +22,9 @@ from polyfed.engine.federation import Federation
 from polyfed.engine.history import History
 from polyfed.errors import Interrupted, RequestError, RunError
 from polyfed.methods.local import Local
-from polyfed.report.folders import find_runs
-from polyfed.report.formats import to_csv
-from polyfed.report.tables import comparison, to_text
+from polyfed.report.comparison import comparison, to_text
+from polyfed.report.comparison_formats import to_csv
+from polyfed.report.run_records import find_runs
 
 
 def federation(

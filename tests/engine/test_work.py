@@ -15,10 +15,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from polyfed.core.client import Client
 from polyfed.core.method import Context, Method, Phase, Trained
 from polyfed.core.settings import Training
-from polyfed.engine import executors
 from polyfed.engine.devices import Devices
-from polyfed.engine.training import train
-from polyfed.engine.work import Operations, step_memory, training_operations
+from polyfed.engine.executors import base
+from polyfed.engine.local_training import train
+from polyfed.engine.operation_counter import Operations, step_memory, training_operations
 from polyfed.methods import FedHeNN, FjORD
 from polyfed.registry import METHODS
 from polyfed.testing import Kit
@@ -76,7 +76,7 @@ def exactly(method: Method, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, 
         found.append((told, done.count))
         return trained
 
-    monkeypatch.setattr(executors, "train", watched)
+    monkeypatch.setattr(base, "train", watched)
     Kit(method=method).run(method, Training(rounds=2, batch_size=8))
     return found
 

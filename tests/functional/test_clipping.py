@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from polyfed.functional.class_prototypes import header_step
 from polyfed.functional.clipping import clipped, rows_clipped, shrinking
-from polyfed.functional.prototypes import header_step
 
 BOUNDS = [float(most) for most in np.random.default_rng(0).uniform(0.01, 50, 200)]
 

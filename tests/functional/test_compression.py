@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyfed.functional.compression import (
+from polyfed.functional.sparsification import (
     kept,
     places_nbytes,
     quantised,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.functional.blocks import blocks, place
+from polyfed.functional.block_names import blocks, place
 from polyfed.functional.cross_layer import corrected, last_blocks, references
 from polyfed.models import zoo
 

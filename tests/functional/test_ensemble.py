@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.functional.ensemble import Consensus, confidences, consensus, shares, transfer_loss
+from polyfed.functional.consensus import Consensus, confidences, consensus, shares, transfer_loss
 
 OF = ("logits", "probabilities")
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from polyfed.core import passes
+from polyfed.core import inference
 from polyfed.core.client import as_floats
 from polyfed.functional.drift import gap, length, released
 from polyfed.functional.fisher import squared_gradients, unit_range
@@ -46,11 +46,11 @@ def test_a_linear_model_by_hand(count: int) -> None:
 
 def test_all_rows_in_whatever_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     model, (x, y) = linear(), data(11)
-    whole = passes.fisher(model, x, y, as_floats)
+    whole = inference.fisher(model, x, y, as_floats)
     np.testing.assert_allclose(whole["weight"], by_hand(model, x, y)["weight"] / 11, rtol=1e-4, atol=1e-7)
     for rows in (1, 3, 5):
-        monkeypatch.setattr(passes, "_BACKWARD", rows)
-        for name, value in passes.fisher(model, x, y, as_floats).items():
+        monkeypatch.setattr(inference, "_BACKWARD", rows)
+        for name, value in inference.fisher(model, x, y, as_floats).items():
             torch.testing.assert_close(value, whole[name])
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from polyfed.functional.guiding import guided_loss, meta_gradient
+from polyfed.functional.guiding_vectors import guided_loss, meta_gradient
 
 CLASSES, INPUTS, FEATURES = 4, 5, 3
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from polyfed.functional.drift import released
-from polyfed.functional.keyed import KeyedNormals, KeyedUniforms
+from polyfed.functional.secure_noise import KeyedNormals, KeyedUniforms
 
 
 def key(number: int) -> bytes:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyfed.functional.membership import (
+from polyfed.functional.membership_scores import (
     auc,
     balanced_accuracy,
     likelihood_ratio,

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from polyfed.functional.kernels import cka_to_factor, kernel_factor
-from polyfed.functional.precision import PRECISIONS, pack, packed_nbytes, unpack
+from polyfed.functional.quantization import PRECISIONS, pack, packed_nbytes, unpack
 
 
 def draw(*shape, seed=0):

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 from scipy import optimize, special
 
-from polyfed.functional.privacy import analytic_sigma, classic_epsilon, classic_sigma, gaussian_delta, gaussian_epsilon
+from polyfed.functional.gaussian_mechanism import (
+    analytic_sigma,
+    classic_epsilon,
+    classic_sigma,
+    gaussian_delta,
+    gaussian_epsilon,
+)
 
 
 def integrated(sigma: float, sensitivity: float, epsilon: float) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.functional.projections import (
+from polyfed.functional.feature_pooling import (
     Layout,
     from_common,
     layout,

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from polyfed.functional.prototypes import ClassMeans, class_means, header_step, to_float16, unit_length
+from polyfed.functional.class_prototypes import ClassMeans, class_means, header_step, to_float16, unit_length
 
 
 def data(n=100, d=6, classes=5, seed=0):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from polyfed.functional.kernels import cka, cka_to_factor, kernel_factor
-from polyfed.functional.rbf import (
+from polyfed.functional.rbf_kernel import (
     centre_kernel,
     cka_of_kernels,
     median_width,

@@ -8,7 +8,7 @@ import weakref
 import torch
 from torch import fx, nn
 
-from polyfed.functional.records import Steps
+from polyfed.functional.fx_graph import Steps
 
 
 class Net(nn.Module):

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from polyfed.functional.kernel_similarity import distance, features
 from polyfed.functional.kernels import alignment, kernel_factor
 from polyfed.functional.procrustes import procrustes
-from polyfed.functional.rbf import nystroem_features, rbf_alignment
-from polyfed.functional.similarity import distance, features
+from polyfed.functional.rbf_kernel import nystroem_features, rbf_alignment
 
 F64 = torch.float64
 

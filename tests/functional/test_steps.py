@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from polyfed.functional.averaging import layer_wise_mean, normalised_mean
-from polyfed.functional.steps import normaliser
+from polyfed.functional.effective_steps import normaliser
 
 
 @pytest.mark.parametrize("steps", [1, 2, 7, 40])

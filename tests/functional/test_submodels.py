@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.functional.clipping import clipped
-from polyfed.functional.losses import only_classes
-from polyfed.functional.submodels import (
+from polyfed.functional.channel_slices import (
     OUTPUT,
     WHOLE,
     Axis,
@@ -23,6 +21,8 @@ from polyfed.functional.submodels import (
     take,
     width,
 )
+from polyfed.functional.clipping import clipped
+from polyfed.functional.losses import only_classes
 
 PLAN = ChannelPlan(
     axes={

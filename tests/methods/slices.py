@@ -13,7 +13,7 @@ from toys import Round, Watch, federation, net
 
 from polyfed.core.client import Client
 from polyfed.core.method import Method
-from polyfed.engine.executors import Outcome
+from polyfed.engine.executors.base import Outcome
 from polyfed.engine.federation import Federation
 
 NARROW = {"a": (6, 5), "b": (3, 3), "c": (2, 2), "d": (1, 1), "e": (1, 1)}  # width, features: halves rounded up

@@ -23,9 +23,9 @@ from toys import (
     two_parameter_clients,
 )
 
-from polyfed.core.architectures import Architectures
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
+from polyfed.core.model_factory import Architectures
 from polyfed.errors import RequestError
 from polyfed.methods import FedAvg, Local
 

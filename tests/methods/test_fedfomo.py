@@ -13,7 +13,7 @@ from toys import NETS, Round, batch, clients, federation, model_with, moved, rou
 
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
-from polyfed.core.networks import floats
+from polyfed.core.modules import floats
 from polyfed.errors import RequestError
 from polyfed.methods import Local
 from polyfed.methods.fedfomo import FedFomo

@@ -12,10 +12,18 @@ from torch.nn import functional as F
 from toys import CLASSES, NETS, batch, clients, federation, moved, rounds, same, samples, worker
 
 from polyfed.core.client import Client
-from polyfed.core.feature_generator import Fitting, fit, fresh, frozen_head, generate, known_classes, likeness
 from polyfed.core.message import nbytes
 from polyfed.errors import RequestError
 from polyfed.methods import FedAvg, FedGen
+from polyfed.methods.building_blocks.feature_generator import (
+    Fitting,
+    fit,
+    fresh,
+    frozen_head,
+    generate,
+    known_classes,
+    likeness,
+)
 from polyfed.models.split import Staged
 
 SMALL = {"noise": 4, "hidden": 8, "generator_steps": 5, "generator_batch": 16}

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from toys import CLASSES, NETS, Watch, clients, federation, model_with, moved, rounds, same, samples, worker
 
 import polyfed
+from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.core.method import Trained
@@ -19,11 +20,10 @@ from polyfed.core.randomness import generator
 from polyfed.core.settings import Availability, Training
 from polyfed.engine.federation import Federation
 from polyfed.errors import RequestError
+from polyfed.experiments.prediction import load_model
 from polyfed.methods import FedGH, Local
 from polyfed.models import adapt, zoo
 from polyfed.models.split import Staged
-from polyfed.prediction import load_model
-from polyfed.recipe import Recipe
 
 MIXED = ["shallow", "deep", "wide"]  # different extractors, one feature width
 

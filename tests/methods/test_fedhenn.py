@@ -29,12 +29,12 @@ from toys import (
     worker,
 )
 
-from polyfed.core.architectures import Architectures
 from polyfed.core.client import Client, Public
 from polyfed.core.message import nbytes
+from polyfed.core.model_factory import Architectures
 from polyfed.data.samples import Samples
 from polyfed.errors import RequestError
-from polyfed.functional.precision import unpack
+from polyfed.functional.quantization import unpack
 from polyfed.methods import FedAvg, FedHeNN, Local
 from polyfed.models import zoo
 from polyfed.models.split import Staged

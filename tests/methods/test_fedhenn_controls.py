@@ -9,8 +9,8 @@ import pytest
 import torch
 from toys import NETS, batch, clients, federation, model_with, moved, public, rounds, same, worker
 
-from polyfed.core.architectures import Architectures
-from polyfed.functional.precision import unpack
+from polyfed.core.model_factory import Architectures
+from polyfed.functional.quantization import unpack
 from polyfed.methods import FedHeNN, Local
 
 MIXED = ["shallow", "deep", "wide", "broad"]  # widths of their representations: 5, 5, 5, 8

@@ -24,16 +24,16 @@ from toys import (
     worker,
 )
 
-from polyfed.core import mean_kernel
 from polyfed.core.client import Client, Public
 from polyfed.core.settings import Availability, Evaluation
 from polyfed.data.samples import Samples
 from polyfed.engine.federation import Federation, Training
 from polyfed.errors import RequestError, RunError
-from polyfed.functional.precision import unpack
+from polyfed.experiments.dry_run import measure
+from polyfed.functional.quantization import unpack
 from polyfed.methods import FedHeNN
+from polyfed.methods.building_blocks import mean_kernel
 from polyfed.models.split import Staged
-from polyfed.preflight import measure
 
 MIXED = ["shallow", "deep", "wide", "broad"]  # widths of their representations: 5, 5, 5, 8
 FLOATS = {name: sum(t.numel() for t in net().state_dict().values()) for name, net in NETS.items() if "-" not in name}
@@ -359,19 +359,19 @@ def test_no_rad_without_a_kernel_to_be_aligned_to(pool):
 @pytest.mark.parametrize("refresh", [0, 1, 2])
 def test_scoring_passes_no_rad(make, refresh, monkeypatch):
     """In the stage `received` too, where clients keep the RAD."""
-    from polyfed.core import passes
+    from polyfed.core import inference
 
     members = clients(["deep"] * 4, test=6)
     evaluation = Evaluation(stage="received", extra_stages=["personal", "after_local"])
     fed, watch = federation(make(rad_refresh=refresh), members, held=public(), evaluation=evaluation, rounds=3)
-    seen, plain, evaluate = [], passes.represent, fed._evaluate
+    seen, plain, evaluate = [], inference.represent, fed._evaluate
 
     def evaluating(scores):
-        monkeypatch.setattr(passes, "represent", lambda *given: seen.append(given) or plain(*given))
+        monkeypatch.setattr(inference, "represent", lambda *given: seen.append(given) or plain(*given))
         states = [dict(client.state) for client in fed.clients]
         found = evaluate(scores)
         assert all(a.items() <= b.state.items() for a, b in zip(states, fed.clients, strict=True))
-        monkeypatch.setattr(passes, "represent", plain)
+        monkeypatch.setattr(inference, "represent", plain)
         return found
 
     fed._evaluate = evaluating

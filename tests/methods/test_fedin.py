@@ -29,13 +29,13 @@ from toys import (
     worker,
 )
 
-from polyfed import session
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.core.method import Trained
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Evaluation
 from polyfed.errors import RequestError
+from polyfed.experiments import session
 from polyfed.functional.modes import evaluating
 from polyfed.methods import FedAvg, FedIN
 from polyfed.models import zoo

@@ -19,7 +19,7 @@ from polyfed.core.method import Trained
 from polyfed.core.randomness import generator
 from polyfed.engine.federation import Federation
 from polyfed.errors import Interrupted, RequestError
-from polyfed.functional.projections import orthogonal
+from polyfed.functional.feature_pooling import orthogonal
 from polyfed.methods import FedIN
 from polyfed.models.split import Staged
 from polyfed.models.vit import vision_transformer

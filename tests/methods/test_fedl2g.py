@@ -15,8 +15,8 @@ from polyfed.core.message import nbytes
 from polyfed.core.randomness import generator
 from polyfed.data.samples import Samples
 from polyfed.errors import RequestError
+from polyfed.experiments.dry_run import measure
 from polyfed.methods import FedL2G, Local
-from polyfed.preflight import measure
 
 LINEAR = {"linear": lambda: nn.Linear(INPUTS, CLASSES)}
 MIXED = ["shallow", "wide", "broad"]

@@ -15,9 +15,9 @@ from polyfed.core.client import Client, Public
 from polyfed.core.message import nbytes
 from polyfed.core.settings import Availability, Training
 from polyfed.errors import RequestError
+from polyfed.experiments.dry_run import measure
 from polyfed.functional.losses import absolute_error
 from polyfed.methods import FedMD, Local
-from polyfed.preflight import measure
 from polyfed.testing import Kit
 
 LINEAR = {"linear": lambda: nn.Linear(INPUTS, CLASSES)}

@@ -13,12 +13,12 @@ from torch.nn import functional as F
 from toys import CLASSES, batch, clients, federation, moved, numpy_mean, rounds, same, samples
 
 import polyfed as pf
-from polyfed.core.networks import exported
+from polyfed.core.modules import exported
 from polyfed.data.transforms import Prepare
 from polyfed.errors import RequestError
+from polyfed.experiments.prediction import load_model
 from polyfed.methods import FedMRL
 from polyfed.models import zoo
-from polyfed.prediction import load_model
 
 
 def fused(own: str = "broad", shared: str = "shallow", features: int | None = None) -> Any:

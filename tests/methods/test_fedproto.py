@@ -12,14 +12,14 @@ from table3 import kib, second_round
 from toys import CLASSES, NETS, clients, federation, model_with, rounds, same, samples, worker
 
 import polyfed
+from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.core.settings import Evaluation
 from polyfed.data.samples import Samples
 from polyfed.errors import RequestError
+from polyfed.experiments.prediction import load_model
 from polyfed.methods import FedProto, Local
-from polyfed.prediction import load_model
-from polyfed.recipe import Recipe
 
 MIXED = ["bn", "deep", "wide"]  # different extractors, one feature width
 SOME = ((0, 1), (1, 2), (0, 1, 2), (2,))  # classes of four clients

@@ -14,7 +14,7 @@ from toys import CLASSES, INPUTS, NETS, clients, federation, numpy_mean, rounds,
 
 from polyfed.core.client import Client
 from polyfed.core.message import flatten, nbytes
-from polyfed.core.networks import floats
+from polyfed.core.modules import floats
 from polyfed.core.settings import Evaluation
 from polyfed.errors import RequestError
 from polyfed.methods import FedAvg

@@ -10,9 +10,9 @@ import torch
 from slices import rounds, watched
 from toys import clients, federation, moved, net, same
 
-from polyfed.core.channels import plan_of
-from polyfed.core.submodels import RATES
 from polyfed.methods import FedAvg, FedRolex, HeteroFL
+from polyfed.methods.building_blocks.channel_groups import plan_of
+from polyfed.methods.building_blocks.width_slicing import RATES
 from polyfed.models import build
 
 WIDTH, FEATURES = 6, 5  # the toys'

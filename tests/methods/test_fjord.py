@@ -11,9 +11,9 @@ from slices import order_of, prefix, rounds, watched
 from torch.nn import functional as F
 from toys import CLASSES, batch, clients, federation, net, same, samples
 
-from polyfed.core.submodels import narrower, widths
-from polyfed.engine.executors import at_work
+from polyfed.engine.executors.base import at_work
 from polyfed.methods import FedAvg, FjORD
+from polyfed.methods.building_blocks.width_slicing import narrower, widths
 
 WIDTH, FEATURES = 6, 5  # the toys'
 

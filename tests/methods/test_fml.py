@@ -25,8 +25,8 @@ from toys import (
 )
 
 from polyfed.core.client import Client
-from polyfed.core.companion import Pair
 from polyfed.methods import FML, FedAvg, Local
+from polyfed.methods.building_blocks.auxiliary_model import Pair
 
 
 class Small(nn.Module):

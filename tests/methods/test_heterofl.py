@@ -10,12 +10,12 @@ from torch import nn
 from torch.nn import functional as F
 from toys import CLASSES, NETS, batch, clients, federation, moved, same, samples
 
+from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
-from polyfed.core.static_norm import collect
-from polyfed.core.submodels import level, rate
 from polyfed.errors import RequestError
 from polyfed.methods import FedAvg, HeteroFL
-from polyfed.recipe import Recipe
+from polyfed.methods.building_blocks.static_batchnorm import collect
+from polyfed.methods.building_blocks.width_slicing import level, rate
 
 
 def rounds_of(method, kind="shallow", count=3, labels=None, sizes=(8, 12, 16), **options):

@@ -11,7 +11,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.errors import RequestError
 from polyfed.methods import FedAvg, InclusiveFL
-from polyfed.testing.world import draw, tiny
+from polyfed.testing.fixtures import draw, tiny
 
 NETS = {f"blocks{n}": lambda n=n: tiny(n, 4, 6) for n in range(5)}
 NETS |= {f"norm/{n}": lambda n=n: tiny(n, 4, 6, norm=True) for n in range(1, 4)}

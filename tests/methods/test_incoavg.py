@@ -10,7 +10,7 @@ from toys import clients, moved, numpy_mean, rounds, same
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.methods import FedAvg, InCoAvg
-from polyfed.testing.world import draw, tiny
+from polyfed.testing.fixtures import draw, tiny
 
 NETS = {f"blocks{n}": lambda n=n: tiny(n, 4, 6) for n in range(4)} | {"bn": lambda: tiny(3, 4, 6, norm=True)}
 CONV = "intermediate.block{}.conv.weight"

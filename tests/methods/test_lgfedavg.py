@@ -11,7 +11,7 @@ from torch import nn
 from toys import CLASSES, INPUTS, NETS, clients, federation, moved, net, numpy_mean, rounds, same, worker
 
 from polyfed.core.message import nbytes
-from polyfed.core.networks import floats
+from polyfed.core.modules import floats
 from polyfed.errors import RequestError
 from polyfed.methods import FedAvg, LGFedAvg
 from polyfed.models import adapt

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 from toys import CLASSES, NETS, clients, federation, moved, rounds, same
 
-from polyfed.core.architectures import Architectures
+from polyfed.core.model_factory import Architectures
 from polyfed.core.randomness import generator
 from polyfed.methods import Local
 

@@ -26,7 +26,7 @@ from toys import (
     worker,
 )
 
-from polyfed.core import passes
+from polyfed.core import inference
 from polyfed.core.message import nbytes
 from polyfed.core.method import knobs
 from polyfed.core.settings import Availability, Training
@@ -271,7 +271,7 @@ def test_the_pass_over_all_samples_leaves_no_trace(architecture):
     at = worker(fed, 0)
     other = {name: t + 0.1 for name, t in fed.server.initial(architecture).items() if t.is_floating_point()}
     before, draws = {n: t.clone() for n, t in at.model.state_dict().items()}, torch.get_rng_state()
-    found = passes.gradient(lambda model, b: cross_entropy(model(b.x), b.y, b.w), at, other)
+    found = inference.gradient(lambda model, b: cross_entropy(model(b.x), b.y, b.w), at, other)
     assert same(before, dict(at.model.state_dict()))
     assert torch.equal(draws, torch.get_rng_state())
     order = torch.randperm(13, generator=at.generator("gradient")).split(6)
@@ -290,7 +290,7 @@ def test_the_pass_puts_the_weights_back_after_an_error():
     at = worker(fed, 0)
     before = {n: t.clone() for n, t in at.model.state_dict().items()}
     with pytest.raises(ZeroDivisionError):
-        passes.gradient(lambda model, b: 1 / 0, at, fed.server.initial("deep"))
+        inference.gradient(lambda model, b: 1 / 0, at, fed.server.initial("deep"))
     assert same(before, dict(at.model.state_dict()))
 
 

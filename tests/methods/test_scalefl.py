@@ -14,16 +14,16 @@ from torch import nn
 from torch.nn import functional as F
 from toys import CLASSES, NETS, batch, clients, federation, moved, same, samples
 
-from polyfed.core.channels import plan_of
-from polyfed.core.early_exits import attach
-from polyfed.core.static_norm import norms
-from polyfed.engine.executors import at_work
+from polyfed.config.recipe import Recipe
+from polyfed.engine.executors.base import at_work
 from polyfed.errors import Interrupted, RequestError
+from polyfed.functional.channel_slices import first, take
 from polyfed.functional.losses import exits_loss
-from polyfed.functional.submodels import first, take
 from polyfed.methods import FedAvg, HeteroFL, ScaleFL
+from polyfed.methods.building_blocks.channel_groups import plan_of
+from polyfed.methods.building_blocks.early_exits import attach
+from polyfed.methods.building_blocks.static_batchnorm import norms
 from polyfed.models import build
-from polyfed.recipe import Recipe
 
 LAYERS = ("extractor", "intermediate.block1", "intermediate.block2", "intermediate.block3", "intermediate.last")
 LEVELS = {"1": (0.4, 2), "2": (0.5, 3), "3": (0.55, 4), "4": (0.65, 5), "5": (1.0, 5)}  # width, blocks of the deep toy

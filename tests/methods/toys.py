@@ -18,7 +18,7 @@ from polyfed.core.message import Message, copied, shallow
 from polyfed.core.method import Batch, Method
 from polyfed.core.settings import Evaluation, Training
 from polyfed.data.samples import Samples
-from polyfed.engine.executors import Outcome, at_work
+from polyfed.engine.executors.base import Outcome, at_work
 from polyfed.engine.federation import Federation
 from polyfed.models.split import SplitModel, Staged
 

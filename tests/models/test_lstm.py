@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 import polyfed
+from polyfed.config.recipe import Recipe
 from polyfed.errors import Interrupted, RequestError
+from polyfed.experiments.prediction import predict
 from polyfed.models import build
 from polyfed.models.split import SplitModel
-from polyfed.prediction import predict
-from polyfed.recipe import Recipe
 
 SIZES = {"fedhenn-lstm1": 221_472, "fedhenn-lstm2": 353_568}
 

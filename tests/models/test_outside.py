@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from polyfed.errors import RequestError
 from polyfed.models import SplitModel, build, cuts, with_projection
 from polyfed.models.adapt import Adapted, split
-from polyfed.models.outside import cut, source
+from polyfed.models.third_party import cut, source
 
 IMAGE = (1, 32, 32)
 
@@ -208,7 +208,7 @@ def test_a_package_that_is_missing_or_broken(name: str, error: Exception, monkey
     def fail(package: str) -> None:
         raise error
 
-    monkeypatch.setattr("polyfed.models.outside.importlib", types.SimpleNamespace(import_module=fail))
+    monkeypatch.setattr("polyfed.models.third_party.importlib", types.SimpleNamespace(import_module=fail))
     with pytest.raises(RequestError, match=r"cannot be imported \(.*pip install 'polyfed\[vision\]'") as caught:
         build(name, IMAGE, 3)
     assert "\n" not in str(caught.value)

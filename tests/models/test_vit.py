@@ -15,19 +15,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import polyfed as pf
-from polyfed.core.channels import plan_of
 from polyfed.core.client import Public
 from polyfed.core.method import Method
 from polyfed.core.settings import Training
 from polyfed.data.samples import Samples
-from polyfed.engine import stacking
+from polyfed.engine.executors import stacked_clients
 from polyfed.errors import RequestError
-from polyfed.functional.blocks import blocks
+from polyfed.functional.block_names import blocks
 from polyfed.methods import FedAvg, FedHeNN, FedIN, InclusiveFL, Local
+from polyfed.methods.building_blocks.channel_groups import plan_of
 from polyfed.models import SplitModel, build, cuts
 from polyfed.models.vit import DEPTHS, Attention, Block, vision_transformer
 from polyfed.registry import DATASETS
-from polyfed.testing.world import difference, everything, sent, weights
+from polyfed.testing.fixtures import difference, everything, sent, weights
 
 LARGE, SMALL, TINY = (3, 224, 224), (3, 32, 32), (1, 8, 8)
 NAMES = [f"vit-s{depth}" for depth in DEPTHS]
@@ -357,13 +357,13 @@ def test_the_pool_has_the_serial_result_bit_for_bit() -> None:
 
 def test_a_cohort_comes_to_the_serial_result(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    plain = stacking.Stack._gradients
+    plain = stacked_clients.Stack._gradients
 
     def counted(self: Any, part: Any, turns: Any, *rest: Any, trial: bool = False) -> Any:
         sizes.append(len(turns))
         return plain(self, part, turns, *rest, trial=trial)
 
-    monkeypatch.setattr(stacking.Stack, "_gradients", counted)
+    monkeypatch.setattr(stacked_clients.Stack, "_gradients", counted)
     one, other = (everything(federation(FedAvg(), ["vit", "deeper"], executor)) for executor in ("serial", "cohort"))
     assert difference(one, other, 1e-5) is None
     assert max(sizes) == 2

@@ -10,15 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mutants.sound import FML, Drift, FedProto, FedProx
-from polyfed.core import shared_model
 from polyfed.core.client import Client
-from polyfed.core.forms import Form, as_sent
 from polyfed.core.message import Message, State, group, tensor
 from polyfed.core.method import Batch, Context, Gradients, Needs, Trained, knobs
-from polyfed.core.networks import floats, split
+from polyfed.core.modules import floats, split
 from polyfed.core.server import Server
+from polyfed.core.upload_forms import Form, as_sent
 from polyfed.functional.averaging import weighted_mean
 from polyfed.functional.losses import cross_entropy
+from polyfed.methods.building_blocks import weight_averaging
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.fedgh import FedGH
 from polyfed.methods.local import Local
@@ -83,7 +83,7 @@ class DeadKnob(FedProx):
 class HeadsBeginApart(FedAvg):
     """The heads of unlike networks are averaged, though each network's was drawn for itself."""
 
-    aggregation: shared_model.Aggregation = "same-shape"
+    aggregation: weight_averaging.Aggregation = "same-shape"
 
     @property
     def needs(self) -> Needs:
@@ -95,7 +95,7 @@ class HeadsBeginApart(FedAvg):
         heads = [{name: t for name, t in model.items() if name.startswith("head.")} for model in models]
         for architecture in server.architectures if heads else ():
             mean = weighted_mean(heads, [1.0] * len(heads))
-            shared_model.replace(server, self.aggregation, architecture, mean)
+            weight_averaging.replace(server, self.aggregation, architecture, mean)
 
 
 class UncountedPrototypes(FedProto):
@@ -391,7 +391,7 @@ class WeightsByPlace(FedAvg):
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         sizes = [member.n for member in server.clients.values()]
         weights = {i: float(n) for i, n in zip(uploads, sizes, strict=False)}
-        shared_model.average(server, "layer-wise", shared_model.uploaded(uploads), weights)
+        weight_averaging.average(server, "layer-wise", weight_averaging.uploaded(uploads), weights)
 
 
 class FirstClientIsSpecial(FedAvg):
@@ -399,7 +399,7 @@ class FirstClientIsSpecial(FedAvg):
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         weights = {i: float(tensor(m, "n")) * (10 if i == 0 else 1) for i, m in uploads.items()}
-        shared_model.average(server, "layer-wise", shared_model.uploaded(uploads), weights)
+        weight_averaging.average(server, "layer-wise", weight_averaging.uploaded(uploads), weights)
 
 
 class SwallowsNaN(FedAvg):

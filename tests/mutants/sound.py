@@ -13,17 +13,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
+from polyfed.core.inference import represent
 from polyfed.core.message import Message, copied, group, tensor
 from polyfed.core.method import Batch, Context, Gradients, Method, Needs, Trained, knobs
-from polyfed.core.networks import floats, load, trainable
-from polyfed.core.passes import represent
+from polyfed.core.modules import floats, load, trainable
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.functional.averaging import weighted_mean
+from polyfed.functional.class_prototypes import class_means
 from polyfed.functional.losses import cross_entropy, squared_distance
-from polyfed.functional.prototypes import class_means
 from polyfed.methods.fedavg import FedAvg
-from polyfed.testing.world import tiny
+from polyfed.testing.fixtures import tiny
 
 
 @knobs

@@ -20,24 +20,26 @@ from PIL import Image
 from torch import Tensor
 
 import polyfed as pf
-from polyfed import cli, privacy, session
+from polyfed import attacks
+from polyfed.attacks import api
+from polyfed.attacks import attack_target as exposures
+from polyfed.attacks.api import FILES
+from polyfed.attacks.attack_target import Exposure, expose
+from polyfed.attacks.lpips import Lpips
+from polyfed.attacks.reconstruction_plots import grid, to_text
+from polyfed.attacks.reconstruction_runs import Settings, carry_out
+from polyfed.cli import app as cli
+from polyfed.core.inference import represent
 from polyfed.core.message import group, tensor
-from polyfed.core.passes import represent
 from polyfed.data.samples import Samples
 from polyfed.data.transforms import Prepare
-from polyfed.engine.folder import RunFolder
+from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import RequestError, RunError
-from polyfed.functional.prototypes import class_means
+from polyfed.experiments import session
+from polyfed.functional.class_prototypes import class_means
 from polyfed.methods import FedGH, FedIN
-from polyfed.privacy import exposure as exposures
-from polyfed.privacy import leakage
-from polyfed.privacy.exposure import Exposure, expose
-from polyfed.privacy.leakage import FILES
-from polyfed.privacy.perceptual import Lpips
-from polyfed.privacy.pictures import grid, to_text
-from polyfed.privacy.trials import Settings, carry_out
-from polyfed.report.folders import find_runs
-from polyfed.report.writing import write_whole
+from polyfed.report.atomic_files import write_whole
+from polyfed.report.run_records import find_runs
 from readable import unreadable
 
 RECIPE: dict[str, Any] = {
@@ -358,13 +360,13 @@ def test_by_default_it_lies_in_the_run_folder_and_does_not_disturb_what_else_is_
     def save(figure: Any, folder: Path, stem: str) -> list[Path]:  # drawing twice over takes long
         return [write_whole(folder / f"{stem}.{form}", b"drawn") for form in ("png", "svg")]
 
-    monkeypatch.setattr(leakage, "save", save)
+    monkeypatch.setattr(api, "save", save)
     run = tmp_path / "runs" / "run"
     shutil.copytree(ran().path, run)
     (run / "attack").mkdir()
     for name in FILES:
         (run / "attack" / name).write_text("an earlier one")
-    found, files = privacy.attack(run, steps=5, images=1, tv=[0.0], noise=[0.0], force=True)
+    found, files = attacks.attack(run, steps=5, images=1, tv=[0.0], noise=[0.0], force=True)
     assert {file.relative_to(run / "attack").name for file in files} == set(FILES)
     assert all(b"earlier" not in file.read_bytes() for file in files)
     assert json.loads(files[0].read_text()) == json.loads(json.dumps(found.to_dict()))

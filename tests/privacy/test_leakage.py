@@ -13,28 +13,39 @@ import torch
 from torch import Tensor, nn
 
 import polyfed as pf
-from polyfed import cli, privacy, session
+from polyfed import attacks
+from polyfed.attacks import api
+from polyfed.attacks import replay as replays
+from polyfed.attacks.api import REPORT_FILES
+from polyfed.attacks.attack_target import expose
+from polyfed.attacks.audit import Options, survey
+from polyfed.attacks.gradient_inversion import match
+from polyfed.attacks.label_inference import guess_classes
+from polyfed.attacks.membership_inference import (
+    Candidates,
+    Guess,
+    by_holder,
+    by_lira,
+    by_loss,
+    candidates,
+    pooled,
+    shadow_pool,
+)
+from polyfed.attacks.message_inspection import entries, in_the_clear, whole_network
+from polyfed.attacks.reconstruction_plots import grid, to_text
+from polyfed.attacks.reconstruction_results import from_changes
+from polyfed.attacks.reconstruction_runs import Settings, carry_out
+from polyfed.attacks.replay import Replay, replay
+from polyfed.cli import app as cli
 from polyfed.core.message import flatten, group, nbytes, tensor
 from polyfed.core.uploads import arrived
 from polyfed.data.samples import Samples
 from polyfed.errors import RequestError
-from polyfed.functional.membership import auc
-from polyfed.prediction import load_model
-from polyfed.privacy import leakage
-from polyfed.privacy import replay as replays
-from polyfed.privacy.classes import guess_classes
-from polyfed.privacy.exposure import expose
-from polyfed.privacy.gradients import match
-from polyfed.privacy.holdings import entries, in_the_clear, whole_network
-from polyfed.privacy.leakage import REPORT_FILES
-from polyfed.privacy.membership import Candidates, Guess, by_holder, by_lira, by_loss, candidates, pooled, shadow_pool
-from polyfed.privacy.pictures import grid, to_text
-from polyfed.privacy.rebuilt import from_changes
-from polyfed.privacy.replay import Replay, replay
-from polyfed.privacy.survey import Options, survey
-from polyfed.privacy.trials import Settings, carry_out
-from polyfed.report.folders import RunRecord, find_runs
-from polyfed.report.writing import write_whole
+from polyfed.experiments import session
+from polyfed.experiments.prediction import load_model
+from polyfed.functional.membership_scores import auc
+from polyfed.report.atomic_files import write_whole
+from polyfed.report.run_records import RunRecord, find_runs
 
 RECIPE: dict[str, Any] = {
     "data": {
@@ -417,11 +428,11 @@ def test_it_lies_beside_an_attack_and_seeds_are_told_apart(
         drawn.append(figure)
         return [write_whole(folder / f"{stem}.{form}", b"drawn") for form in ("png", "svg")]
 
-    monkeypatch.setattr(leakage, "save", save)
+    monkeypatch.setattr(api, "save", save)
     records = [ran(sections={"run": {"seed": seed}}).record for seed in (0, 1)]
     (tmp_path / "attack.json").write_text("an earlier attack")
     quick = {"shadows": 0, "images": 0, "clients": 1}
-    found, files = privacy.report([r.path for r in records], out=tmp_path, **quick)  # type: ignore[arg-type]
+    found, files = attacks.report([r.path for r in records], out=tmp_path, **quick)  # type: ignore[arg-type]
     assert [each.record.name for each in found] == ["fedavg, seed 0", "fedavg, seed 1"]
     assert {file.name for file in files} == set(REPORT_FILES)
     assert (tmp_path / "attack.json").read_text() == "an earlier attack"

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from polyfed.attacks.feature_inversion import reconstruct
 from polyfed.functional.image_quality import psnr, total_variation
 from polyfed.functional.noise import add_noise
-from polyfed.privacy.reconstruction import reconstruct
 
 SHAPE = (1, 6, 6)
 

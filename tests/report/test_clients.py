@@ -7,8 +7,8 @@ import pytest
 
 from polyfed.errors import RequestError
 from polyfed.report.clients import architectures, by_architecture, client_scores, clients, ranked, sizes
-from polyfed.report.folders import find_runs
 from polyfed.report.grouping import group_runs
+from polyfed.report.run_records import find_runs
 from readable import unreadable
 
 

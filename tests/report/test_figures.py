@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from polyfed import cli
+from polyfed.cli import app as cli
 from polyfed.errors import RequestError
 from polyfed.report.figures import _draw, curve_drawings, curves, series
-from polyfed.report.folders import find_runs
 from polyfed.report.grouping import group_runs
+from polyfed.report.run_records import find_runs
 
 
 def _lines_in(svg: Path) -> int:
@@ -111,10 +111,12 @@ def test_requests_that_cannot_be_met(make: Any, tmp_path: Path) -> None:
 def test_no_heavy_import_until_drawn_and_pyplot_never(two_by_two: Path, tmp_path: Path) -> None:
     code = f"""
 import sys
-from polyfed.report import figures, folders, tables
+from polyfed.report import figures
+from polyfed.report import run_records
+from polyfed.report import comparison
 heavy = {{"torch", "matplotlib", "rich", "numpy", "polyfed.engine"}}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
-figures.curves(folders.find_runs({str(two_by_two)!r}), {str(tmp_path / "out")!r})
+figures.curves(run_records.find_runs({str(two_by_two)!r}), {str(tmp_path / "out")!r})
 assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules and "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from polyfed.report.comparison import comparison
 from polyfed.report.findings import is_distinguishable
-from polyfed.report.folders import find_runs
+from polyfed.report.run_records import find_runs
 from polyfed.report.statistics import Paired
-from polyfed.report.tables import comparison
 
 
 @pytest.fixture

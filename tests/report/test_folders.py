@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from polyfed.errors import RequestError
-from polyfed.report.folders import find_runs
+from polyfed.report.run_records import find_runs
 
 
 def test_finds_runs_at_and_below_and_counts_each_once(two_by_two: Path) -> None:

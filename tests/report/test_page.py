@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from polyfed.errors import RequestError
-from polyfed.report.folders import find_runs
+from polyfed.report.comparison import comparison
 from polyfed.report.glossary import about_column
-from polyfed.report.page import page, page_data, write_page
-from polyfed.report.tables import comparison
+from polyfed.report.html_report import page, page_data, write_page
+from polyfed.report.run_records import find_runs
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)> {{script}} & \u2028"
 
@@ -117,9 +117,11 @@ def test_the_same_folders_give_the_same_page(two_by_two: Path, tmp_path: Path) -
 def test_neither_torch_nor_engine_nor_matplotlib_is_needed(two_by_two: Path) -> None:
     code = f"""
 import sys
-from polyfed.report import folders, page, tables
-runs = folders.find_runs({str(two_by_two)!r})
-page.page(runs, tables.comparison(runs))
+from polyfed.report import run_records
+from polyfed.report import html_report
+from polyfed.report import comparison
+runs = run_records.find_runs({str(two_by_two)!r})
+html_report.page(runs, comparison.comparison(runs))
 heavy = {{"torch", "matplotlib", "rich", "polyfed.engine"}}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from browser import Browser, program
 
-from polyfed.report.folders import find_runs
-from polyfed.report.page import write_page
-from polyfed.report.tables import comparison
+from polyfed.report.comparison import comparison
+from polyfed.report.html_report import write_page
+from polyfed.report.run_records import find_runs
 
 EVIL = "</script><img src=x onerror=alert(1)>"
 FOUND = program()

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from polyfed.report import published
-from polyfed.report.folders import find_runs
-from polyfed.report.tables import comparison, to_csv, to_json, to_latex, to_markdown, to_text
+from polyfed.report import paper_results
+from polyfed.report.comparison import comparison, to_csv, to_json, to_latex, to_markdown, to_text
+from polyfed.report.run_records import find_runs
 
 NUMBERS = """\
 paper,table,setting,dataset,method,quantity,mean,spread,unit,footnote,stage
@@ -41,7 +41,7 @@ def numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fix
     if "shipped" not in request.node.name:
         (tmp_path / "published.csv").write_text(NUMBERS)
         (tmp_path / "published-footnotes.csv").write_text(FOOTNOTES)
-        monkeypatch.setattr(published, "SOURCE", tmp_path)
+        monkeypatch.setattr(paper_results, "SOURCE", tmp_path)
 
 
 def sixty(make: Any, **run: Any) -> Path:
@@ -55,7 +55,7 @@ def sixty(make: Any, **run: Any) -> Path:
     return Path(make.root)
 
 
-def by_quantity(make: Any, name: str, **run: Any) -> dict[str, published.Beside]:
+def by_quantity(make: Any, name: str, **run: Any) -> dict[str, paper_results.Beside]:
     (section,) = comparison(find_runs(sixty(make, **run))).sections
     (row,) = [row for row in section.rows if row.name == name]
     return {one.quantity: one for one in row.published}
@@ -69,9 +69,9 @@ def test_ours_beside_theirs(make: Any) -> None:
     assert (accuracy.ours, accuracy.theirs, accuracy.difference) == pytest.approx((62.0, 62.0, 0.0))
     assert accuracy.ours_spread == pytest.approx(4 / math.sqrt(2))
     assert accuracy.spread == pytest.approx(math.sqrt(1 + 8))  # 1^2 + (4 / sqrt 2)^2
-    assert accuracy.mark == published.WITHIN
+    assert accuracy.mark == paper_results.WITHIN
     rounds, sent, each = found["rounds to 60 %"], found["bytes to 60 %"], found["bytes per client and round"]
-    assert (rounds.ours, rounds.theirs, rounds.mark) == (2, 2, published.NO_SPREAD)
+    assert (rounds.ours, rounds.theirs, rounds.mark) == (2, 2, paper_results.NO_SPREAD)
     assert (sent.ours, sent.theirs, sent.difference) == (6, 3, 3)  # two rounds of 1 + 2 KiB
     assert (each.ours, each.difference) == pytest.approx((1.5, 0.25))  # 3 KiB for two clients
     assert found["parameters sent"].ours == pytest.approx(128e-6)  # 1 KiB up, two clients, four bytes each
@@ -111,7 +111,7 @@ def test_other_settings_are_said_and_not_marked(make: Any) -> None:
 
 
 def test_the_column_is_not_another_setting(make: Any) -> None:
-    assert by_quantity(make, "fedgh", changed=["data.clients=2"])["accuracy"].mark == published.WITHIN
+    assert by_quantity(make, "fedgh", changed=["data.clients=2"])["accuracy"].mark == paper_results.WITHIN
 
 
 def test_scaled_down_is_said_and_not_marked(make: Any) -> None:
@@ -126,8 +126,8 @@ def test_scaled_down_is_said_and_not_marked(make: Any) -> None:
     assert "differs |" not in to_markdown(table)
     other = {"profile": "n50"}  # a profile that does not say that it scales down
     assert (
-        published._judged(
-            published.entries()[1],
+        paper_results._judged(
+            paper_results.entries()[1],
             [find_runs(make("x", "fedgh", 0, (0.1,), run=RUN | other))[0]],
             "personal",
             (10.0, None),
@@ -204,17 +204,17 @@ def test_machines_get_it_too(make: Any) -> None:
 
 # the shipped files ----------------------------------------------------------------------------------------------------
 def test_the_shipped_footnotes_and_units_are_known() -> None:
-    every = published.entries()
+    every = paper_results.entries()
     assert len(every) > 500
     for entry in every:
-        assert all(published.footnote(name) for name in entry.footnotes)
+        assert all(paper_results.footnote(name) for name in entry.footnotes)
         assert entry.stage in ("", "received", "personal", "after_local")
         if entry.quantity.startswith("bytes") and entry.unit != "%":
-            assert entry.unit in published._BYTES
+            assert entry.unit in paper_results._BYTES
         if entry.quantity == "accuracy":
             assert entry.unit == "%"
     used = {name for entry in every for name in entry.footnotes}
-    assert used == set(published._footnotes(published.SOURCE))
+    assert used == set(paper_results._footnotes(paper_results.SOURCE))
 
 
 def test_the_shipped_fedgh_table_is_found_by_a_recipes_data(make: Any) -> None:
@@ -222,6 +222,6 @@ def test_the_shipped_fedgh_table_is_found_by_a_recipes_data(make: Any) -> None:
     make("fedgh", "fedgh", 0, (0.5, 0.976), data=data, run={"published": ["fedgh/table3"]})
     (row,) = comparison(find_runs(make.root)).sections[0].rows
     found = {one.quantity: one for one in row.published}
-    assert (found["accuracy"].theirs, found["accuracy"].mark) == (97.60, published.NO_SPREAD)
+    assert (found["accuracy"].theirs, found["accuracy"].mark) == (97.60, paper_results.NO_SPREAD)
     assert (found["rounds to 90 %"].theirs, found["rounds to 90 %"].ours) == (2, 2)
     assert found["bytes per client and round"].theirs == pytest.approx(23.45, abs=0.01)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from polyfed.engine.folder import RunFolder
+from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import RequestError
-from polyfed.report.results import results_page, write_command, write_results
+from polyfed.report.results_page import results_page, write_command, write_results
 
 
 @pytest.fixture

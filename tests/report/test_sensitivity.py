@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from polyfed.errors import RequestError
-from polyfed.report.folders import RunRecord
+from polyfed.report.run_records import RunRecord
 from polyfed.report.sensitivity import is_sweep, map_of, read_sweep, sensitivity
 from polyfed.report.sweeps import Cell, tabulate, write
 from readable import unreadable

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from polyfed.errors import RequestError
+from polyfed.report.comparison import comparison, to_csv, to_json, to_markdown, to_text
 from polyfed.report.figures import axes_of, curve_drawings, series
-from polyfed.report.folders import find_runs
 from polyfed.report.grouping import group_runs
-from polyfed.report.page import page_data
-from polyfed.report.tables import comparison, to_csv, to_json, to_markdown, to_text
+from polyfed.report.html_report import page_data
+from polyfed.report.run_records import find_runs
 
 
 def simulate(folder: Path, seconds: float, **result: Any) -> None:

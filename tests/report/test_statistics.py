@@ -9,7 +9,7 @@ import pytest
 import scipy.stats
 
 from polyfed.errors import RequestError
-from polyfed.report.folders import RunRecord, find_runs
+from polyfed.report.run_records import RunRecord, find_runs
 from polyfed.report.statistics import Target, leader, margin_of, paired, paper_bytes, reach, to_target
 
 

@@ -6,7 +6,7 @@ import json
 import math
 from pathlib import Path
 
-from polyfed.report.style import (
+from polyfed.report.plot_style import (
     LOCAL_STYLE,
     SHADES,
     Drawing,

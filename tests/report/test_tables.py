@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from polyfed.errors import RequestError
-from polyfed.report.folders import find_runs
-from polyfed.report.formats import to_html
-from polyfed.report.tables import comparison, to_csv, to_json, to_latex, to_markdown, to_text, write
+from polyfed.report.comparison import comparison, to_csv, to_json, to_latex, to_markdown, to_text, write
+from polyfed.report.comparison_formats import to_html
+from polyfed.report.run_records import find_runs
 
 
 def test_two_methods_two_seeds(two_by_two: Path) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from polyfed.errors import RequestError
-from polyfed.report.folders import find_runs
+from polyfed.report.bar_chart import bars, variants
 from polyfed.report.grouping import group_runs
-from polyfed.report.variants import bars, variants
+from polyfed.report.run_records import find_runs
 from readable import unreadable
 
 

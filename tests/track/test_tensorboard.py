@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 import polyfed as pf
-from polyfed import cli
+from polyfed.cli import app as cli
 from polyfed.core.client import Client
 from polyfed.engine.federation import Federation
 from polyfed.errors import Interrupted, RequestError
 from polyfed.methods import FedAvg
-from polyfed.testing.world import SHORT, draw, tiny
-from polyfed.track.tensorboard import TensorBoard
+from polyfed.testing.fixtures import SHORT, draw, tiny
+from polyfed.tracking.tensorboard import TensorBoard
 
 RECIPE = """
 [data]
@@ -208,6 +208,6 @@ def test_a_run_without_a_folder_has_no_place_for_curves(tmp_path: Path) -> None:
 
 
 def test_nothing_of_it_is_imported_unless_asked_for() -> None:
-    code = "import sys, polyfed.track.tensorboard; print('tensorboard' in sys.modules)"
+    code = "import sys, polyfed.tracking.tensorboard; print('tensorboard' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

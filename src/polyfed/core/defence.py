@@ -29,12 +29,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed.core.forms import MOST
 from polyfed.core.message import Group, Message
 from polyfed.core.method import Method
 from polyfed.core.parts import Copy, Pieces, chunks_of, floats_of, holders_of, parts_of, vectors_of
 from polyfed.core.server import Server
 from polyfed.core.settings import Defence
+from polyfed.core.upload_forms import MOST
 from polyfed.core.uploads import counterparts, every_tensor, sends
 from polyfed.errors import RequestError
 from polyfed.functional import robust

@@ -91,7 +91,7 @@ def attacked(client: Client, method: Method, message: Message, received: Message
         return start - client.sign_flip * (tensor - start)
 
     def of_group(entry: str, members: Group) -> dict[str, Tensor]:
-        if members.keys() == {"values", "scale"}:  # see `functional.precision.pack`: no scale is negative
+        if members.keys() == {"values", "scale"}:  # see `functional.quantization.pack`: no scale is negative
             return {**members, "values": -members["values"]}
         base = counterparts(method, entry, members, received)
         return {name: opposite(name, tensor, base) for name, tensor in members.items()}

@@ -19,20 +19,20 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from torch import Tensor, nn
 
 from polyfed.core.acting import without_effect
-from polyfed.core.architectures import Companion
 from polyfed.core.client import Client
 from polyfed.core.complaints import in_one_line, one_line
-from polyfed.core.forms import Form
 from polyfed.core.message import Message, flatten, nbytes
-from polyfed.core.networks import trainable
+from polyfed.core.model_factory import Companion
+from polyfed.core.modules import trainable
 from polyfed.core.releases import Release
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage, Training
+from polyfed.core.upload_forms import Form
 from polyfed.functional.losses import cross_entropy
 from polyfed.models.split import Part
 
 Context = Mapping[str, Any]  # tensors and groups of tensors that the loss needs
-BY_ROW = "gradient by row"  # in a context: takes the gradient of the loss in its own way, see `engine.private`
+BY_ROW = "gradient by row"  # in a context: takes the gradient of the loss in its own way, see `engine.dp_sgd`
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -203,7 +203,7 @@ class Method:
     # entries of an upload that mean the same, number by number, at every client (outputs on common inputs): a setting
     # that holds uploads to one another compares them (core/defence.py), as it does `changes` and rows by "labels"
     comparable: ClassVar[tuple[str, ...]] = ()
-    # what an upload may hold, by name (core/forms.py): a server refuses what is otherwise. None: it is not said
+    # what an upload may hold, by name (core/upload_forms.py): a server refuses what is otherwise. None: it is not said
     form: ClassVar[Form | None] = None
     # entries with a row for each of "labels" that are features of the clients' own networks, of which a number means
     # something else at every client: no rule that goes number by number is made for them

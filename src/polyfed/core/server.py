@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.architectures import Architectures
 from polyfed.core.client import Prepare, Public, as_floats
 from polyfed.core.message import Group, State
+from polyfed.core.model_factory import Architectures
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Training
 

@@ -158,7 +158,7 @@ class Availability(Settings):
 class Privacy(Settings):
     """``[privacy]``: bounds and noise on what clients upload, or in how they train; off by default.
 
-    See `core.uploads`, `engine.private` and, for what epsilon that is, `engine.ledger`.
+    See `core.uploads`, `engine.dp_sgd` and, for what epsilon that is, `engine.privacy_ledger`.
     """
 
     clip: Finite = Field(0.0, description="largest L2 norm of each entry of an upload, of weights the change; 0: none")

@@ -29,11 +29,14 @@ from torch.nn.modules.batchnorm import _NormBase
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, State, group, to_bytes
 from polyfed.core.method import Method
+from polyfed.core.modules import static_statistics
 from polyfed.core.server import Server
 from polyfed.core.settings import Compression, Privacy
-from polyfed.core.static_norm import statistics_of
 from polyfed.errors import RequestError, RunError
-from polyfed.functional.compression import (
+from polyfed.functional.drift import Normals, released
+from polyfed.functional.quantization import Precision
+from polyfed.functional.secure_noise import KeyedNormals
+from polyfed.functional.sparsification import (
     kept,
     places_nbytes,
     quantised,
@@ -42,9 +45,6 @@ from polyfed.functional.compression import (
     spread,
     thinned,
 )
-from polyfed.functional.drift import Normals, released
-from polyfed.functional.keyed import KeyedNormals
-from polyfed.functional.precision import Precision
 
 _CHANGE, _SCALE, _PLACES = " change", " scale", " places"  # after an entry's name: of what stands beside it, or for it
 _UNSENT = "unsent "  # before it: in the client's state, what is still to be sent
@@ -84,7 +84,7 @@ def check_uploads(
     for number, network in networks.items():
         for entry in method.changes if privacy.clip else ():
             sent = sorted(running_statistics(network) & _members(first[number], entry).keys())
-            if found := [*sent, *statistics_of(network)]:  # the latter are taken and sent after training
+            if found := [*sent, *static_statistics(network)]:  # the latter are taken and sent after training
                 raise RequestError(_no_statistics(name, found[0]))
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from polyfed.data import bounds, images, text_files
+from polyfed.data import bounds, parquet_images, text_files
 from polyfed.data.samples import Samples
 from polyfed.data.text import LabelledTexts, RawTexts, Words, labelled
 from polyfed.errors import RequestError
@@ -34,11 +34,11 @@ def read(
     label_column: str | None = None,
     train_splits: Sequence[str] = ("train",),
     columns: Sequence[str] = (),
-) -> images.LabelledImages:
+) -> parquet_images.LabelledImages:
     """Download a data set, or take what was downloaded before, and decode it.
 
-    Sides, columns and labels are found as in a folder of Parquet files (`polyfed.data.images.read_folder`). A folder
-    ``owner/name`` below the present one goes before the Hub, as always with `datasets`.
+    Sides, columns and labels are found as in a folder of Parquet files (`polyfed.data.parquet_images.read_folder`). A
+    folder ``owner/name`` below the present one goes before the Hub, as always with `datasets`.
 
     Args:
         repository: ``owner/name``, or a name alone.
@@ -55,7 +55,7 @@ def read(
     """
     where, chosen = _sides(repository, subset, revision, train_splits)
     features = chosen["train"][0].features
-    found = images.pick_columns(features.arrow_schema, features.to_dict(), image_column, label_column, where)
+    found = parquet_images.pick_columns(features.arrow_schema, features.to_dict(), image_column, label_column, where)
     pixels: dict[str, NDArray[np.uint8]] = {}
     raw: dict[str, NDArray[Any]] = {}
     shape: tuple[int, ...] | None = None
@@ -64,10 +64,10 @@ def read(
         shape = pixels[side].shape[1:]
         raw[side] = _labels(parts, found.label, where)
     files = {side: _files(parts, where) for side, parts in chosen.items()}
-    labels, class_names = images.number_labels(raw, found, files)
+    labels, class_names = parquet_images.number_labels(raw, found, files)
     sides = {side: Samples(torch.from_numpy(pixels[side]), torch.from_numpy(labels[side])) for side in chosen}
     more = {side: _further(parts, columns, side == "train", where) for side, parts in chosen.items()}
-    return images.LabelledImages(
+    return parquet_images.LabelledImages(
         sides["train"], sides.get("test"), class_names, more["train"], more.get("test", {}), found.label
     )
 
@@ -109,7 +109,7 @@ def _sides(
         raise RequestError(f"expected a data set of the Hub as 'hub:owner/name', came 'hub:{repository}'")
     splits = _load(repository, subset, revision)
     where = f"hub:{repository}"
-    chosen = images.choose_sides(list(splits), train_splits, where)
+    chosen = parquet_images.choose_sides(list(splits), train_splits, where)
     return where, {side: [splits[word] for word in words] for side, words in chosen.items()}
 
 
@@ -149,7 +149,7 @@ def _plain_errors(repository: str, revision: str | None) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # from `datasets`, huggingface_hub, the HTTP client, the readers of a dozen formats
-        said = images.first_line(error)
+        said = parquet_images.first_line(error)
         kinds = {kind.__name__ for kind in type(error).__mro__}
         at = f" at revision '{revision}'" if revision is not None else ""
         if "gated" in said or "GatedRepoError" in kinds:
@@ -177,11 +177,11 @@ def _pixels(parts: Sequence[Any], column: str, shape: tuple[int, ...] | None, wh
     for part in parts:
         only = part.select_columns([column])
         for number in range(len(only)):
-            image = images.to_pixels(functools.partial(_opened, only, number, column), number, where)
+            image = parquet_images.to_pixels(functools.partial(_opened, only, number, column), number, where)
             shape = shape or image.shape
             if pixels is None:
                 pixels = np.empty((total, *shape), dtype=np.uint8)
-            images.check_shape(image.shape, shape, number, where)
+            parquet_images.check_shape(image.shape, shape, number, where)
             pixels[row] = image
             row += 1
     assert pixels is not None  # total > 0
@@ -214,7 +214,7 @@ def _labels(parts: Sequence[Any], column: str, where: str) -> NDArray[Any]:
     return np.array(values, dtype=np.str_ if isinstance(values[0], str) else np.int64)
 
 
-def _files(parts: Sequence[Any], where: str) -> images.Files:
+def _files(parts: Sequence[Any], where: str) -> parquet_images.Files:
     """The splits of a side and how many rows each has."""
     return [(f"split '{part.split}' of {where}", len(part)) for part in parts]
 
@@ -231,7 +231,7 @@ def _further(parts: Sequence[Any], names: Sequence[str], needed: bool, where: st
                 raise RequestError(
                     f"expected the further column '{name}' in {where}, came no such{nearest(name, part.column_names)}"
                 )
-            values.append(images.column_values(_cells(part, name), f"column '{name}' of {where}"))
+            values.append(parquet_images.column_values(_cells(part, name), f"column '{name}' of {where}"))
         found[name] = np.concatenate(values)
     return found
 

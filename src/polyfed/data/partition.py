@@ -3,7 +3,7 @@
 ``iid`` and ``dirichlet`` (as FedIN deals), ``classes`` with three deals: "fedrep" (as FedRep and FedHeNN), "shamsian"
 (as FedGH, after Shamsian et al.) and "ring", which draws nothing; ``quantity``, where only the clients' sizes differ;
 ``natural``, by whom the rows come from. A partition also records which share of every class each client was dealt, so
-that a test side can be dealt alike. Partitioners of flwr-datasets: `polyfed.data.partitioners`.
+that a test side can be dealt alike. Partitioners of flwr-datasets: `polyfed.data.flwr_partitioners`.
 
 Shapes: N rows, K clients, C classes. Rows of a client are sorted, so that nothing depends on the order of a draw.
 """

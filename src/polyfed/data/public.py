@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from polyfed.data.datasets import Source
 from polyfed.data.partition import whole
 from polyfed.data.samples import Samples
-from polyfed.data.sources import Source
 from polyfed.data.transforms import recoloured, resized
 from polyfed.errors import RequestError
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from polyfed.data import bounds, images, tables
+from polyfed.data import bounds, parquet_images, tabular
 from polyfed.data.text import RawTexts
 from polyfed.errors import RequestError
 
@@ -24,10 +24,10 @@ def read_parquet(
     label_column: str | None = None,
     train_splits: Sequence[str] = ("train",),
     columns: Sequence[str] = (),
-) -> tuple[dict[str, RawTexts], images.Columns]:
+) -> tuple[dict[str, RawTexts], parquet_images.Columns]:
     """Read a folder of Parquet files with texts.
 
-    Sides, labels and further columns as in `polyfed.data.images.read_folder`.
+    Sides, labels and further columns as in `polyfed.data.parquet_images.read_folder`.
 
     Args:
         folder: holds ``*.parquet``, directly or one folder down.
@@ -42,7 +42,7 @@ def read_parquet(
     Raises:
         RequestError: as for images; a text that is missing or no string.
     """
-    files = images.split_files(folder, train_splits)
+    files = parquet_images.split_files(folder, train_splits)
     found = _find_columns([path for paths in files.values() for path in paths], text_column, label_column)
     sides: dict[str, RawTexts] = {}
     for side, paths in files.items():
@@ -50,7 +50,7 @@ def read_parquet(
         rows = [row for path in paths for row in by_file[path]]
         if not rows:
             raise RequestError(f"expected at least one row in {paths[0]}, came an empty file")
-        more = images._more_columns(paths, columns, needed=side == "train")
+        more = parquet_images._more_columns(paths, columns, needed=side == "train")
         texts, labels = [text for text, _ in rows], np.array([label for _, label in rows])
         sides[side] = RawTexts(texts, labels, more, [(path, len(by_file[path])) for path in paths])
     return sides, found
@@ -62,10 +62,10 @@ def read_csv(
     label_column: str | None = None,
     train_splits: Sequence[str] = ("train",),
     columns: Sequence[str] = (),
-) -> tuple[dict[str, RawTexts], images.Columns]:
+) -> tuple[dict[str, RawTexts], parquet_images.Columns]:
     """Read a CSV file with texts, or a folder with train*.csv and test*.csv.
 
-    Files, labels and further columns as in `polyfed.data.tables.read`; blanks around a text do not count, and a cell
+    Files, labels and further columns as in `polyfed.data.tabular.read`; blanks around a text do not count, and a cell
     without anything else is a missing text.
 
     Args:
@@ -82,21 +82,21 @@ def read_csv(
         RequestError: as for tables; a text that is missing.
     """
     sheets = {
-        side: [tables.read_sheet(path) for path in paths]
-        for side, paths in tables.side_files(place, train_splits).items()
+        side: [tabular.read_sheet(path) for path in paths]
+        for side, paths in tabular.side_files(place, train_splits).items()
     }
     first = sheets["train"][0]
-    text, label = _text_column(first, text_column), tables.find_label(first, label_column)
+    text, label = _text_column(first, text_column), tabular.find_label(first, label_column)
     spelt = {
-        side: [cell for sheet in parts for cell in tables.labels_of(sheet, label)] for side, parts in sheets.items()
+        side: [cell for sheet in parts for cell in tabular.labels_of(sheet, label)] for side, parts in sheets.items()
     }
-    labels = tables.typed(spelt, label, place)
+    labels = tabular.typed(spelt, label, place)
     sides = {}
     for side, parts in sheets.items():
         texts = [cell for sheet in parts for cell in _texts(sheet, text)]
-        more = tables.further(parts, columns, needed=side == "train")
-        sides[side] = RawTexts(texts, labels[side], more, tables.rows_of(parts))
-    return sides, images.Columns(text, label, None)
+        more = tabular.further(parts, columns, needed=side == "train")
+        sides[side] = RawTexts(texts, labels[side], more, tabular.rows_of(parts))
+    return sides, parquet_images.Columns(text, label, None)
 
 
 def read_new_csv(
@@ -108,14 +108,14 @@ def read_new_csv(
         path: the file; it may hold other columns.
         text_column: that must be there; None for `usual_text`, if it is there, else a column of a usual name.
         usual_text: the text column of the files that the model was trained on.
-        label_column, usual_label: see `polyfed.data.tables.read_new`.
+        label_column, usual_label: see `polyfed.data.tabular.read_new`.
 
     Raises:
         RequestError: a column that is not there, a text or a label that is missing.
     """
-    sheet = tables.read_sheet(path)
+    sheet = tabular.read_sheet(path)
     column = _text_column(sheet, text_column or (usual_text if usual_text in sheet.cells else None))
-    return _texts(sheet, column), tables.new_labels(sheet, (column,), label_column, usual_label)
+    return _texts(sheet, column), tabular.new_labels(sheet, (column,), label_column, usual_label)
 
 
 def read_lines(path: Path) -> list[str]:
@@ -128,21 +128,23 @@ def read_lines(path: Path) -> list[str]:
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").split("\n")]
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"expected a text file in UTF-8, came {path}: {images.first_line(error)}") from error
+        raise RequestError(f"expected a text file in UTF-8, came {path}: {parquet_images.first_line(error)}") from error
     texts = [line for line in lines if line]
     if not texts:
         raise RequestError(f"expected a text in every line of {path}, came none")
     return texts
 
 
-def _text_column(sheet: tables.Sheet, named: str | None) -> str:
+def _text_column(sheet: tabular.Sheet, named: str | None) -> str:
     """The named column, else the only one of a usual name."""
-    return images._pick("text", named, [name for name in sheet.cells if name in TEXT_NAMES], [*sheet.cells], sheet.path)
+    return parquet_images._pick(
+        "text", named, [name for name in sheet.cells if name in TEXT_NAMES], [*sheet.cells], sheet.path
+    )
 
 
-def _texts(sheet: tables.Sheet, column: str) -> list[str]:
+def _texts(sheet: tabular.Sheet, column: str) -> list[str]:
     """A column of a CSV file; no cell is empty."""
-    tables.check_column("text", column, sheet)
+    tabular.check_column("text", column, sheet)
     cells = sheet.cells[column]
     if "" in cells:
         raise RequestError(
@@ -161,21 +163,23 @@ def pick_columns(
     text_column: str | None,
     label_column: str | None,
     where: object,
-) -> images.Columns:
+) -> parquet_images.Columns:
     """The text and the label column of one Arrow schema; `features` is what `datasets` knows about the columns.
 
     Raises:
         RequestError: none, several, one that is named but absent, or a type that cannot hold them.
     """
     text = pick_text(schema, text_column, where)
-    label = images._pick("label", label_column, images._label_columns(schema, features), schema.names, where)
-    if not images._holds_labels(schema.field(label).type):
+    label = parquet_images._pick(
+        "label", label_column, parquet_images._label_columns(schema, features), schema.names, where
+    )
+    if not parquet_images._holds_labels(schema.field(label).type):
         raise RequestError(
             f"expected whole numbers or strings in label column '{label}' of {where}, came type "
             f"{schema.field(label).type}"
         )
     names = features.get(label, {}).get("names")
-    return images.Columns(text, label, tuple(map(str, names)) if isinstance(names, list) else None)
+    return parquet_images.Columns(text, label, tuple(map(str, names)) if isinstance(names, list) else None)
 
 
 def pick_text(schema: Any, named: str | None, where: object) -> str:
@@ -185,18 +189,18 @@ def pick_text(schema: Any, named: str | None, where: object) -> str:
         RequestError: no such column, none or several, or one without texts.
     """
     usual = [name for name in schema.names if name in TEXT_NAMES and _holds_text(schema.field(name).type)]
-    text = images._pick("text", named, usual, schema.names, where)
+    text = parquet_images._pick("text", named, usual, schema.names, where)
     if not _holds_text(schema.field(text).type):
         raise RequestError(f"expected texts in column '{text}' of {where}, came type {schema.field(text).type}")
     return text
 
 
-def _find_columns(paths: Sequence[Path], text_column: str | None, label_column: str | None) -> images.Columns:
+def _find_columns(paths: Sequence[Path], text_column: str | None, label_column: str | None) -> parquet_images.Columns:
     """The text and the label column, the same in every file."""
-    chosen: images.Columns | None = None
+    chosen: parquet_images.Columns | None = None
     for path in paths:
-        schema = images._open(path).schema_arrow
-        came = pick_columns(schema, images._features(schema.metadata), text_column, label_column, path)
+        schema = parquet_images._open(path).schema_arrow
+        came = pick_columns(schema, parquet_images._features(schema.metadata), text_column, label_column, path)
         if chosen is not None and came != chosen:
             raise RequestError(f"expected the same columns and classes in every file, came others in {path}")
         chosen = came
@@ -210,13 +214,13 @@ def _holds_text(kind: Any) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
-def _rows(path: Path, columns: images.Columns) -> Iterator[tuple[str, Any]]:
+def _rows(path: Path, columns: parquet_images.Columns) -> Iterator[tuple[str, Any]]:
     """Texts and raw labels of one file."""
     import pyarrow as pa
 
     row = 0
     try:
-        for batch in images._open(path).iter_batches(columns=[columns.image, columns.label]):
+        for batch in parquet_images._open(path).iter_batches(columns=[columns.image, columns.label]):
             cells, marks = batch.column(columns.image).to_pylist(), batch.column(columns.label).to_pylist()
             for text, label in zip(cells, marks, strict=True):
                 if text is None or label is None:
@@ -225,4 +229,4 @@ def _rows(path: Path, columns: images.Columns) -> Iterator[tuple[str, Any]]:
                 row += 1
                 yield text, label if isinstance(label, str) else int(label)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"expected a whole Parquet file, came {path}: {images.first_line(error)}") from error
+        raise RequestError(f"expected a whole Parquet file, came {path}: {parquet_images.first_line(error)}") from error

@@ -17,16 +17,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polyfed.config.recipe import Recipe
+from polyfed.core.build_models import architectures_of
 from polyfed.core.client import Client
-from polyfed.core.companion import architectures_of
 from polyfed.core.device import named_device
 from polyfed.core.message import Message, read_only
 from polyfed.core.method import Method, scores_are_outputs
-from polyfed.core.networks import exported, split
-from polyfed.data.federate import Federated
+from polyfed.core.modules import exported, split
+from polyfed.data.federated_dataset import Federated
 from polyfed.data.samples import ClientData, Samples
-from polyfed.deploy.ledger import Ledger
-from polyfed.deploy.letters import (
+from polyfed.deploy.answer_ledger import Ledger
+from polyfed.deploy.node_checkpoints import Kept, Shelf, secret, token
+from polyfed.deploy.protocol import (
     Introduction,
     Letter,
     Report,
@@ -39,20 +41,18 @@ from polyfed.deploy.letters import (
     score_told,
     unpack,
 )
-from polyfed.deploy.shelf import Kept, Shelf, secret, token
+from polyfed.engine.compatibility import check_fit
 from polyfed.engine.evaluation import Memory
-from polyfed.engine.executors import Job, Outcome, Scores, Scoring, at_work, carry_out, score_parts
+from polyfed.engine.executors.base import Job, Outcome, Scores, Scoring, at_work, carry_out, score_parts
 from polyfed.engine.federation import one_thread
-from polyfed.engine.fit import check_fit
-from polyfed.engine.folder import RunFolder
-from polyfed.engine.guide import Guide
-from polyfed.engine.store import Store, row_of
+from polyfed.engine.model_readme import Guide
+from polyfed.engine.run_folder import RunFolder
+from polyfed.engine.weight_store import Store, row_of
 from polyfed.errors import RequestError, RunError
+from polyfed.experiments.session import Prepared, assigned, companions, normalised
 from polyfed.models.zoo import build
-from polyfed.recipe import Recipe
-from polyfed.recorded import ENTRY, PREPARE, check_shape
 from polyfed.registry import MODELS, nearest
-from polyfed.session import Prepared, assigned, companions, normalised
+from polyfed.results.schema import ENTRY, PREPARE, check_shape
 
 _KEYS: Mapping[str, tuple[type, str]] = {
     "client-id": (int, "the number of this node's client, from 0 on"),

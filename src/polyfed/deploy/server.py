@@ -16,27 +16,27 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from polyfed.core.architectures import BY_SIZE, Builder
+from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.defence import Watch
 from polyfed.core.message import Message, flatten
-from polyfed.core.networks import exported, split
+from polyfed.core.model_factory import BY_SIZE, Builder
+from polyfed.core.modules import exported, split
 from polyfed.core.settings import Availability
 from polyfed.data.transforms import Prepare
-from polyfed.deploy.letters import Introduction
-from polyfed.deploy.nodes import Nodes
-from polyfed.deploy.roster import DIARY, Diary, Office, Roster, Wire
-from polyfed.deploy.standins import UNSEEN, Elsewhere, blank, builder, check_size, is_known
+from polyfed.deploy.node_executor import Nodes
+from polyfed.deploy.node_registry import DIARY, Diary, Office, Roster, Wire
+from polyfed.deploy.placeholders import UNSEEN, Elsewhere, blank, builder, check_size, is_known
+from polyfed.deploy.protocol import Introduction
 from polyfed.engine.attendance import Attendance, Roll
-from polyfed.engine.executors import Job, Outcome, has_own
+from polyfed.engine.executors.base import Job, Outcome, has_own
 from polyfed.engine.federation import Federation, Run
-from polyfed.engine.folder import RunFolder
-from polyfed.engine.guide import Guide
-from polyfed.engine.tracking import tell
+from polyfed.engine.model_readme import Guide
+from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import RequestError
+from polyfed.experiments.session import Prepared, assigned, companions
 from polyfed.models.zoo import build
-from polyfed.recipe import Recipe
-from polyfed.session import Prepared, assigned, companions
+from polyfed.tracking.base import tell
 
 LIMIT = 2_048_000_000  # bytes that a node's answer may have
 

@@ -10,9 +10,9 @@ import os
 import sys
 from pathlib import Path
 
-from polyfed.deploy.certificates import AUTHORITY, SERVER, SERVER_KEY
-from polyfed.deploy.extra import OFFLINE, expect
 from polyfed.deploy.gate import Gate, check_system, keeper
+from polyfed.deploy.requirements import OFFLINE, expect
+from polyfed.deploy.tls import AUTHORITY, SERVER, SERVER_KEY
 from polyfed.errors import RequestError
 
 __all__ = ["serve_nodes"]

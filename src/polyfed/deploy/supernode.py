@@ -19,14 +19,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyfed.deploy.extra import OFFLINE, expect
-from polyfed.deploy.flower import client_app
-from polyfed.deploy.letters import Letter, Task, agreed
+from polyfed.config.recipe import Recipe
+from polyfed.deploy.flower_transport import client_app
 from polyfed.deploy.node import Node, Place
+from polyfed.deploy.protocol import Letter, Task, agreed
+from polyfed.deploy.requirements import OFFLINE, expect
 from polyfed.errors import RequestError, RunError
-from polyfed.recipe import Recipe
-from polyfed.session import Prepared
-from polyfed.stopping import stops_on_signals
+from polyfed.experiments.session import Prepared
+from polyfed.signals import stops_on_signals
 
 if TYPE_CHECKING:
     from flwr.app import Message

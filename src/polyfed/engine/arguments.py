@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 
 import torch
 
-from polyfed.core.architectures import Builder
 from polyfed.core.client import Client, Public, as_floats
 from polyfed.core.method import Method
+from polyfed.core.model_factory import Builder
 from polyfed.core.settings import Settings
 from polyfed.data.text import Vocabulary, Words
 from polyfed.errors import RequestError, described, nearest
-from polyfed.models.outside import normalisation
+from polyfed.models.third_party import normalisation
 from polyfed.models.zoo import build
 from polyfed.registry import METHODS, MODELS
 

@@ -29,10 +29,10 @@ from torch import Tensor
 
 from polyfed.core.message import State, flatten, from_bytes, group, read_only, tensor, unflatten
 from polyfed.engine.attendance import LateUpload
-from polyfed.engine.folder import sync_folder
-from polyfed.engine.store import Layout, Row, Store
+from polyfed.engine.run_folder import sync_folder
+from polyfed.engine.weight_store import Layout, Row, Store
 from polyfed.errors import PolyfedError, RequestError
-from polyfed.recorded import parse_json, seal, unseal
+from polyfed.results.schema import parse_json, seal, unseal
 
 KEPT = 2
 _CLIENT = "client"

@@ -17,9 +17,9 @@ from torch import Tensor
 from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten
 from polyfed.core.method import Method, scores_are_outputs
-from polyfed.core.networks import split
+from polyfed.core.modules import split
+from polyfed.core.profiling import timed
 from polyfed.core.settings import Evaluation, Metric, Stage
-from polyfed.core.timings import timed
 from polyfed.data.samples import Samples
 from polyfed.errors import RequestError, RunError
 from polyfed.functional import metrics

@@ -15,20 +15,20 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from polyfed.core.architectures import Builder, Precision
+from polyfed.core.build_models import architectures_of
 from polyfed.core.client import Client, Public, as_floats, samples_of
-from polyfed.core.companion import architectures_of
 from polyfed.core.defence import Watch, check_defence, defended, objection
 from polyfed.core.device import named_device
 from polyfed.core.hostile import colluded, drawn, enlist
 from polyfed.core.message import Message, State, flatten, in_plain_order, nbytes, read_only, shallow
 from polyfed.core.method import Exchange, Method, scores_are_outputs
-from polyfed.core.networks import exported
+from polyfed.core.model_factory import Builder, Precision
+from polyfed.core.modules import exported
+from polyfed.core.profiling import section, watching
 from polyfed.core.randomness import generator
 from polyfed.core.releases import Release
 from polyfed.core.server import Member, Server
 from polyfed.core.settings import Availability, Compression, Defence, Evaluation, Hostile, Privacy, Training
-from polyfed.core.timings import section, watching
 from polyfed.core.uploads import arrived, bounded, check_uploads
 from polyfed.data.classes import remarks
 from polyfed.data.partition import whole
@@ -48,26 +48,26 @@ from polyfed.engine.arguments import (
 )
 from polyfed.engine.attendance import Attendance, LateUpload, Post, Roll
 from polyfed.engine.checkpoint import Snapshot
-from polyfed.engine.cohort import stack_size
+from polyfed.engine.compatibility import check_companion, check_fit
 from polyfed.engine.devices import Devices, attendance_in_effect, check_lateness
+from polyfed.engine.dp_sgd import check_rows
 from polyfed.engine.evaluation import NOT_EVALUATED, Measure, Memory, Score, check_measures, figures, summary
-from polyfed.engine.executors import Executor, Job, Outcome, Scoring, at_work, has_own
-from polyfed.engine.fit import check_companion, check_fit
-from polyfed.engine.folder import RunFolder, writing
-from polyfed.engine.guide import Guide
+from polyfed.engine.executors.base import Executor, Job, Outcome, Scoring, at_work, has_own
+from polyfed.engine.executors.process_pool import chosen
+from polyfed.engine.executors.vectorized import stack_size
+from polyfed.engine.executors.worker import Crew
 from polyfed.engine.history import History, best_round, result_of, stopped_after
+from polyfed.engine.model_readme import Guide
 from polyfed.engine.notebook import of_federation, of_run
-from polyfed.engine.pool import chosen
-from polyfed.engine.private import check_rows
+from polyfed.engine.run_folder import RunFolder, writing
 from polyfed.engine.sharing import averaged
 from polyfed.engine.simulation import Clock, Effort, Simulation, memory_needs
 from polyfed.engine.spending import OverBudget, Spending
-from polyfed.engine.store import Row, Store, row_of
-from polyfed.engine.tracking import Tracker as Tracker
-from polyfed.engine.tracking import tell, watcher
-from polyfed.engine.workers import Crew
+from polyfed.engine.weight_store import Row, Store, row_of
 from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError, described
 from polyfed.registry import TRACKERS, is_own
+from polyfed.tracking.base import Tracker as Tracker
+from polyfed.tracking.base import tell, watcher
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from torch import Tensor, nn
 
 from polyfed.core.method import Method
-from polyfed.core.networks import floats
+from polyfed.core.modules import floats
 from polyfed.models.split import Part, SplitModel
 
 __all__ = ["averaged", "listed", "only_heads_shared"]

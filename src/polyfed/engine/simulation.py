@@ -19,14 +19,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from polyfed.core.architectures import Architectures
 from polyfed.core.client import Client
 from polyfed.core.method import Method
+from polyfed.core.model_factory import Architectures
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
 from polyfed.engine.devices import Devices, Profile, dealt
-from polyfed.engine.executors import at_work
-from polyfed.engine.work import Operations, step_memory
+from polyfed.engine.executors.base import at_work
+from polyfed.engine.operation_counter import Operations, step_memory
 from polyfed.errors import RequestError
 from polyfed.units import human_bytes
 

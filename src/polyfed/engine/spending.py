@@ -10,11 +10,11 @@ from polyfed.core.method import Exchange, Method
 from polyfed.core.releases import Release
 from polyfed.core.settings import Privacy, Training
 from polyfed.core.uploads import sends
-from polyfed.engine import accountant
-from polyfed.engine.ledger import Ledger, told
-from polyfed.engine.private import releases as of_training
+from polyfed.engine import accounting
+from polyfed.engine.dp_sgd import releases as of_training
+from polyfed.engine.privacy_ledger import Ledger, told
 from polyfed.errors import RequestError
-from polyfed.functional.privacy import analytic_sigma
+from polyfed.functional.gaussian_mechanism import analytic_sigma
 
 Records = Sequence[Mapping[str, Any]]
 
@@ -53,7 +53,7 @@ class Spending:
         Raises:
             RequestError: it cannot.
         """
-        accountant.require(release for client in range(len(self._rows)) for release in self._expected(client))
+        accounting.require(release for client in range(len(self._rows)) for release in self._expected(client))
         budget = self.settings.budget
         if budget and (sends(self._method) or self.settings.sgd_clip) and not self.hides:
             raise RequestError(
@@ -135,5 +135,5 @@ class Spending:
                 for client, own in enumerate(turns):
                     yield [r for e in own for r in self._given(client, 0, tried, e)]
 
-            made["sgd_noise"] = accountant.least_noise(released, settings)
+            made["sgd_noise"] = accounting.least_noise(released, settings)
         return settings.model_copy(update=made)

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from polyfed.functional.blocks import blocks
+from polyfed.functional.block_names import blocks
 
 ThetaRule = Literal["code", "paper"]
 Granularity = Literal["kernel", "tensor"]

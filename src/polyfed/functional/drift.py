@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from polyfed.functional.clipping import clipped
-from polyfed.functional.keyed import on_grid
 from polyfed.functional.losses import squared_distance
+from polyfed.functional.secure_noise import on_grid
 
 Norms = Literal["squared", "tensorwise"]
 Normals = Callable[[torch.Size], Tensor]  # a shape -> N(0, 1), float64

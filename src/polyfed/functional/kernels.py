@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from polyfed.functional.averaging import normalise
-from polyfed.functional.centring import centre, largest, nonzero, prepared, same_rows
+from polyfed.functional.centering import centre, largest, nonzero, prepared, same_rows
 
 BLOCK = 512  # rows; a d x d or L x L product whose smaller side is above this is worked through in such blocks
 _SPARE = 16  # columns that a factor being gathered has beyond its rank

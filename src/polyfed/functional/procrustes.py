@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed.functional.centring import nonzero, prepared
+from polyfed.functional.centering import nonzero, prepared
 
 
 def procrustes(a_LD: Tensor, m_LD: Tensor) -> Tensor:

@@ -25,13 +25,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core import by_class, forms, passes
+from polyfed.core import inference, upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Message, nbytes, tensor
 from polyfed.core.method import Batch, Context, Method, Trained, knobs
 from polyfed.core.server import Server
 from polyfed.functional.class_targets import dense, merge, soft_cross_entropy
 from polyfed.functional.losses import cross_entropy
+from polyfed.methods.building_blocks import class_statistics
 
 _TABLE = ("owners", "labels", "outputs", "counts")  # what the server keeps of each row that counts
 
@@ -45,7 +46,11 @@ class FD(Method):
     down: ClassVar[str] = "S C + S"
     up: ClassVar[str] = "S C + 2 S"
     states: ClassVar[str] = "server: z_k, n_k, who has which classes"
-    form: ClassVar[forms.Form | None] = {"labels": forms.LABELS, "outputs": forms.rows_of("C"), "counts": forms.COUNTS}
+    form: ClassVar[upload_forms.Form | None] = {
+        "labels": upload_forms.LABELS,
+        "outputs": upload_forms.rows_of("C"),
+        "counts": upload_forms.COUNTS,
+    }
 
     lambda_: Annotated[float, Field(ge=0)] = 1.0  # weight of the distillation; 0 is Local
     temperature: Annotated[float, Field(gt=0)] = 1.0  # T, of what is learnt and of who learns; 1 does not soften
@@ -67,7 +72,7 @@ class FD(Method):
         if "outputs" not in server.state:
             return {}
         owners, labels, outputs, counts = (tensor(server.state, name) for name in _TABLE)
-        heard = by_class.wanted(server, client_id, labels)
+        heard = class_statistics.wanted(server, client_id, labels)
         if self.exclude_self:
             heard &= owners != client_id
         if not heard.any():
@@ -76,10 +81,10 @@ class FD(Method):
         return {"labels": labels, "outputs": outputs}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        sent = by_class.gather(uploads, "outputs")
+        sent = class_statistics.gather(uploads, "outputs")
         if sent is None:
             return
-        by_class.remember(server, sent)
+        class_statistics.remember(server, sent)
         new = dict(zip(_TABLE, sent, strict=True))
         if "outputs" in server.state:  # of classes that nobody sent anew
             kept = ~torch.isin(tensor(server.state, "labels"), sent.labels)
@@ -112,8 +117,8 @@ class FD(Method):
             scores: Tensor = model(x)[:, : client.classes]
             return torch.softmax(scores / self.temperature, 1) if self.outputs == "probabilities" else scores
 
-        rows = passes.apply(outputs, model, client.data.train.x, client.prepare).cpu()
-        return by_class.means(client, rows, "outputs", counts=self.weighting == "count")
+        rows = inference.apply(outputs, model, client.data.train.x, client.prepare).cpu()
+        return class_statistics.means(client, rows, "outputs", counts=self.weighting == "count")
 
     # accounting --------------------------------------------------------------------------------------------
     def paper_nbytes(self, message: Message) -> int:

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from polyfed.core import shared_model
 from polyfed.core.method import knobs
+from polyfed.methods.building_blocks import weight_averaging
 
 
 @knobs
-class FedAvg(shared_model.Averaging):
+class FedAvg(weight_averaging.Averaging):
     """Averaging of weights."""
 
     name: ClassVar[str] = "fedavg"

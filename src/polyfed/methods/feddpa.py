@@ -27,16 +27,17 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from polyfed.core import forms, passes, shared_model
+from polyfed.core import inference, upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group, tensor
 from polyfed.core.method import Batch, Context, Method, Needs, Phase, Trained, knobs
-from polyfed.core.networks import floats, load
+from polyfed.core.modules import floats, load
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
 from polyfed.functional import drift
 from polyfed.functional.fisher import unit_range
 from polyfed.functional.losses import cross_entropy
+from polyfed.methods.building_blocks import weight_averaging
 
 
 @knobs
@@ -50,7 +51,7 @@ class FedDPA(Method):
     up: ClassVar[str] = "P"
     states: ClassVar[str] = "server: w"
     changes: ClassVar[tuple[str, ...]] = ("model",)
-    form: ClassVar[forms.Form | None] = {"model": forms.as_sent}
+    form: ClassVar[upload_forms.Form | None] = {"model": upload_forms.as_sent}
     starts_blank: ClassVar[bool] = True
 
     threshold: Annotated[float, Field(ge=-1, le=1)] = 0.4  # F above it is personal; 1: nothing is, below 0: everything
@@ -65,8 +66,10 @@ class FedDPA(Method):
     share_personal: bool = False  # True: personal entries of the update are sent like all others
     personal_epochs: Annotated[int, Field(ge=1)] | None = None  # of the personal entries; None: training.epochs
     shared_epochs: Annotated[int, Field(ge=1)] | None = None  # of the others, after them; None: training.epochs
-    aggregation: shared_model.Aggregation = "layer-wise"  # "same-shape": within an architecture; "by-name": also a head
-    weighting: shared_model.Weighting = "samples"  # "uniform" counts every client once
+    aggregation: weight_averaging.Aggregation = (
+        "layer-wise"  # "same-shape": within an architecture; "by-name": also a head
+    )
+    weighting: weight_averaging.Weighting = "samples"  # "uniform" counts every client once
 
     @model_validator(mode="after")
     def _noise_is_for_bounded_updates(self) -> FedDPA:
@@ -78,23 +81,23 @@ class FedDPA(Method):
 
     @property
     def needs(self) -> Needs:
-        return shared_model.needs(self.aggregation)
+        return weight_averaging.needs(self.aggregation)
 
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
-        shared_model.start(server, self.aggregation)
+        weight_averaging.start(server, self.aggregation)
 
     def plan(self, server: Server, selected: Sequence[int]) -> None:
         if self.noise:
             server.state["selected"] = torch.tensor(max(1, len(selected)))
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        message = shared_model.broadcast(server, self.aggregation, client_id)
+        message = weight_averaging.broadcast(server, self.aggregation, client_id)
         return {**message, "selected": tensor(server.state, "selected")} if "selected" in server.state else message
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         weights = {i: float(server.clients[i].n) if self.weighting == "samples" else 1.0 for i in uploads}
-        shared_model.average(server, self.aggregation, shared_model.uploaded(uploads), weights)
+        weight_averaging.average(server, self.aggregation, weight_averaging.uploaded(uploads), weights)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
@@ -103,7 +106,7 @@ class FedDPA(Method):
         w = {name: t.to(device, copy=True) for name, t in values.items()}
         if client.weights is None:
             load(model, w)
-        found = passes.fisher(model, train.x, train.y, client.prepare)
+        found = inference.fisher(model, train.x, train.y, client.prepare)
         personal = {name: unit_range(t) > self.threshold for name, t in found.items()}
         own = dict(model.named_parameters())
         kept = {name: torch.where(mask, own[name].detach(), w[name]) for name, mask in personal.items()}

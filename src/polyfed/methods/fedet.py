@@ -23,18 +23,18 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from polyfed.core import ensemble, shared_model
-from polyfed.core.architectures import Companion
 from polyfed.core.message import Group, Message, group
 from polyfed.core.method import Needs, knobs
-from polyfed.core.networks import head_names
+from polyfed.core.model_factory import Companion
+from polyfed.core.modules import head_names
 from polyfed.core.server import Server
 from polyfed.functional.averaging import weighted_mean
-from polyfed.functional.ensemble import Confidence
+from polyfed.functional.consensus import Confidence
+from polyfed.methods.building_blocks import ensemble_distillation, weight_averaging
 
 
 @knobs
-class FedET(shared_model.Averaging):
+class FedET(weight_averaging.Averaging):
     """A large server network taught by all clients' networks; its head goes back to them."""
 
     name: ClassVar[str] = "fedet"
@@ -42,8 +42,8 @@ class FedET(shared_model.Averaging):
     differs: ClassVar[str] = "anything before the head; the heads have the same tensors"
     states: ClassVar[str] = "server: w, a w_u per architecture"
 
-    aggregation: shared_model.OfOneFamily = "same-shape"  # or "layer-wise", for nested networks
-    weighting: shared_model.Weighting = "uniform"  # of w_i in all means; "samples": by training samples
+    aggregation: weight_averaging.OfOneFamily = "same-shape"  # or "layer-wise", for nested networks
+    weighting: weight_averaging.Weighting = "uniform"  # of w_i in all means; "samples": by training samples
     network: Annotated[str, Field(min_length=1)] = "largest"  # the server's: of the clients', or a model's name
     lambda_: Annotated[float, Field(ge=0)] = 0.05  # weight of those who disagree; 0 is off
     confidence: Confidence = "logits"  # v is the variance of these, or of "probabilities"
@@ -76,8 +76,8 @@ class FedET(shared_model.Averaging):
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         if not uploads:
             return
-        models, weights = shared_model.uploaded(uploads), shared_model.shares(uploads, self.weighting)
-        shared_model.average(server, self.aggregation, models, weights)
+        models, weights = weight_averaging.uploaded(uploads), weight_averaging.shares(uploads, self.weighting)
+        weight_averaging.average(server, self.aggregation, models, weights)
         own = [head_names(server.model(server.clients[i].architecture, {})) for i in models]
         heads = [{n: m[o] for o, n in names.items()} for m, names in zip(models.values(), own, strict=True)]
         self._teach(server, models, weighted_mean(heads, list(weights.values())))
@@ -87,9 +87,11 @@ class FedET(shared_model.Averaging):
         names = head_names(server.model(server.companion, {}))
         w = {**group(server.state, "server"), **{own: head[n] for own, n in names.items()}}
         if self.server_steps and server.public is not None:
-            targets = ensemble.agreed(server, models, server.public, self.confidence)
+            targets = ensemble_distillation.agreed(server, models, server.public, self.confidence)
             model, draws = server.model(server.companion, w), server.generator("transfer")
-            w, server.log["transfer_loss"] = ensemble.fit(model, server.public, targets, self._transfer, draws)
+            w, server.log["transfer_loss"] = ensemble_distillation.fit(
+                model, server.public, targets, self._transfer, draws
+            )
             server.log["disputed"] = float(targets.disputed.float().mean())
         server.state["server"] = w
         self._share_head(server, w)
@@ -99,8 +101,8 @@ class FedET(shared_model.Averaging):
         held = {n: w[own] for own, n in head_names(server.model(server.companion, {})).items()}
         for architecture in server.architectures:
             inner = head_names(server.model(architecture, {}))
-            shared_model.replace(server, self.aggregation, architecture, {own: held[n] for own, n in inner.items()})
+            weight_averaging.replace(server, self.aggregation, architecture, {own: held[n] for own, n in inner.items()})
 
     @property
-    def _transfer(self) -> ensemble.Transfer:
-        return ensemble.Transfer(self.server_steps, self.server_batch, self.server_lr, self.lambda_)
+    def _transfer(self) -> ensemble_distillation.Transfer:
+        return ensemble_distillation.Transfer(self.server_steps, self.server_batch, self.server_lr, self.lambda_)

@@ -29,14 +29,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core import forms, passes, shared_model
+from polyfed.core import inference, upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group, tensor
 from polyfed.core.method import Context, Method, Needs, Trained, knobs
-from polyfed.core.networks import floats, load
+from polyfed.core.modules import floats, load
 from polyfed.core.server import Server
 from polyfed.functional.losses import cross_entropy
 from polyfed.functional.mixing import distance, improvements, moved_towards, positive_shares
+from polyfed.methods.building_blocks import weight_averaging
 
 
 @knobs
@@ -49,9 +50,11 @@ class FedFomo(Method):
     down: ClassVar[str] = "M P, M others' models"
     up: ClassVar[str] = "P + M"
     states: ClassVar[str] = "client: w before training; server: w at first, all w_k, A (N x N)"
-    form: ClassVar[forms.Form | None] = {
-        "model": forms.own_network,
-        "delta": forms.Entry((forms.UpTo("M", lambda known: sum(n.startswith("candidate") for n in known.sent)),)),
+    form: ClassVar[upload_forms.Form | None] = {
+        "model": upload_forms.own_network,
+        "delta": upload_forms.Entry(
+            (upload_forms.UpTo("M", lambda known: sum(n.startswith("candidate") for n in known.sent)),)
+        ),
     }
     starts_blank: ClassVar[bool] = True
 
@@ -60,11 +63,13 @@ class FedFomo(Method):
     epsilon_decay: Annotated[float, Field(ge=0)] = 0.05  # what epsilon loses every round; 0: nothing
     baseline: Literal["mixed", "trained"] = "mixed"  # w_old: before the last local training, or after it
     norm: Literal["l2", "l1"] = "l2"  # of w_n - w_old
-    aggregation: shared_model.Aggregation = "layer-wise"  # or "same-shape": candidates of one's own architecture only
+    aggregation: weight_averaging.Aggregation = (
+        "layer-wise"  # or "same-shape": candidates of one's own architecture only
+    )
 
     @property
     def needs(self) -> Needs:
-        return dataclasses.replace(shared_model.needs(self.aggregation), validation=True)
+        return dataclasses.replace(weight_averaging.needs(self.aggregation), validation=True)
 
     @property
     def rigid(self) -> Mapping[str, str]:
@@ -72,10 +77,10 @@ class FedFomo(Method):
 
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
-        shared_model.start(server, self.aggregation)
+        weight_averaging.start(server, self.aggregation)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        start = shared_model.read(server, self.aggregation, server.clients[client_id].architecture)
+        start = weight_averaging.read(server, self.aggregation, server.clients[client_id].architecture)
         sent = [server.weights(n) for n in self._chosen(server, client_id)]
         message = {f"candidate {place}": {k: w[k] for k in w if k in start} for place, w in enumerate(sent)}
         return message if server.has_kept(client_id) else {"start": start, **message}
@@ -133,7 +138,7 @@ class FedFomo(Method):
         held, losses = client.data.validation, []
         for candidate in (old, *candidates):
             load(client.model, {**old, **candidate})
-            logits = passes.apply(client.model, client.model, held.x, client.prepare).cpu()
+            logits = inference.apply(client.model, client.model, held.x, client.prepare).cpu()
             losses.append(float(cross_entropy(logits, held.y, torch.ones(len(held)))))
         weights = {name: old[name] for name, _ in client.model.named_parameters()}
         return improvements(losses[0], losses[1:], [distance(weights, one, self.norm) for one in candidates])

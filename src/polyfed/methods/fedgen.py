@@ -26,15 +26,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core import feature_generator, forms, shared_model
+from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group, tensor
 from polyfed.core.method import Batch, Context, Method, Needs, Trained, knobs
-from polyfed.core.networks import floats, load, split
+from polyfed.core.modules import floats, load, split
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.functional.losses import cross_entropy, divergence
 from polyfed.functional.modes import untracked_statistics
+from polyfed.methods.building_blocks import feature_generator, weight_averaging
 
 
 @knobs
@@ -44,7 +45,12 @@ class FedGen(Method):
     name: ClassVar[str] = "fedgen"
     paper: ClassVar[str] = "Zhu et al., ICML 2021"
     differs: ClassVar[str] = "depth, one feature width (same-shape: anything before the head)"
-    down, up, changes, form = "P + P_G + C", "P + C", ("model",), {"model": forms.as_sent, "counts": forms.BY_CLASS}
+    down, up, changes, form = (
+        "P + P_G + C",
+        "P + C",
+        ("model",),
+        {"model": upload_forms.as_sent, "counts": upload_forms.BY_CLASS},
+    )
     states: ClassVar[str] = "server: w, G and its Adam, class counts"
     starts_blank: ClassVar[bool] = True
 
@@ -61,8 +67,8 @@ class FedGen(Method):
     generator_weight_decay: Annotated[float, Field(ge=0)] = 0.01  # L2 penalty in Adam; 0 is off
     diversity: Annotated[float, Field(ge=0)] = 1.0  # weight of L_div; 0 is off
     ensemble: feature_generator.Ensemble = "losses"  # or "logits", the paper's
-    aggregation: shared_model.OfOneFamily = "layer-wise"  # or "same-shape": within each architecture
-    weighting: shared_model.Weighting = "samples"  # "uniform" counts every client once
+    aggregation: weight_averaging.OfOneFamily = "layer-wise"  # or "same-shape": within each architecture
+    weighting: weight_averaging.Weighting = "samples"  # "uniform" counts every client once
 
     @property
     def needs(self) -> Needs:
@@ -75,19 +81,19 @@ class FedGen(Method):
 
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
-        shared_model.start(server, self.aggregation)
+        weight_averaging.start(server, self.aggregation)
         features = split(server.model(server.architectures[0], {})).feature_dim
         draws = server.generator("generator")
         server.state["generator"] = feature_generator.fresh(self.noise, server.classes, self.hidden, features, draws)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        message = shared_model.broadcast(server, self.aggregation, client_id)
+        message = weight_averaging.broadcast(server, self.aggregation, client_id)
         return {**message, **{name: server.state[name] for name in ("generator", "counts") if "counts" in server.state}}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         counts = {i: tensor(message, "counts") for i, message in uploads.items()}
         shares = {i: float(n.sum()) if self.weighting == "samples" else 1.0 for i, n in counts.items()}
-        shared_model.average(server, self.aggregation, shared_model.uploaded(uploads), shares)
+        weight_averaging.average(server, self.aggregation, weight_averaging.uploaded(uploads), shares)
         if counts and (self.alpha or self.beta):
             self._train_generator(server, uploads, torch.stack([counts[i].long() for i in uploads]))
 

@@ -24,14 +24,14 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from polyfed.core import forms
+from polyfed.core import upload_forms
 from polyfed.core.client import Client
+from polyfed.core.inference import represent
 from polyfed.core.message import Message, group, nbytes, tensor
 from polyfed.core.method import Context, Method, Needs, Trained, knobs
-from polyfed.core.networks import load, split
-from polyfed.core.passes import represent
+from polyfed.core.modules import load, split
 from polyfed.core.server import Server
-from polyfed.functional.prototypes import class_means, header_step, to_float16, unit_length
+from polyfed.functional.class_prototypes import class_means, header_step, to_float16, unit_length
 
 
 @knobs
@@ -44,10 +44,10 @@ class FedGH(Method):
     down: ClassVar[str] = "C D + C"
     up: ClassVar[str] = "S D + S"
     states: ClassVar[str] = "server: the header"
-    form: ClassVar[forms.Form | None] = {
-        "labels": forms.LABELS,
-        "lars": forms.rows_of("D", (torch.float32, torch.float16)),
-        "counts": forms.COUNTS,
+    form: ClassVar[upload_forms.Form | None] = {
+        "labels": upload_forms.LABELS,
+        "lars": upload_forms.rows_of("D", (torch.float32, torch.float16)),
+        "counts": upload_forms.COUNTS,
     }
     unaligned: ClassVar[tuple[str, ...]] = ("lars",)
 

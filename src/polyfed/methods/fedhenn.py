@@ -21,22 +21,22 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from polyfed.core import alignment, mean_kernel, rad, shared_model
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group, tensor
 from polyfed.core.method import Batch, Context, Exchange, Gradients, Method, Needs, Phase, Trained, knobs
-from polyfed.core.networks import floats, load
+from polyfed.core.modules import floats, load
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
+from polyfed.functional.kernel_similarity import Similarity
 from polyfed.functional.losses import cross_entropy
-from polyfed.functional.similarity import Similarity
+from polyfed.methods.building_blocks import alignment_dataset, mean_kernel, representation_alignment, weight_averaging
 
 
 @knobs
 class FedHeNN(Method):
     """Alignment of representations through centred kernel alignment on common unlabelled inputs."""
 
-    name, paper, changes, form = "fedhenn", "Makhija et al., ICML 2022", ("model",), alignment.FORM
+    name, paper, changes, form = "fedhenn", "Makhija et al., ICML 2022", ("model",), representation_alignment.FORM
     down, up, states = "L inputs + L r (homogeneous: P)", "P (kernels: L D)", "server: the RAD, latest w_k or A_k"
 
     setting: Literal["heterogeneous", "homogeneous"] = "heterogeneous"  # Algorithm 2, or 1: one architecture
@@ -46,8 +46,10 @@ class FedHeNN(Method):
     eta0: Annotated[float, Field(ge=0)] = 0.001  # weight of the alignment; 0 is Local (homogeneous: FedAvg)
     eta_schedule: Literal["sqrt", "linear", "constant"] = "sqrt"  # eta0 times sqrt(t - 1), t - 1 or 1; rounds t from 1
     rad_size: Annotated[int, Field(ge=2)] = 5000  # L
-    rad_source: rad.Origin = "holdout"  # or another data set, the clients' training inputs, noise
-    rad_transport: rad.Transport = "data"  # or where its rows stand in public data, or the seed of the draw
+    rad_source: alignment_dataset.Origin = "holdout"  # or another data set, the clients' training inputs, noise
+    rad_transport: alignment_dataset.Transport = (
+        "data"  # or where its rows stand in public data, or the seed of the draw
+    )
     rad_refresh: Annotated[int, Field(ge=0)] = 1  # rounds until a new draw; 0: never
     rad_batch: Annotated[int, Field(ge=2)] = 256  # RAD rows per step; L or more: all of them
     rad_every: Annotated[int, Field(ge=1)] = 1  # the term enters every so many steps
@@ -70,8 +72,8 @@ class FedHeNN(Method):
         return self
 
     @property
-    def _alignment(self) -> alignment.Alignment:
-        return alignment.Alignment.of(self, mean=self.setting == "heterogeneous")
+    def _alignment(self) -> representation_alignment.Alignment:
+        return representation_alignment.Alignment.of(self, mean=self.setting == "heterogeneous")
 
     @property
     def needs(self) -> Needs:
@@ -105,7 +107,7 @@ class FedHeNN(Method):
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
         if self.setting == "homogeneous":
-            shared_model.start(server, "same-shape")
+            weight_averaging.start(server, "same-shape")
 
     def plan(self, server: Server, selected: Sequence[int]) -> None:
         self._alignment.plan(server, selected)
@@ -113,19 +115,19 @@ class FedHeNN(Method):
     def broadcast(self, server: Server, client_id: int) -> Message:
         message = {} if server.exchange == "average" else self._alignment.message(server, client_id)
         shares = self.setting == "homogeneous" and server.exchange in ("train", "finetune")
-        return {**message, **(shared_model.broadcast(server, "same-shape", client_id) if shares else {})}
+        return {**message, **(weight_averaging.broadcast(server, "same-shape", client_id) if shares else {})}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        if server.exchange == rad.EXCHANGE:
+        if server.exchange == alignment_dataset.EXCHANGE:
             return self._alignment.collect(server, uploads)
         if server.exchange != "average" or not self.final_finetune_epochs:
             self._alignment.settle(server, uploads)
         if kernels := self._alignment.kernels:
             return kernels.collect(server, uploads)
         counts = {i: float(tensor(message, "n")) for i, message in uploads.items() if "n" in message}
-        average = shared_model.read(server, "same-shape", server.architectures[0])  # stands for who never trained
+        average = weight_averaging.read(server, "same-shape", server.architectures[0])  # stands for who never trained
         models = {i: group({"model": average, **uploads[i]}, "model") for i in counts}
-        return shared_model.average(server, "same-shape", models, counts)
+        return weight_averaging.average(server, "same-shape", models, counts)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:

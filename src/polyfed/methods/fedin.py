@@ -10,8 +10,9 @@ Deviations from the paper: (1) eq. 12 ("literal") would never train the intermed
 gradients agree; "project" adds G_local, "adaptive" has lambda = max(1, -2b/a) in eq. 13. (2) Both gradients are taken
 at one point. (3) Which batch is sent and which pairs come back: random. (4) BatchNorm takes the pairs' own statistics
 and keeps its running ones. (5) Noise (eq. 5, 6) is s + level * std(s) * z. (6) More than B pairs are walked through B
-at a time, round and round. (7) Cuts may differ (core/projections.py). (8) `feature_clip` bounds what is sent.
-(9) w^{t-1} is read as the weights received. (10) Gradients are combined tensor by tensor (`granularity`), not as one.
+at a time, round and round. (7) Cuts may differ (`building_blocks.common_space`). (8) `feature_clip` bounds what is
+sent. (9) w^{t-1} is read as the weights received. (10) Gradients are combined tensor by tensor (`granularity`),
+not as one.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core import feature_pool, projections, proximal, shared_model
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group
 from polyfed.core.method import Batch, Context, Gradients, Method, Needs, Trained, knobs
-from polyfed.core.networks import floats, load
+from polyfed.core.modules import floats, load
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage, Training
 from polyfed.functional.losses import cross_entropy
 from polyfed.functional.modes import untracked_statistics
 from polyfed.functional.surgery import combine, cosine
+from polyfed.methods.building_blocks import common_space, feature_pairs, proximal_term, weight_averaging
 
 
 @knobs
@@ -41,35 +42,35 @@ class FedIN(Method):
 
     name, paper = "fedin", "Chan et al., arXiv:2304.00759"
     differs: ClassVar[str] = "depth between equal cuts, one name having one shape (same-shape, projected: anything)"
-    down, up, changes, form = "P + n_S q", "P + n_S q", ("model",), feature_pool.FORM
+    down, up, changes, form = "P + n_S q", "P + n_S q", ("model",), feature_pairs.FORM
     states: ClassVar[str] = "server: w, this round's pairs; client: trained projections"
 
-    aggregation: shared_model.Aggregation = "layer-wise"  # or "same-shape": within each architecture
+    aggregation: weight_averaging.Aggregation = "layer-wise"  # or "same-shape": within each architecture
     weighting: Literal["paper", "samples", "uniform"] = "paper"  # uniform layer-wise, by samples same-shape
     mu: Annotated[float, Field(ge=0)] = 0.1  # proximal weight (the paper gives mu/2 = 0.05); 0 is off
     combine: Literal["simple", "project", "literal", "adaptive", "none"] = "simple"  # "none" adds them
-    lambda_: feature_pool.Pull = 1.0  # of "simple": Z = G_IN + lambda/2 G_local (eq. 13)
+    lambda_: feature_pairs.Pull = 1.0  # of "simple": Z = G_IN + lambda/2 G_local (eq. 13)
     granularity: Literal["tensor", "block"] = "tensor"  # combine tensor by tensor, or all intermediate ones as one
     train_in: bool = True  # False: no pairs are exchanged, FedProx (with mu = 0 FedAvg)
     noise: Annotated[float, Field(ge=0)] = 0.0  # level; 0 draws nothing; the paper's FedIN+Noise is 0.8
-    noise_where: feature_pool.Where = "both"  # in the training pass, in the pairs sent, or both
+    noise_where: feature_pairs.Where = "both"  # in the training pass, in the pairs sent, or both
     feature_clip: Annotated[float, Field(ge=0)] = 0.0  # L2 bound on each row sent, over which noise then is
-    pool: feature_pool.Mixing = "mix"  # pairs from all other clients, or from "one" of them
+    pool: feature_pairs.Mixing = "mix"  # pairs from all other clients, or from "one" of them
     pairs: Annotated[int, Field(ge=1)] | None = None  # n_S, each way; None: the batch size
     in_every: Annotated[int, Field(ge=1)] = 1  # steps from one pass over pairs to the next; 1: one in each step
     feature_dtype: Literal["float32", "float16"] = "float32"  # of the pairs on their way
     bn_buffers: Literal["aggregate", "local"] = "aggregate"  # "local": BatchNorm's statistics never leave a client
-    projection: projections.Projection = "none"  # "fixed" or "trained": pairs in one common shape, for any cuts
-    projection_channels: projections.Size = 64  # C, channels of the common shape
-    projection_grid: projections.Size = 8  # g, places a side of it
-    projection_features: projections.Size = 512  # F, numbers of s_out in it
-    projection_lr: projections.Rate = 1.0  # of "trained": the matrices' step after each local training
+    projection: common_space.Projection = "none"  # "fixed" or "trained": pairs in one common shape, for any cuts
+    projection_channels: common_space.Size = 64  # C, channels of the common shape
+    projection_grid: common_space.Size = 8  # g, places a side of it
+    projection_features: common_space.Size = 512  # F, numbers of s_out in it
+    projection_lr: common_space.Rate = 1.0  # of "trained": the matrices' step after each local training
 
     @property
     def needs(self) -> Needs:
         common = self.train_in and self.common is not None
         instead = "use method.aggregation = 'same-shape', with method.projection = 'fixed' if cuts differ, or fedhenn"
-        return shared_model.needs(
+        return weight_averaging.needs(
             self.aggregation,
             split_model=True,
             instead=instead,
@@ -78,10 +79,10 @@ class FedIN(Method):
         )
 
     @property
-    def common(self) -> projections.Common | None:
+    def common(self) -> common_space.Common | None:
         sizes = self.projection_channels, self.projection_grid, self.projection_features
         lr = self.projection_lr if self.projection == "trained" else None
-        return None if self.projection == "none" else projections.Common(*sizes, lr)
+        return None if self.projection == "none" else common_space.Common(*sizes, lr)
 
     @property
     def scored(self) -> Stage:
@@ -91,54 +92,54 @@ class FedIN(Method):
     def by_row(self) -> bool:
         return not self.mu and (self.noise == 0 or self.noise_where == "message")
 
-    def releases(self, training: Training, rows: int) -> feature_pool.Releases:
+    def releases(self, training: Training, rows: int) -> feature_pairs.Releases:
         level = self.noise * (self.train_in and self.noise_where != "forward")
-        return feature_pool.releases(self.feature_clip, level, self.pairs or training.batch_size, rows)
+        return feature_pairs.releases(self.feature_clip, level, self.pairs or training.batch_size, rows)
 
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
-        shared_model.start(server, self.aggregation, self.bn_buffers == "aggregate")
+        weight_averaging.start(server, self.aggregation, self.bn_buffers == "aggregate")
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        message = {"model": shared_model.read(server, self.aggregation, server.clients[client_id].architecture)}
+        message = {"model": weight_averaging.read(server, self.aggregation, server.clients[client_id].architecture)}
         count, draws = self.pairs or server.training.batch_size, server.generator("pool", client_id)
-        features = feature_pool.draw(feature_pool.held(server), client_id, count, self.pool, draws)
+        features = feature_pairs.draw(feature_pairs.held(server), client_id, count, self.pool, draws)
         return {**message, "features": features} if features else message
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         uniform = self.weighting == "uniform" or (self.weighting == "paper" and self.aggregation != "same-shape")
         weights = {i: 1.0 if uniform else float(server.clients[i].n) for i in uploads}
-        shared_model.average(server, self.aggregation, shared_model.uploaded(uploads), weights)
-        feature_pool.keep(server, uploads)
+        weight_averaging.average(server, self.aggregation, weight_averaging.uploaded(uploads), weights)
+        feature_pairs.keep(server, uploads)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
         load(client.model, group(message, "model"))
-        context = proximal.reference(client.model, self.mu)
-        if pairs := feature_pool.received(client.model, message):
+        context = proximal_term.reference(client.model, self.mu)
+        if pairs := feature_pairs.received(client.model, message):
             context |= {"pairs": pairs, **(self.common.matrices(client) if self.common else {})}
         noisy = self.noise and self.noise_where != "message"
-        return {**context, "cuts": feature_pool.cuts(client)} if noisy else context
+        return {**context, "cuts": feature_pairs.cuts(client)} if noisy else context
 
     def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
         size, pairs = client.training.batch_size, client.context.get("pairs")
-        given = feature_pool.noise(client.context.get("cuts", {}), size, generator)
+        given = feature_pairs.noise(client.context.get("cuts", {}), size, generator)
         visit, rest = divmod(step, self.in_every)
-        return given if pairs is None or rest else {**given, **feature_pool.minibatch(pairs, visit, size)}
+        return given if pairs is None or rest else {**given, **feature_pairs.minibatch(pairs, visit, size)}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        z = feature_pool.noisy(model.extract(batch.x), self.noise, "z_in", context)
-        z = feature_pool.noisy(model.transform(z), self.noise, "z_out", context)
-        return proximal.added(cross_entropy(model.head(z), batch.y, batch.w), model, context, self.mu)
+        z = feature_pairs.noisy(model.extract(batch.x), self.noise, "z_in", context)
+        z = feature_pairs.noisy(model.transform(z), self.noise, "z_out", context)
+        return proximal_term.added(cross_entropy(model.head(z), batch.y, batch.w), model, context, self.mu)
 
     def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
         local = super().gradients(model, batch, context)
         g_local = {n: g for n, g in local.grads.items() if g is not None and model.part_of(n) == "intermediate"}
         if "s_in" not in context or not g_local:
             return local
-        inner = {n: p for n, p in model.named_parameters() if n in g_local} | projections.moving(context)
+        inner = {n: p for n, p in model.named_parameters() if n in g_local} | common_space.moving(context)
         with untracked_statistics(model):
-            loss_in = projections.misfit(model, context)
+            loss_in = common_space.misfit(model, context)
         found = dict(zip(inner, torch.autograd.grad(loss_in, tuple(inner.values())), strict=True))
         g_in = {n: found.pop(n) for n in g_local}
         mixed = combine(g_local, g_in, self.combine, self.lambda_, self.granularity)
@@ -150,6 +151,6 @@ class FedIN(Method):
         if not self.train_in:
             return {"model": weights}
         level, count = self.noise * (self.noise_where != "forward"), self.pairs or client.training.batch_size
-        pairs = feature_pool.sample(client, count, level, client.generator("features"), self.feature_clip)
+        pairs = feature_pairs.sample(client, count, level, client.generator("features"), self.feature_clip)
         pairs = self.common.send(client, pairs, trained) if self.common else pairs
         return {"model": weights, "features": {n: t.to(getattr(torch, self.feature_dtype)) for n, t in pairs.items()}}

@@ -26,20 +26,21 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from polyfed.core import companion, forms
+from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group, tensor
 from polyfed.core.method import Batch, Context, Gradients, Needs, Trained, knobs
-from polyfed.core.networks import floats
+from polyfed.core.modules import floats
 from polyfed.core.server import Server
 from polyfed.functional import low_rank
 from polyfed.functional.losses import cross_entropy, divergence, squared_error
+from polyfed.methods.building_blocks import auxiliary_model
 
 _UPDATE = tuple(f"update {name}" for name in low_rank.GROUPS)  # in the server's state
 
 
 @knobs
-class FedKD(companion.Accompanied):
+class FedKD(auxiliary_model.Accompanied):
     """A private mentor and a common mentee, whose updates are compressed both ways."""
 
     name: ClassVar[str] = "fedkd"
@@ -48,7 +49,10 @@ class FedKD(companion.Accompanied):
     up: ClassVar[str] = "sum K (m + n + 1) + 1"
     states: ClassVar[str] = "client: mentor, W_k, m; server: m, update"
     changes: ClassVar[tuple[str, ...]] = ()
-    form: ClassVar[forms.Form | None] = {**dict.fromkeys(low_rank.GROUPS, companion.in_low_rank), "n": forms.SAMPLES}
+    form: ClassVar[upload_forms.Form | None] = {
+        **dict.fromkeys(low_rank.GROUPS, auxiliary_model.in_low_rank),
+        "n": upload_forms.SAMPLES,
+    }
 
     energy_start: Annotated[float, Field(gt=0, le=1)] = 0.95  # T in round 1; 1 sends every number
     energy_end: Annotated[float, Field(gt=0, le=1)] = 0.98  # where T goes to, linearly, over all rounds
@@ -69,7 +73,7 @@ class FedKD(companion.Accompanied):
         return "the energy that is sent" if self.energy_start != self.energy_end else ""
 
     def beside(self, own: Any, companion_: Any) -> nn.Module:
-        pair = companion.Pair(own, companion_)
+        pair = auxiliary_model.Pair(own, companion_)
         pair.projector = nn.Linear(companion_.feature_dim, own.feature_dim, bias=False)
         return pair
 
@@ -86,10 +90,10 @@ class FedKD(companion.Accompanied):
         server.state["holders"] = torch.tensor(sorted(uploads), dtype=torch.int64)  # of the m from before
         if not uploads:
             return
-        before = companion.held(server)
+        before = auxiliary_model.held(server)
         updates = {i: {**message, "model": low_rank.decode(_groups(message), before)} for i, message in uploads.items()}
-        statistics = companion.statistics(server.model(server.companion, before))
-        update = low_rank.encode(companion.mean(updates, self.weighting), self._energy(server), statistics)
+        statistics = auxiliary_model.statistics(server.model(server.companion, before))
+        update = low_rank.encode(auxiliary_model.mean(updates, self.weighting), self._energy(server), statistics)
         server.state |= {f"update {name}": entries for name, entries in update.items()}
         server.state["companion"] = _moved(before, low_rank.decode(update, before))
 
@@ -118,13 +122,13 @@ class FedKD(companion.Accompanied):
         return loss
 
     def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
-        return companion.clip(super().gradients(model, batch, context), self.clip)
+        return auxiliary_model.clip(super().gradients(model, batch, context), self.clip)
 
     def upload(self, client: Client, trained: Trained) -> Message:
         mentee: Any = client.model.companion
         synced = group(client.state, "synced")
         change = {name: t.cpu() - synced[name] for name, t in floats(mentee).items()}
-        update = low_rank.encode(change, self._energy(client), companion.statistics(mentee))
+        update = low_rank.encode(change, self._energy(client), auxiliary_model.statistics(mentee))
         return {**update, "n": torch.tensor(client.n)}
 
 

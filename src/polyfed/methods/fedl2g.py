@@ -22,19 +22,20 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from polyfed.core import by_class, forms
+from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Message, tensor
 from polyfed.core.method import Batch, Context, Exchange, Method, Needs, Phase, Trained, knobs
-from polyfed.core.networks import split
+from polyfed.core.modules import split
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
 from polyfed.functional.class_targets import merge
 from polyfed.functional.clipping import clipped
-from polyfed.functional.guiding import guided_loss, meta_gradient
+from polyfed.functional.guiding_vectors import guided_loss, meta_gradient
 from polyfed.functional.losses import cross_entropy
 from polyfed.functional.modes import evaluating, has_batchnorm, untracked_statistics
+from polyfed.methods.building_blocks import class_statistics
 
 _PROJECTED = "models.feature_dim, which adds a projection, method.guide = 'logits', or "
 _SERVER_LR = {"logits": 0.1, "representation": 100.0}
@@ -48,7 +49,10 @@ class FedL2G(Method):
     paper: ClassVar[str] = "Zhang et al., 2024"
     differs: ClassVar[str] = "anything (representation: anything before equally many features)"
     down, up = "C q, q = C or D", "S q + S"
-    form: ClassVar[forms.Form | None] = {"labels": forms.LABELS, "gradients": forms.rows_of(forms.width_of("guides"))}
+    form: ClassVar[upload_forms.Form | None] = {
+        "labels": upload_forms.LABELS,
+        "gradients": upload_forms.rows_of(upload_forms.width_of("guides")),
+    }
     states: ClassVar[str] = "server: g"
 
     guide: Literal["logits", "representation"] = "logits"  # what is drawn to g
@@ -83,7 +87,7 @@ class FedL2G(Method):
         return {"guides": tensor(server.state, "guides")} if self.weight else {}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        sent = by_class.gather(uploads, "gradients")
+        sent = class_statistics.gather(uploads, "gradients")
         if sent is None:
             return
         labels, rows = merge(sent.rows, sent.labels, sent.counts)

@@ -23,7 +23,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core import forms, passes, shared_model
+from polyfed.core import inference, upload_forms
 from polyfed.core.acting import ActsWith
 from polyfed.core.client import Client
 from polyfed.core.message import Message, tensor
@@ -32,6 +32,7 @@ from polyfed.core.server import Server
 from polyfed.core.settings import Training
 from polyfed.functional.averaging import weighted_mean
 from polyfed.functional.losses import absolute_error, cross_entropy, divergence
+from polyfed.methods.building_blocks import weight_averaging
 
 
 @knobs
@@ -44,7 +45,7 @@ class FedMD(Method):
     up: ClassVar[str] = "L C"
     states: ClassVar[str] = "client: whether it has had its transfer learning; server: s"
     comparable: ClassVar[tuple[str, ...]] = ("scores",)
-    form: ClassVar[forms.Form | None] = {"scores": forms.Entry((lambda known: _asked(known), "C"))}
+    form: ClassVar[upload_forms.Form | None] = {"scores": upload_forms.Entry((lambda known: _asked(known), "C"))}
 
     public_epochs: Annotated[int, Field(ge=0)] = 10  # once, on the public rows and their labels; 0 is off
     private_epochs: Annotated[int, Field(ge=0)] = 10  # once, after that, on one's own rows; 0 is off
@@ -52,7 +53,7 @@ class FedMD(Method):
     digest: Literal["l1", "kl"] = "l1"  # distance of the logits, or KL of softened probabilities
     temperature: Annotated[float, Field(gt=0), ActsWith("digest", ("kl",))] = 3.0  # T of "kl"; 1 does not soften
     rows: Annotated[int, Field(ge=1)] | None = None  # L, public rows drawn each round; None: all
-    weighting: shared_model.Weighting = "uniform"  # c_k; "samples": in proportion to training samples
+    weighting: weight_averaging.Weighting = "uniform"  # c_k; "samples": in proportion to training samples
 
     @property
     def needs(self) -> Needs:
@@ -127,11 +128,11 @@ class FedMD(Method):
             client.state |= {} if ready else {"transferred": torch.tensor(True)}
         elif ready and client.public is not None:
             x, prepare = client.public.samples.x[client.context["rows"]], client.public.prepare
-            return {"scores": passes.apply(client.model, client.model, x, prepare)[:, : client.classes]}
+            return {"scores": inference.apply(client.model, client.model, x, prepare)[:, : client.classes]}
         return {}
 
 
-def _asked(known: forms.Known) -> int:
+def _asked(known: upload_forms.Known) -> int:
     """On how many public rows scores are asked for."""
     held = len(known.server.public or ())
     return min(getattr(known.method, "rows", None) or held, held)

@@ -23,12 +23,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from polyfed.core import companion
-from polyfed.core.architectures import Companion
 from polyfed.core.method import Batch, Context, Needs, knobs
-from polyfed.core.networks import Composite, exported
+from polyfed.core.model_factory import Companion
+from polyfed.core.modules import Composite, exported
 from polyfed.errors import RequestError
 from polyfed.functional.losses import cross_entropy
+from polyfed.methods.building_blocks import auxiliary_model
 
 
 class Fused(Composite):
@@ -58,7 +58,7 @@ class Fused(Composite):
 
 
 @knobs
-class FedMRL(companion.Accompanied):
+class FedMRL(auxiliary_model.Accompanied):
     """Private networks that look through a shared one as well, and heads nested in one representation."""
 
     name: ClassVar[str] = "fedmrl"

@@ -21,31 +21,32 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core import forms, proximal, shared_model
+from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group, tensor
 from polyfed.core.method import Batch, Context, Trained, knobs
-from polyfed.core.networks import load
+from polyfed.core.modules import load
 from polyfed.core.server import Server
 from polyfed.errors import RequestError
 from polyfed.functional.averaging import layer_wise_mean, normalised_mean
+from polyfed.functional.effective_steps import normaliser
 from polyfed.functional.losses import cross_entropy
-from polyfed.functional.steps import normaliser
+from polyfed.methods.building_blocks import proximal_term, weight_averaging
 
 
 @knobs
-class FedNova(shared_model.Averaging):
+class FedNova(weight_averaging.Averaging):
     """Averaging of updates, each divided by the length of its client's steps."""
 
     name: ClassVar[str] = "fednova"
     paper: ClassVar[str] = "Wang et al., NeurIPS 2020"
     up: ClassVar[str] = "P + 2"
     states: ClassVar[str] = "server: w, with server_momentum m"
-    form: ClassVar[forms.Form | None] = {
-        "model": forms.as_sent,
-        "n": forms.SAMPLES,
-        "a": forms.NUMBER,
-        "tau": forms.NUMBER,
+    form: ClassVar[upload_forms.Form | None] = {
+        "model": upload_forms.as_sent,
+        "n": upload_forms.SAMPLES,
+        "a": upload_forms.NUMBER,
+        "tau": upload_forms.NUMBER,
     }
     starts_blank: ClassVar[bool] = True
 
@@ -64,10 +65,10 @@ class FedNova(shared_model.Averaging):
         super().start(server)
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        shares, models = shared_model.shares(uploads, self.weighting), shared_model.uploaded(uploads)
+        shares, models = weight_averaging.shares(uploads, self.weighting), weight_averaging.uploaded(uploads)
         a = {i: float(tensor(message, "a")) for i, message in uploads.items()}
         tau = {i: float(tensor(message, "tau")) if "tau" in message else a[i] for i, message in uploads.items()}
-        names = shared_model.parameters(server)
+        names = weight_averaging.parameters(server)
 
         def target(base: Group, members: list[int]) -> dict[str, Tensor]:
             p, (w, statistics) = [shares[i] for i in members], _cut(base, names)
@@ -75,15 +76,15 @@ class FedNova(shared_model.Averaging):
             moved = normalised_mean(ends, p, [a[i] for i in members], w, [tau[i] for i in members])
             return {**moved, **layer_wise_mean(others, p, statistics)}
 
-        shared_model.advance(server, self.aggregation, models, target, momentum=self.server_momentum)
+        weight_averaging.advance(server, self.aggregation, models, target, momentum=self.server_momentum)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
         load(client.model, group(message, "model"))
-        return proximal.reference(client.model, self.mu)
+        return proximal_term.reference(client.model, self.mu)
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        return proximal.added(cross_entropy(model(batch.x), batch.y, batch.w), model, context, self.mu)
+        return proximal_term.added(cross_entropy(model(batch.x), batch.y, batch.w), model, context, self.mu)
 
     def upload(self, client: Client, trained: Trained) -> Message:
         training, a = client.training, float(trained.steps)

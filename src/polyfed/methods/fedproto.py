@@ -20,14 +20,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from polyfed.core import by_class
 from polyfed.core.client import Client
-from polyfed.core.forms import Form
 from polyfed.core.message import Message, tensor
 from polyfed.core.method import Trained, knobs
-from polyfed.core.prototypes import Prototypes
 from polyfed.core.server import Server
+from polyfed.core.upload_forms import Form
 from polyfed.functional.class_targets import merge, renewed
+from polyfed.methods.building_blocks import class_statistics
+from polyfed.methods.building_blocks.prototype_averaging import Prototypes
 
 
 @knobs
@@ -49,17 +49,17 @@ class FedProto(Prototypes):
         if "prototypes" not in server.state:
             return {}
         labels, rows = tensor(server.state, "labels"), tensor(server.state, "prototypes")
-        own = by_class.wanted(server, client_id, labels)
+        own = class_statistics.wanted(server, client_id, labels)
         message = {"labels": labels[own], "prototypes": rows[own]}
         if self.candidates == "own" or bool(own.all()):
             return message
         return {**message, "others": {"labels": labels[~own], "prototypes": rows[~own]}}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        sent = by_class.gather(uploads, "prototypes")
+        sent = class_statistics.gather(uploads, "prototypes")
         if sent is None:
             return
-        by_class.remember(server, sent)
+        class_statistics.remember(server, sent)
         labels, rows = merge(sent.rows, sent.labels, sent.counts)
         if "prototypes" in server.state:
             labels, rows = renewed(tensor(server.state, "prototypes"), tensor(server.state, "labels"), rows, labels)

@@ -17,16 +17,16 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core import proximal, shared_model
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group
 from polyfed.core.method import Batch, Context, knobs
-from polyfed.core.networks import load
+from polyfed.core.modules import load
 from polyfed.functional.losses import cross_entropy
+from polyfed.methods.building_blocks import proximal_term, weight_averaging
 
 
 @knobs
-class FedProx(shared_model.Averaging):
+class FedProx(weight_averaging.Averaging):
     """Averaging of weights that a proximal term holds near those received."""
 
     name: ClassVar[str] = "fedprox"
@@ -37,7 +37,7 @@ class FedProx(shared_model.Averaging):
 
     def receive(self, client: Client, message: Message) -> Context:
         load(client.model, group(message, "model"))
-        return proximal.reference(client.model, self.mu)
+        return proximal_term.reference(client.model, self.mu)
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        return proximal.added(cross_entropy(model(batch.x), batch.y, batch.w), model, context, self.mu)
+        return proximal_term.added(cross_entropy(model(batch.x), batch.y, batch.w), model, context, self.mu)

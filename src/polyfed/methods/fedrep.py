@@ -20,13 +20,14 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
-from polyfed.core import forms, shared_model
+from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group
 from polyfed.core.method import Context, Exchange, Method, Needs, Phase, Trained, knobs
-from polyfed.core.networks import BODY, HEAD, floats, load
+from polyfed.core.modules import BODY, HEAD, floats, load
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage, Training
+from polyfed.methods.building_blocks import weight_averaging
 
 
 @knobs
@@ -40,11 +41,11 @@ class FedRep(Method):
     up: ClassVar[str] = "P - P_h"
     states: ClassVar[str] = "client: h_k; server: phi"
     changes: ClassVar[tuple[str, ...]] = ("model",)
-    form: ClassVar[forms.Form | None] = {"model": forms.as_sent}
+    form: ClassVar[upload_forms.Form | None] = {"model": upload_forms.as_sent}
     common_head: ClassVar[bool] = True
 
-    aggregation: shared_model.OfOneFamily = "layer-wise"  # or "same-shape": within each architecture
-    weighting: shared_model.Weighting = "uniform"  # "samples": p_k in proportion to training samples
+    aggregation: weight_averaging.OfOneFamily = "layer-wise"  # or "same-shape": within each architecture
+    weighting: weight_averaging.Weighting = "uniform"  # "samples": p_k in proportion to training samples
     head_epochs: Annotated[int, Field(ge=0)] = 10  # of the head, under a resting extractor; 0 leaves it as it began
     extractor_epochs: Annotated[int, Field(ge=0)] | None = None  # of the extractor; None: training.epochs
     final_head_epochs: Annotated[int, Field(ge=0)] = 0  # everybody's head, after the last round; 0 is off
@@ -57,7 +58,7 @@ class FedRep(Method):
 
     @property
     def needs(self) -> Needs:
-        return shared_model.needs(self.aggregation, split_model=True, parts=BODY)
+        return weight_averaging.needs(self.aggregation, split_model=True, parts=BODY)
 
     @property
     def scored(self) -> Stage:
@@ -69,15 +70,15 @@ class FedRep(Method):
 
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
-        shared_model.start(server, self.aggregation, parts=BODY)
+        weight_averaging.start(server, self.aggregation, parts=BODY)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        return shared_model.broadcast(server, self.aggregation, client_id)
+        return weight_averaging.broadcast(server, self.aggregation, client_id)
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         if server.exchange == "train":  # in the closing round nothing comes up
             weights = {i: float(server.clients[i].n) if self.weighting == "samples" else 1.0 for i in uploads}
-            shared_model.average(server, self.aggregation, shared_model.uploaded(uploads), weights)
+            weight_averaging.average(server, self.aggregation, weight_averaging.uploaded(uploads), weights)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:

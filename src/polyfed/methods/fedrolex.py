@@ -26,14 +26,14 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core import submodels
 from polyfed.core.method import knobs
 from polyfed.core.server import Server
-from polyfed.functional.submodels import rolling
+from polyfed.functional.channel_slices import rolling
+from polyfed.methods.building_blocks import width_slicing
 
 
 @knobs
-class FedRolex(submodels.Narrowing):
+class FedRolex(width_slicing.Narrowing):
     """Narrower copies of one network, of channels that change from round to round."""
 
     name: ClassVar[str] = "fedrolex"

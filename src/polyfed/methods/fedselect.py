@@ -29,14 +29,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core import forms, shared_model
+from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, State, group, tensor
 from polyfed.core.method import Context, Method, Needs, Phase, Trained, knobs
-from polyfed.core.networks import floats, load
+from polyfed.core.modules import floats, load
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
 from polyfed.functional import masks
+from polyfed.methods.building_blocks import weight_averaging
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -49,7 +50,7 @@ class FedSelect(Method):
     paper: ClassVar[str] = "Tamirisa et al., CVPR 2024"
     differs: ClassVar[str] = "depth: tensors of one name have one shape (same-shape: anything)"
     down: ClassVar[str] = "P - M_k, M_k the client's personal entries"
-    up, form = "P - M_k (and P / 32 when M_k has grown)", {"model": forms.thinned, "mask": forms.bits}
+    up, form = "P - M_k (and P / 32 when M_k has grown)", {"model": upload_forms.thinned, "mask": upload_forms.bits}
     states: ClassVar[str] = "client: m_k, a_k; server: w, all m_k"
     starts_blank: ClassVar[bool] = True
 
@@ -58,12 +59,14 @@ class FedSelect(Method):
     every: Annotated[int, Field(ge=1)] = 3  # q, rounds of the client from one growth to the next
     personal_epochs: Annotated[int, Field(ge=0)] | None = None  # of the personal entries; None: training.epochs
     shared_epochs: Annotated[int, Field(ge=1)] | None = None  # of the shared entries, after them; None: the same
-    aggregation: shared_model.Aggregation = "layer-wise"  # "same-shape": within an architecture; "by-name": also a head
-    weighting: shared_model.Weighting = "uniform"  # of the mean of an entry; "samples": by training samples
+    aggregation: weight_averaging.Aggregation = (
+        "layer-wise"  # "same-shape": within an architecture; "by-name": also a head
+    )
+    weighting: weight_averaging.Weighting = "uniform"  # of the mean of an entry; "samples": by training samples
 
     @property
     def needs(self) -> Needs:
-        return shared_model.needs(self.aggregation)
+        return weight_averaging.needs(self.aggregation)
 
     @property
     def rigid(self) -> Mapping[str, str]:
@@ -71,16 +74,16 @@ class FedSelect(Method):
 
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
-        shared_model.start(server, self.aggregation)
+        weight_averaging.start(server, self.aggregation)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        model = shared_model.read(server, self.aggregation, server.clients[client_id].architecture)
+        model = weight_averaging.read(server, self.aggregation, server.clients[client_id].architecture)
         return {"model": masks.shared(model, _masks(server.state, f"mask {client_id}"))}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         models: dict[int, Group] = {}
         for i, message in uploads.items():
-            model = shared_model.read(server, self.aggregation, server.clients[i].architecture)
+            model = weight_averaging.read(server, self.aggregation, server.clients[i].architecture)
             if "mask" in message:
                 bits = group(message, "mask")
                 server.state[f"mask {i}"] = {name: masks.unpacked(b, model[name].shape) for name, b in bits.items()}
@@ -91,7 +94,7 @@ class FedSelect(Method):
             counts = [float(server.clients[i].n) if self.weighting == "samples" else 1.0 for i in members]
             return masks.entry_wise_mean([models[i] for i in members], counts, held, base)
 
-        shared_model.advance(server, self.aggregation, models, mean)
+        weight_averaging.advance(server, self.aggregation, models, mean)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:

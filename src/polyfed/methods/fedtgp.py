@@ -23,14 +23,14 @@ from typing import Annotated, ClassVar
 import torch
 from pydantic import Field
 
-from polyfed.core import by_class
 from polyfed.core.message import Message, group, tensor
 from polyfed.core.method import knobs
-from polyfed.core.networks import split
-from polyfed.core.prototypes import Prototypes
+from polyfed.core.modules import split
 from polyfed.core.server import Server
 from polyfed.functional import prototype_network
 from polyfed.functional.class_targets import merge
+from polyfed.methods.building_blocks import class_statistics
+from polyfed.methods.building_blocks.prototype_averaging import Prototypes
 
 
 @knobs
@@ -61,7 +61,7 @@ class FedTGP(Prototypes):
         return {name: server.state[name] for name in ("labels", "prototypes") if name in server.state}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        sent = by_class.gather(uploads, "prototypes")
+        sent = class_statistics.gather(uploads, "prototypes")
         if sent is None:
             return
         _, centres = merge(sent.rows, sent.labels, torch.ones_like(sent.counts))

@@ -24,18 +24,18 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from polyfed.core import submodels
 from polyfed.core.client import Client
-from polyfed.core.forms import Form
 from polyfed.core.message import Message
 from polyfed.core.method import Batch, Context, Exchange, Trained, knobs
 from polyfed.core.server import Server
+from polyfed.core.upload_forms import Form
+from polyfed.functional.channel_slices import first
 from polyfed.functional.losses import cross_entropy, divergence
-from polyfed.functional.submodels import first
+from polyfed.methods.building_blocks import width_slicing
 
 
 @knobs
-class FjORD(submodels.Slicing):
+class FjORD(width_slicing.Slicing):
     """Prefixes of one network, trained side by side."""
 
     name: ClassVar[str] = "fjord"
@@ -44,7 +44,7 @@ class FjORD(submodels.Slicing):
     down: ClassVar[str] = "P(p_i) + S(p_i), and P(p_i) for the statistics"
     up: ClassVar[str] = "P(p_i), and S(p_i) + 1 for the statistics"
     states: ClassVar[str] = "server: w, BatchNorm's statistics by width"
-    form: ClassVar[Form | None] = submodels.FORM
+    form: ClassVar[Form | None] = width_slicing.FORM
     starts_blank: ClassVar[bool] = True
 
     widths: Annotated[int, Field(ge=1)] = 5  # n: widths are 1/n, 2/n, ..., 1; 1 is FedAvg
@@ -53,7 +53,7 @@ class FjORD(submodels.Slicing):
     statistics: Literal["all", "selected"] = "all"  # who reports BatchNorm's
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
-        return submodels.exchanges(self.statistics)
+        return width_slicing.exchanges(self.statistics)
 
     # server ------------------------------------------------------------------------------------------------
     def _level(self, server: Server, client_id: int) -> int:
@@ -65,33 +65,33 @@ class FjORD(submodels.Slicing):
         return str(self._level(server, client_id))
 
     def build(self, model: Any, variant: str) -> nn.Module:
-        return submodels.ordered(model, [k / self.widths for k in range(1, int(variant or self.widths) + 1)])
+        return width_slicing.ordered(model, [k / self.widths for k in range(1, int(variant or self.widths) + 1)])
 
     def _kept(self, server: Server, client_id: int) -> dict[int, Tensor]:
         largest = self._level(server, client_id) / self.widths
-        return submodels.kept(server, lambda size: first(size, largest))
+        return width_slicing.kept(server, lambda size: first(size, largest))
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        return submodels.send(server, self.variant(server, client_id), self._kept(server, client_id))
+        return width_slicing.send(server, self.variant(server, client_id), self._kept(server, client_id))
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         variants = {i: self.variant(server, i) for i in uploads}
-        submodels.average(server, uploads, variants, {i: self._kept(server, i) for i in uploads}, "samples")
+        width_slicing.average(server, uploads, variants, {i: self._kept(server, i) for i in uploads}, "samples")
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        return submodels.receive(client, message, masked=False)
+        return width_slicing.receive(client, message, masked=False)
 
     def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
-        return {"width": int(torch.randint(submodels.widths(client.model), (), generator=generator))}
+        return {"width": int(torch.randint(width_slicing.widths(client.model), (), generator=generator))}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        width, widest = context["width"], submodels.widths(model) - 1
+        width, widest = context["width"], width_slicing.widths(model) - 1
         if not self.distill or width == widest:
-            return cross_entropy(submodels.narrower(model, width, batch.x), batch.y, batch.w)
+            return cross_entropy(width_slicing.narrower(model, width, batch.x), batch.y, batch.w)
         widest_logits = model(batch.x)
-        learns = divergence(submodels.narrower(model, width, batch.x), widest_logits, batch.w)
+        learns = divergence(width_slicing.narrower(model, width, batch.x), widest_logits, batch.w)
         return cross_entropy(widest_logits, batch.y, batch.w) + learns
 
     def upload(self, client: Client, trained: Trained) -> Message:
-        return submodels.upload(client, masked=False)
+        return width_slicing.upload(client, masked=False)

@@ -17,13 +17,13 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core import companion
 from polyfed.core.method import Batch, Context, Gradients, knobs
 from polyfed.functional.losses import cross_entropy, divergence
+from polyfed.methods.building_blocks import auxiliary_model
 
 
 @knobs
-class FML(companion.Accompanied):
+class FML(auxiliary_model.Accompanied):
     """A private network and an averaged common one, each a teacher of the other."""
 
     name: ClassVar[str] = "fml"
@@ -38,7 +38,7 @@ class FML(companion.Accompanied):
         return _taught(private, common, batch, self.alpha) + _taught(common, private, batch, self.beta)
 
     def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
-        return companion.clip(super().gradients(model, batch, context), self.clip)
+        return auxiliary_model.clip(super().gradients(model, batch, context), self.clip)
 
 
 def _taught(scores_NC: Tensor, teacher_NC: Tensor, batch: Batch, labels: float) -> Tensor:

@@ -22,12 +22,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from polyfed.core import submodels
 from polyfed.core.method import knobs
+from polyfed.methods.building_blocks import width_slicing
 
 
 @knobs
-class HeteroFL(submodels.Narrowing):
+class HeteroFL(width_slicing.Narrowing):
     """Narrower copies of one network, averaged where they overlap."""
 
     name: ClassVar[str] = "heterofl"

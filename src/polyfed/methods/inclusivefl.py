@@ -26,17 +26,18 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core import forms, shared_model
+from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group
 from polyfed.core.method import Context, Method, Needs, Trained, knobs
-from polyfed.core.networks import load, split
+from polyfed.core.modules import load, split
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.functional.averaging import weighted_mean
 from polyfed.functional.cross_layer import last_blocks
+from polyfed.methods.building_blocks import weight_averaging
 
-_LAYERS: shared_model.Aggregation = "layer-wise"
+_LAYERS: weight_averaging.Aggregation = "layer-wise"
 
 
 @knobs
@@ -50,7 +51,7 @@ class InclusiveFL(Method):
     up: ClassVar[str] = "P + 1"
     states: ClassVar[str] = "server: w, every architecture's own layers and m"
     changes: ClassVar[tuple[str, ...]] = ("model",)
-    form: ClassVar[forms.Form | None] = {"model": forms.as_sent, "n": forms.SAMPLES}
+    form: ClassVar[upload_forms.Form | None] = {"model": upload_forms.as_sent, "n": upload_forms.SAMPLES}
     starts_blank: ClassVar[bool] = True
 
     beta: Annotated[float, Field(ge=0, le=1)] = 0.2  # share of the larger one's update; 0 is no distillation
@@ -68,7 +69,7 @@ class InclusiveFL(Method):
 
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
-        shared_model.start(server, _LAYERS)
+        weight_averaging.start(server, _LAYERS)
         for architecture in server.architectures:
             w, own = self._model(server, architecture), self._own(server, architecture)
             _keep(server, "own", architecture, {name: w[name].clone() for name in w if name in own})
@@ -77,7 +78,7 @@ class InclusiveFL(Method):
         return {"model": self._model(server, server.clients[client_id].architecture)}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        models, shares = shared_model.uploaded(uploads), shared_model.shares(uploads, "samples")
+        models, shares = weight_averaging.uploaded(uploads), weight_averaging.shares(uploads, "samples")
         shared: dict[int, Group] = {}
         by_size = _by_size(server)
         for smaller, architecture in zip([None, *by_size], by_size, strict=False):  # upwards: m is of earlier rounds
@@ -93,11 +94,11 @@ class InclusiveFL(Method):
             _keep(server, "own", architecture, _shifted(mean, own, shift))
             if smaller is not None and self.beta:
                 _keep(server, "momentum", smaller, _lesson(server, smaller, architecture, update))
-        shared_model.average(server, _LAYERS, shared, shares)
+        weight_averaging.average(server, _LAYERS, shared, shares)
 
     def _model(self, server: Server, architecture: str) -> Group:
         """What an architecture's clients get: what all share, and its own layers."""
-        w = shared_model.read(server, _LAYERS, architecture)
+        w = weight_averaging.read(server, _LAYERS, architecture)
         return {**w, **_kept(server, "own", architecture, w)}
 
     def _own(self, server: Server, architecture: str) -> set[str]:
@@ -114,21 +115,21 @@ class InclusiveFL(Method):
         return {}
 
     def upload(self, client: Client, trained: Trained) -> Message:
-        return shared_model.upload(client)
+        return weight_averaging.upload(client)
 
 
 def _by_size(server: Server) -> list[str]:
-    models = {a: shared_model.read(server, _LAYERS, a) for a in server.architectures}
+    models = {a: weight_averaging.read(server, _LAYERS, a) for a in server.architectures}
     return sorted(models, key=lambda a: sum(t.numel() for t in models[a].values()))
 
 
 def _last_blocks(server: Server, small: str, large: str) -> dict[str, list[str]]:
-    return last_blocks(*(shared_model.read(server, _LAYERS, a) for a in (small, large)))
+    return last_blocks(*(weight_averaging.read(server, _LAYERS, a) for a in (small, large)))
 
 
 def _lesson(server: Server, small: str, large: str, update: Group) -> dict[str, Tensor]:
     """m: the mean of the larger one's update over the blocks that the small one's last block stands for."""
-    weights, taught = shared_model.parameters(server), _last_blocks(server, small, large)
+    weights, taught = weight_averaging.parameters(server), _last_blocks(server, small, large)
     sources = {name: names for name, names in taught.items() if names and name in weights}
     return {name: torch.stack([update[n] for n in names]).mean(0) for name, names in sources.items()}
 

@@ -22,18 +22,18 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core import shared_model
 from polyfed.core.acting import ActsWith
 from polyfed.core.message import Group, Message
 from polyfed.core.method import knobs
 from polyfed.core.server import Server
 from polyfed.functional.cross_layer import Granularity, corrected, references
+from polyfed.methods.building_blocks import weight_averaging
 
 _CORRECTED = ActsWith("theta_rule", ("code", "paper"))
 
 
 @knobs
-class InCoAvg(shared_model.Averaging):
+class InCoAvg(weight_averaging.Averaging):
     """Averaging, with the updates of deep layers steered by those of shallow ones."""
 
     name: ClassVar[str] = "incoavg"
@@ -44,12 +44,12 @@ class InCoAvg(shared_model.Averaging):
     # of "code"; 0 leaves the rescaling alone
     theta_max: Annotated[float, Field(ge=0), ActsWith("theta_rule", ("code",))] = 5.0
     update_max: Annotated[float, Field(ge=0), _CORRECTED] = 0.1  # largest entry of a corrected update; 0: any
-    weighting: shared_model.Weighting = "uniform"  # "samples": clients count by n_k
+    weighting: weight_averaging.Weighting = "uniform"  # "samples": clients count by n_k
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        before, shares = shared_model.models(server), shared_model.shares(uploads, self.weighting)
-        shared_model.average(server, self.aggregation, shared_model.uploaded(uploads), shares)
-        for name, mean in shared_model.models(server).items():
+        before, shares = weight_averaging.models(server), weight_averaging.shares(uploads, self.weighting)
+        weight_averaging.average(server, self.aggregation, weight_averaging.uploaded(uploads), shares)
+        for name, mean in weight_averaging.models(server).items():
             server.state[name] = {**mean, **self._corrected(before[name], mean)}
 
     def _corrected(self, w: Group, mean: Group) -> dict[str, Tensor]:

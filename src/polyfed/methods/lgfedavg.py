@@ -18,14 +18,15 @@ from typing import Annotated, ClassVar, Literal
 
 from torch import Tensor, nn
 
-from polyfed.core import forms, shared_model
+from polyfed.core import upload_forms
 from polyfed.core.acting import ActsWith
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group
 from polyfed.core.method import Context, Method, Needs, Trained, knobs
-from polyfed.core.networks import BODY, HEAD, floats, head_names, load
+from polyfed.core.modules import BODY, HEAD, floats, head_names, load
 from polyfed.core.server import Server
 from polyfed.functional.averaging import layer_wise_mean
+from polyfed.methods.building_blocks import weight_averaging
 
 _SHARED = {"none": (), "head": HEAD, "upper": (*BODY[1:], *HEAD), "all": (*BODY, *HEAD)}
 
@@ -41,11 +42,11 @@ class LGFedAvg(Method):
     up: ClassVar[str] = "P_h"
     states: ClassVar[str] = "server: h"
     changes: ClassVar[tuple[str, ...]] = ("shared",)
-    form: ClassVar[forms.Form | None] = {"shared": forms.as_sent}
+    form: ClassVar[upload_forms.Form | None] = {"shared": upload_forms.as_sent}
 
     shares: Literal["none", "head", "upper", "all"] = "head"  # "upper": all but the extractor; none: Local, all: FedAvg
     # "uniform" counts every client once
-    weighting: Annotated[shared_model.Weighting, ActsWith("shares", ("head", "upper", "all"))] = "samples"
+    weighting: Annotated[weight_averaging.Weighting, ActsWith("shares", ("head", "upper", "all"))] = "samples"
 
     @property
     def needs(self) -> Needs:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from polyfed.core.forms import Form
 from polyfed.core.method import Method, knobs
+from polyfed.core.upload_forms import Form
 
 
 @knobs

@@ -20,16 +20,16 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core import shared_model
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group
 from polyfed.core.method import Batch, Context, Needs, knobs
-from polyfed.core.networks import floats, frozen, load
+from polyfed.core.modules import floats, frozen, load
 from polyfed.functional.losses import contrast, cross_entropy
+from polyfed.methods.building_blocks import weight_averaging
 
 
 @knobs
-class MOON(shared_model.Averaging):
+class MOON(weight_averaging.Averaging):
     """Averaging of weights, with representations drawn to the received model's and away from the client's last."""
 
     name: ClassVar[str] = "moon"
@@ -41,7 +41,7 @@ class MOON(shared_model.Averaging):
 
     @property
     def needs(self) -> Needs:
-        return shared_model.needs(self.aggregation, split_model=True)
+        return weight_averaging.needs(self.aggregation, split_model=True)
 
     def receive(self, client: Client, message: Message) -> Context:
         model, contrasted = client.model, self.mu > 0 and client.weights is not None  # None: its first round

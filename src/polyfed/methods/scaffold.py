@@ -24,20 +24,21 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core import forms, passes, shared_model
+from polyfed.core import inference, upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group, tensor
 from polyfed.core.method import Batch, Context, Gradients, Trained, knobs
-from polyfed.core.networks import floats, load
+from polyfed.core.modules import floats, load
 from polyfed.core.server import Server
 from polyfed.errors import RequestError
+from polyfed.methods.building_blocks import weight_averaging
 
 _SUM = "control"  # in the server's state: the sum of all c_k
 _RAW = "gradient "  # before a parameter's name: its gradients' sum over the steps
 
 
 @knobs
-class SCAFFOLD(shared_model.Averaging):
+class SCAFFOLD(weight_averaging.Averaging):
     """Averaging of weights, with steps corrected for what a client's data alone would do."""
 
     name: ClassVar[str] = "scaffold"
@@ -45,12 +46,16 @@ class SCAFFOLD(shared_model.Averaging):
     down: ClassVar[str] = "2 P + 1"
     up: ClassVar[str] = "2 P + 1"
     states: ClassVar[str] = "client: c_k, that before; server: w, c"
-    form: ClassVar[forms.Form | None] = {"model": forms.as_sent, "n": forms.SAMPLES, "control": forms.as_sent}
+    form: ClassVar[upload_forms.Form | None] = {
+        "model": upload_forms.as_sent,
+        "n": upload_forms.SAMPLES,
+        "control": upload_forms.as_sent,
+    }
     starts_blank: ClassVar[bool] = True
 
     control: Literal["mean", "I", "II"] = "mean"  # c_k+: the mean of the steps' gradients, or the paper's option
     server_lr: Annotated[float, Field(gt=0)] = 1.0  # of the server's step; 1 is the plain mean
-    weighting: shared_model.Weighting = "uniform"  # of the mean of w_k; "samples" counts clients by n_k
+    weighting: weight_averaging.Weighting = "uniform"  # of the mean of w_k; "samples" counts clients by n_k
 
     @property
     def rigid(self) -> Mapping[str, str]:
@@ -61,21 +66,21 @@ class SCAFFOLD(shared_model.Averaging):
         if self.control == "II" and not server.training.lr:
             raise RequestError("scaffold: control 'II' divides by training.lr, came 0; take control 'mean'")
         super().start(server)
-        shared_model.zeros(server, self.aggregation, _SUM)
+        weight_averaging.zeros(server, self.aggregation, _SUM)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         architecture = server.clients[client_id].architecture
-        total = shared_model.read(server, self.aggregation, architecture, _SUM)
-        owners = shared_model.owners(server, self.aggregation, architecture)
+        total = weight_averaging.read(server, self.aggregation, architecture, _SUM)
+        owners = weight_averaging.owners(server, self.aggregation, architecture)
         control = {name: c / owners[name] for name, c in total.items()}
         heard = server.state.get(f"heard {client_id}", torch.tensor(0))
         return {**super().broadcast(server, client_id), "control": control, "heard": heard}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        shares, models = shared_model.shares(uploads, self.weighting), shared_model.uploaded(uploads)
-        shared_model.average(server, self.aggregation, models, shares, self.server_lr)
+        shares, models = weight_averaging.shares(uploads, self.weighting), weight_averaging.uploaded(uploads)
+        weight_averaging.average(server, self.aggregation, models, shares, self.server_lr)
         changes = {i: group(message, "control") for i, message in uploads.items()}
-        shared_model.add(server, self.aggregation, _SUM, changes)
+        weight_averaging.add(server, self.aggregation, _SUM, changes)
         server.state |= {f"heard {i}": torch.tensor(server.round) for i in uploads}
 
     # client ------------------------------------------------------------------------------------------------
@@ -110,7 +115,7 @@ class SCAFFOLD(shared_model.Averaging):
             now, way = floats(client.model, buffers=False), trained.steps * client.lr
             return {name: (w - now[name]) / way - correction[name] for name, w in received.items()}
         if self.control == "I":
-            found = passes.gradient(self._task, client, received)
+            found = inference.gradient(self._task, client, received)
         else:
             sums = trained.sums or {}
             found = {name: sums[_RAW + name][0] / trained.steps for name in received if _RAW + name in sums}

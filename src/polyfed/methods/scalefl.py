@@ -27,15 +27,15 @@ import torch
 from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
-from polyfed.core import shared_model, submodels
 from polyfed.core.client import Client
-from polyfed.core.early_exits import attach
-from polyfed.core.forms import Form
 from polyfed.core.message import Message, tensor
 from polyfed.core.method import Batch, Context, Exchange, Trained, knobs
 from polyfed.core.server import Server
+from polyfed.core.upload_forms import Form
+from polyfed.functional.channel_slices import Kept, first
 from polyfed.functional.losses import exits_loss
-from polyfed.functional.submodels import Kept, first
+from polyfed.methods.building_blocks import weight_averaging, width_slicing
+from polyfed.methods.building_blocks.early_exits import attach
 
 
 class Level(NamedTuple):
@@ -63,7 +63,7 @@ def _checked(text: str) -> str:
 
 
 @knobs
-class ScaleFL(submodels.Slicing):
+class ScaleFL(width_slicing.Slicing):
     """Narrower and shallower copies of one network with early exits, averaged where they overlap."""
 
     name: ClassVar[str] = "scalefl"
@@ -72,7 +72,7 @@ class ScaleFL(submodels.Slicing):
     down: ClassVar[str] = "P(l) + S(l), and P(l) for the statistics"
     up: ClassVar[str] = "P(l), and S(l) + 1 for the statistics"
     states: ClassVar[str] = "server: w with its exits, clients' levels, BatchNorm's statistics by level"
-    form: ClassVar[Form | None] = submodels.FORM
+    form: ClassVar[Form | None] = width_slicing.FORM
     starts_blank: ClassVar[bool] = True
 
     levels: Annotated[str, AfterValidator(_checked)] = "0.4@0.4 0.5@0.55 0.55@0.7 0.65@0.85 1@1"  # width@depth of each
@@ -80,15 +80,15 @@ class ScaleFL(submodels.Slicing):
     temperature: Annotated[float, Field(gt=0)] = 3.0  # T, of the softmax there
     distil_from: Annotated[float, Field(ge=0, le=1)] = 0.25  # share of the rounds before it begins; 1 is never
     # who reports BatchNorm's statistics; "running": they are kept in training and averaged instead
-    statistics: submodels.Statistics = "all"
-    weighting: shared_model.Weighting = "uniform"  # of the mean of an entry; "samples": by training samples
+    statistics: width_slicing.Statistics = "all"
+    weighting: weight_averaging.Weighting = "uniform"  # of the mean of an entry; "samples": by training samples
 
     @property
     def planned(self) -> str:
         return "when early exits begin to learn from the last one" if 0 < self.distil_from < 1 else ""
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
-        return submodels.exchanges(self.statistics)
+        return width_slicing.exchanges(self.statistics)
 
     # which network -----------------------------------------------------------------------------------------
     def _level(self, variant: str) -> Level:
@@ -101,7 +101,7 @@ class ScaleFL(submodels.Slicing):
     def build(self, model: Any, variant: str) -> nn.Module:
         width, depth = self._level(variant)
         whole = attach(model, [level.depth for level in _levels(self.levels)])
-        submodels.build(whole, width, self.statistics)
+        width_slicing.build(whole, width, self.statistics)
         return whole.until(depth)
 
     def personal(self, module: Any) -> nn.Module:
@@ -117,23 +117,23 @@ class ScaleFL(submodels.Slicing):
 
     def _kept(self, server: Server, client_id: int) -> Kept:
         width = self._level(self.variant(server, client_id)).width
-        return submodels.kept(server, lambda size: first(size, width))
+        return width_slicing.kept(server, lambda size: first(size, width))
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        return submodels.send(server, self.variant(server, client_id), self._kept(server, client_id))
+        return width_slicing.send(server, self.variant(server, client_id), self._kept(server, client_id))
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         variants = {i: self.variant(server, i) for i in uploads}
-        submodels.average(server, uploads, variants, {i: self._kept(server, i) for i in uploads}, self.weighting)
+        width_slicing.average(server, uploads, variants, {i: self._kept(server, i) for i in uploads}, self.weighting)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
         distils = client.round > self.distil_from * client.training.rounds
-        return {**submodels.receive(client, message, masked=False), "distils": distils}
+        return {**width_slicing.receive(client, message, masked=False), "distils": distils}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         gamma = self.gamma if context["distils"] else 0.0
         return exits_loss(model(batch.x), batch.y, batch.w, gamma, self.temperature)
 
     def upload(self, client: Client, trained: Trained) -> Message:
-        return submodels.upload(client, masked=False)
+        return width_slicing.upload(client, masked=False)

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from polyfed.errors import PolyfedError, RequestError, described, nearest
+from polyfed.functional.fx_graph import Steps
 from polyfed.functional.modes import evaluating
-from polyfed.functional.records import Steps
 from polyfed.models.split import Part, SplitModel, in_features, projection_and_head
 
 Half = Callable[["Adapted", Tensor], Any]  # runs a part of the forward of what a wrapper holds

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.errors import RequestError
+from polyfed.functional.class_prototypes import unit_length
 from polyfed.functional.modes import evaluating
-from polyfed.functional.prototypes import unit_length
 
 Part = Literal["extractor", "intermediate", "head"]
 PARTS: tuple[Part, ...] = get_args(Part)

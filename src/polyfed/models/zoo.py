@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.errors import PolyfedError, RequestError
-from polyfed.models import outside
+from polyfed.models import third_party
 from polyfed.models.split import SplitModel, with_projection
 from polyfed.registry import MODELS, imported
 
@@ -53,7 +53,7 @@ def build(
             ``"package.module:function"`` for a builder of your own, called as ``function(in_shape, classes)`` and
             returning a `SplitModel` (`polyfed.models.adapt.split` makes one) or an ``nn.Module``. What is no
             `SplitModel` is cut before its classifier and after its first block, or after ``layer2`` where the name
-            ends with ``"@layer2"`` (see `polyfed.models.outside.cut`).
+            ends with ``"@layer2"`` (see `polyfed.models.third_party.cut`).
         in_shape: shape of one sample; (channels, height, width) for the zoo.
         classes: C.
         feature_dim: adds a projection to this width (see `with_projection`); None leaves the network as it is.
@@ -70,13 +70,13 @@ def build(
     64
     """
     called, _, end = name.partition("@")
-    builder = outside.made_by(called, fetch)
+    builder = third_party.made_by(called, fetch)
     if builder is None:
         builder = imported("model", called, beside) if ":" in called else MODELS[called]
     made = _call(name, builder, in_shape, classes, words)
     if end and isinstance(made, SplitModel):
         raise RequestError(f"model '{called}' is a SplitModel already; expected no '@{end}' behind its name")
-    model = made if isinstance(made, SplitModel) else outside.cut(made, name, classes, end or None)
+    model = made if isinstance(made, SplitModel) else third_party.cut(made, name, classes, end or None)
     model.architecture = name
     if feature_dim is None:
         return model

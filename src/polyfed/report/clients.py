@@ -11,10 +11,21 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from polyfed.errors import RequestError
-from polyfed.report.columns import finite
-from polyfed.report.folders import RunRecord
 from polyfed.report.grouping import Group, group_runs
-from polyfed.report.style import HEIGHT, LOCAL_STYLE, WIDTH, Drawing, blank, inches, legend, looks, shortened, styles
+from polyfed.report.plot_style import (
+    HEIGHT,
+    LOCAL_STYLE,
+    WIDTH,
+    Drawing,
+    blank,
+    inches,
+    legend,
+    looks,
+    shortened,
+    styles,
+)
+from polyfed.report.run_records import RunRecord
+from polyfed.report.text_tables import finite
 
 __all__ = ["ClientScore", "architectures", "by_architecture", "client_scores", "clients", "ranked", "sizes"]
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from polyfed.errors import RequestError
 from polyfed.registry import nearest
-from polyfed.report.folders import RunRecord
+from polyfed.report.atomic_files import make_folder
 from polyfed.report.grouping import Group, group_runs
-from polyfed.report.style import LOCAL_STYLE, Drawing, blank, legend, looks, save, styles
-from polyfed.report.writing import make_folder
+from polyfed.report.plot_style import LOCAL_STYLE, Drawing, blank, legend, looks, save, styles
+from polyfed.report.run_records import RunRecord
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,7 +15,7 @@ from textwrap import shorten
 from typing import Any
 
 from polyfed.errors import RequestError
-from polyfed.report.folders import EXPERIMENT, RunRecord, show_value
+from polyfed.report.run_records import EXPERIMENT, RunRecord, show_value
 
 _TEST = {"client": "each client's own test data", "global": "one global test set"}
 _MEAN = {"clients": "plain mean over clients", "samples": "mean over clients weighted by samples"}

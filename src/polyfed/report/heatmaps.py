@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.errors import RequestError
-from polyfed.recorded import ANALYSIS, parse_json
-from polyfed.report.columns import finite
-from polyfed.report.folders import RunRecord
 from polyfed.report.grouping import Group
+from polyfed.report.run_records import RunRecord
+from polyfed.report.text_tables import finite
+from polyfed.results.schema import ANALYSIS, parse_json
 
 __all__ = ["heat_maps"]
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from polyfed.errors import RequestError
 from polyfed.places import check_name
-from polyfed.recorded import SWEEP, SWEPT, check_links, check_shape, parse_json
-from polyfed.report.folders import show_value
-from polyfed.report.style import SHADES, WIDTH, Drawing, canvas, colour_bar, inches
+from polyfed.report.plot_style import SHADES, WIDTH, Drawing, canvas, colour_bar, inches
+from polyfed.report.run_records import show_value
 from polyfed.report.sweeps import SweepRow, SweepTable, drawn, short_names, to_json
+from polyfed.results.schema import SWEEP, SWEPT, check_links, check_shape, parse_json
 
 __all__ = ["Map", "is_sweep", "map_of", "read_sweep", "sensitivity"]
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyfed.errors import RequestError
-from polyfed.report.columns import finite, mean_of, std_of
-from polyfed.report.folders import RunRecord
+from polyfed.report.run_records import RunRecord
+from polyfed.report.text_tables import finite, mean_of, std_of
 
 __all__ = [
     "SEEDS",

@@ -17,7 +17,11 @@ from typing import TYPE_CHECKING, Any
 from polyfed.escaping import csv_text, markdown_text, visible
 from polyfed.markup import notes, paragraph
 from polyfed.markup import table as as_html
-from polyfed.report.columns import (
+from polyfed.report.atomic_files import make_folder, write_whole
+from polyfed.report.grouping import Group
+from polyfed.report.plot_style import LOCAL_STYLE, blank, legend, save, styles
+from polyfed.report.run_records import RunRecord, show_value
+from polyfed.report.text_tables import (
     Column,
     finite,
     in_width,
@@ -30,10 +34,6 @@ from polyfed.report.columns import (
     with_spread,
     wrapped,
 )
-from polyfed.report.folders import RunRecord, show_value
-from polyfed.report.grouping import Group
-from polyfed.report.style import LOCAL_STYLE, blank, legend, save, styles
-from polyfed.report.writing import make_folder, write_whole
 from polyfed.units import human_bytes, human_seconds
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from polyfed.core.server import Server
 from polyfed.core.settings import Stage, Training
 from polyfed.engine.federation import Federation
 from polyfed.errors import PolyfedError
-from polyfed.testing import world as worlds
+from polyfed.testing import fixtures as worlds
+from polyfed.testing.fixtures import SHORT, World
 from polyfed.testing.spy import Spy, global_draws, live, storages, tensors
-from polyfed.testing.world import SHORT, World
 
 
 class Nonconformance(AssertionError):

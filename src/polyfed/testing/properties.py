@@ -13,19 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.core.forms import Known, misfit
 from polyfed.core.message import Message, copied, flatten, from_bytes, nbytes, not_finite, to_bytes
 from polyfed.core.method import Batch, Context, Gradients, Method, Needs, not_a_knob
 from polyfed.core.randomness import scoped_global
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Stage, Training
+from polyfed.core.upload_forms import Known, misfit
 from polyfed.data.samples import Samples
 from polyfed.engine.federation import Federation
 from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError
-from polyfed.testing import world as worlds
+from polyfed.testing import fixtures as worlds
+from polyfed.testing.fixtures import CLASSES, SHORT, SIZES, World, draw, received, tiny
 from polyfed.testing.kit import Bite, Kit, Nonconformance, NotAsked, Scene, beside, others, replaced, subsets
 from polyfed.testing.spy import Spy, global_draws, logged_seeds
-from polyfed.testing.world import CLASSES, SHORT, SIZES, World, draw, received, tiny
 
 Property = Callable[[Kit], None]
 PROPERTIES: dict[str, Property] = {}

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.architectures import Companion
 from polyfed.core.client import Client, Public
 from polyfed.core.message import flatten
 from polyfed.core.method import Method, Needs
+from polyfed.core.model_factory import Companion
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 

@@ -1,0 +1,250 @@
+"""All figures by name, and the one call that draws them from run folders, with their numbers beside them.
+
+Those of records alone (curves, clients, architectures, sizes, variants, sensitivity) come from `polyfed.report`; those
+that look into the clients' networks (cka, tsne) or at their data (labels) are made here, and only they need torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polyfed.errors import RequestError
+from polyfed.registry import nearest
+from polyfed.report.atomic_files import make_folder, write_whole
+from polyfed.report.bar_chart import variants
+from polyfed.report.clients import architectures, clients, sizes
+from polyfed.report.figures import axes_of, curve_drawings
+from polyfed.report.grouping import group_runs
+from polyfed.report.plot_style import Drawing
+from polyfed.report.run_records import RunRecord, find_runs
+from polyfed.report.sensitivity import is_sweep, sensitivity
+from polyfed.results.schema import ANALYSIS, check_links
+
+if TYPE_CHECKING:
+    from polyfed.analysis.representations import Looked
+
+__all__ = ["FIGURES", "Analysis", "Choices", "analyse"]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What can be chosen of figures.
+
+    Attributes:
+        stage: scoring stage of curves and variants; None: each run's own.
+        smooth: evaluated rounds over which curves take the trailing mean.
+        inputs: of cka and tsne; rows: "test" or "holdout", see `polyfed.analysis.probe_inputs.common_inputs`.
+        places: of the heat maps, in the networks; None: extractor, representation and logits, as far as all networks
+            have them. clients: of cka and tsne, at most, evenly over the architectures.
+        points: of each panel of tsne, at most. device: where networks compute.
+
+    Raises:
+        RequestError: a number below 1, or an empty list of places.
+    """
+
+    stage: str | None = None
+    smooth: int = 1
+    inputs: int = 1000
+    rows: str = "test"
+    places: tuple[str, ...] | None = None
+    clients: int = 40
+    points: int = 1000
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name, least in (("smooth", 1), ("inputs", 2), ("clients", 2), ("points", 4)):
+            if getattr(self, name) < least:
+                raise RequestError(f"{name}: expected at least {least}, came {getattr(self, name)}")
+        if self.places is not None and not self.places:
+            raise RequestError("places: expected at least one place in the networks, came none")
+
+
+_USED_BY = {
+    "stage": ("curves", "variants"),
+    "smooth": ("curves",),
+    "inputs": ("cka", "tsne"),
+    "rows": ("cka", "tsne"),
+    "places": ("cka",),
+    "clients": ("cka", "tsne"),
+    "points": ("tsne",),
+    "device": ("cka", "tsne"),
+}
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What `analyse` leaves behind. files: all that was written. notes: what was left out, and why."""
+
+    files: tuple[Path, ...]
+    notes: tuple[str, ...] = ()
+
+
+def analyse(
+    paths: str | Path | Iterable[str | Path],
+    figures: Sequence[str] | None = None,
+    out: str | Path | None = None,
+    choices: Choices | None = None,
+    trust: bool = False,
+) -> Analysis:
+    """Draw figures of finished runs, each as PNG and SVG, with its numbers beside it as JSON and CSV.
+
+    Args:
+        paths: run folders, or folders above them; the folder of a sweep.
+        figures: names in `FIGURES`; by default all that these folders allow.
+        out: where to; by default ``analysis`` in the first path, and each run's own matrices in its own folder's
+            ``analysis``, where the report page looks for them.
+        choices: see `Choices`.
+        trust: whether code that the folders name ("package.module:name") may be imported, for cka, tsne and labels.
+
+    Raises:
+        RequestError: an unknown figure, one that these folders do not allow, a choice that no figure uses.
+    """
+    given = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
+    for name in figures or ():
+        if name not in FIGURES:
+            raise RequestError(f"unknown figure '{name}'{nearest(name, FIGURES)}")
+    if not given or (figures is not None and not figures):
+        raise RequestError(f"expected at least one {'figure' if given else 'run folder'}, came none")
+    chosen = list(dict.fromkeys(figures or _fitting(given)))
+    choices = choices or Choices()
+    _all_used(choices, chosen)
+    runs = _Runs(given, choices, chosen, trust)
+    drawings, notes = [], []
+    for name in chosen:
+        try:
+            drawings += FIGURES[name](runs)
+        except RequestError as error:
+            if figures is not None:
+                raise
+            notes.append(f"left out: {name}: {error}")
+    notes += [f"left out: {note}" for run in runs.found if not run.finished for note in run.notes]
+    if not drawings:
+        raise RequestError("; ".join(notes) or "nothing to draw")
+    if out is None:
+        check_links(given[0])
+    place = given[0] / ANALYSIS if out is None else Path(out)
+    files = [file for drawing in drawings for file in drawing.write(place)]
+    return Analysis((*files, *(_keep_own(runs, place) if out is None else ())), tuple(notes))
+
+
+def _keep_own(runs: _Runs, place: Path) -> list[Path]:
+    """Each run's matrices into its own folder, unless that is where the figures of this one run went."""
+    written = []
+    for run, stem, content in runs.own:
+        if (run.path / ANALYSIS).resolve() != place.resolve():
+            text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+            written.append(write_whole(make_folder(run.path / ANALYSIS) / f"{stem}.json", text.encode("utf-8")))
+    return written
+
+
+def _fitting(given: Sequence[Path]) -> list[str]:
+    sweeps = all(map(is_sweep, given))
+    return [name for name in FIGURES if (name == "sensitivity") == sweeps]
+
+
+def _all_used(choices: Choices, chosen: Sequence[str]) -> None:
+    for field in fields(Choices):
+        used_by = _USED_BY[field.name]
+        if getattr(choices, field.name) != field.default and not set(used_by) & set(chosen):
+            figures = " or ".join(used_by)
+            raise RequestError(f"{field.name}: expected a figure that uses it ({figures}), came {', '.join(chosen)}")
+
+
+class _Runs:
+    """The runs of an analysis, read once; what several figures need of the clients' networks is made once.
+
+    own: (run, file's name, content): matrices that belong to one run.
+    """
+
+    def __init__(self, given: Sequence[Path], choices: Choices, chosen: Sequence[str], trust: bool) -> None:
+        self.given, self.choices, self.chosen, self.trust = given, choices, chosen, trust
+        self.own: list[tuple[RunRecord, str, Any]] = []
+        self._found: list[RunRecord] | None = None
+        self._looked: list[Looked] | None = None
+
+    @property
+    def found(self) -> list[RunRecord]:
+        if self._found is None:
+            self._found = find_runs(self.given, self.trust)
+        return self._found
+
+    def looked(self) -> list[Looked]:
+        """What the clients' networks make of common inputs: one pass for all figures that need it."""
+        if self._looked is None:
+            from polyfed.analysis.representations import look
+
+            self._looked = look(self.found, self.choices, "cka" in self.chosen, "tsne" in self.chosen)
+        return self._looked
+
+
+def _curves(runs: _Runs) -> list[Drawing]:
+    return [
+        drawing
+        for x in axes_of(runs.found)
+        for drawing in curve_drawings(runs.found, x, runs.choices.stage, smooth=runs.choices.smooth)
+    ]
+
+
+def _sensitivity(runs: _Runs) -> list[Drawing]:
+    found = [sensitivity(folder) for folder in runs.given]
+    return [
+        replace(drawing, stem=f"{drawing.stem}-{number}") if len(found) > 1 else drawing
+        for number, drawings in enumerate(found, start=1)
+        for drawing in drawings
+    ]
+
+
+def _labels(runs: _Runs) -> list[Drawing]:
+    from polyfed.analysis.label_distribution import draw_table, label_table
+
+    groups, _ = group_runs(runs.found)
+    drawings = []
+    for number, group in enumerate(groups, start=1):
+        table = label_table(group.runs[0])
+        runs.own += [(run, "labels", table.map()) for run in group.runs if run.seed == table.seed]
+        drawings.append(draw_table(group, table, f"labels-{number}" if len(groups) > 1 else "labels"))
+    return drawings
+
+
+def _cka(runs: _Runs) -> list[Drawing]:
+    from polyfed.analysis.cka import draw_maps, draw_means, similarity
+
+    drawings, looked = [], runs.looked()
+    for number, one in enumerate(looked, start=1):
+        found = [similarity(v.run, v.clients, v.total, v.kernels, v.inputs) for v in one.views]
+        runs.own += [(v.run, "cka", alike.maps()) for v, alike in zip(one.views, found, strict=True)]
+        end = f"-{number}" if len(looked) > 1 else ""
+        shown = [alike for alike in found if alike.seed == one.seed]
+        drawings += [
+            draw_maps(one.group, shown, runs.choices.places, f"cka{end}"),
+            draw_means(one.group, found, f"cka-means{end}"),
+        ]
+    return drawings
+
+
+def _tsne(runs: _Runs) -> list[Drawing]:
+    from polyfed.analysis.tsne import draw_panels, panels
+
+    drawings, looked = [], runs.looked()
+    for number, one in enumerate(looked, start=1):
+        mine = [v for v in one.views if v.run.seed == one.seed]
+        found = [p for v in mine for p in panels(v.run, v.clients, v.seen, v.inputs, runs.choices.points)]
+        drawings.append(draw_panels(one.group, found, mine[0].inputs, f"tsne-{number}" if len(looked) > 1 else "tsne"))
+    return drawings
+
+
+FIGURES: dict[str, Callable[[_Runs], list[Drawing]]] = {
+    "curves": _curves,
+    "clients": lambda runs: clients(runs.found),
+    "architectures": lambda runs: architectures(runs.found),
+    "sizes": lambda runs: sizes(runs.found),
+    "variants": lambda runs: variants(runs.found, runs.choices.stage),
+    "sensitivity": _sensitivity,
+    "labels": _labels,
+    "cka": _cka,
+    "tsne": _tsne,
+}

@@ -1,0 +1,102 @@
+"""One pass through the clients' networks for all figures that look into them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from polyfed.analysis.cka import unit_kernel
+from polyfed.analysis.layer_outputs import Who, clients_of, spread, views
+from polyfed.analysis.probe_inputs import CommonInputs, common_inputs
+from polyfed.errors import RequestError
+from polyfed.experiments.session import Prepared
+from polyfed.report.grouping import Group, group_runs
+from polyfed.report.run_records import RunRecord
+
+if TYPE_CHECKING:
+    from polyfed.analysis.network_figures import Choices
+
+__all__ = ["Looked", "View", "look"]
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """One run. clients: those looked at, of `total`. kernels: for each, place -> `unit_kernel`, where it was asked for.
+
+    seen: for each, its representations (L, D), where they were asked for.
+    """
+
+    run: RunRecord
+    clients: tuple[Who, ...]
+    total: int
+    inputs: CommonInputs
+    kernels: tuple[dict[str, Tensor], ...]
+    seen: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Looked:
+    """Comparable runs. seed: the one whose runs are shown singly."""
+
+    group: Group
+    seed: int
+    views: tuple[View, ...]
+
+
+def look(runs: Iterable[RunRecord], choices: Choices, kernels: bool, seen: bool) -> list[Looked]:
+    """Show the common inputs of each seed to the personal models of all runs.
+
+    Args:
+        runs: from ``find_runs``. choices: inputs, rows, clients, device.
+        kernels: keep the kernel of every place, of all seeds. seen: keep the representations, of the seed shown.
+
+    Raises:
+        RequestError: see `common_inputs`, `clients_of` and `views`.
+    """
+    groups, _ = group_runs(runs)
+    for run in (run for group in groups for run in group.runs):
+        clients_of(run.path)  # before any is loaded
+    data = Prepared()
+    return [_group(group, choices, kernels, seen, data) for group in groups]
+
+
+def _group(group: Group, choices: Choices, kernels: bool, seen: bool, data: Prepared) -> Looked:
+    has = [{run.seed for run in row} for row in group.rows.values()]
+    shown = min(set.intersection(*has), default=group.seeds[0])
+    found = {}
+    for seed in group.seeds if kernels else (shown,):
+        mine = [run for run in group.runs if run.seed == seed]
+        inputs = common_inputs(mine[0], choices.inputs, choices.rows, data)
+        for run in mine:
+            found[run.path] = _view(run, inputs, choices, kernels, seen and seed == shown)
+    return Looked(group, shown, tuple(found[run.path] for run in group.runs if run.path in found))
+
+
+def _view(run: RunRecord, inputs: CommonInputs, choices: Choices, kernels: bool, seen: bool) -> View:
+    everybody = clients_of(run.path)
+    clients = spread(everybody, choices.clients)
+    kept = views(
+        run.path,
+        clients,
+        inputs.x,
+        lambda place, a_LD: _kept(place, a_LD, kernels, seen),
+        choices.device,
+        run.trusted,
+    )
+    if seen and any("representation" not in each for each in kept):
+        raise RequestError(f"tsne: expected networks with a representation, came one without in {run.path}")
+    return View(
+        run,
+        tuple(clients),
+        len(everybody),
+        inputs,
+        tuple({place: kernel for place, (kernel, _) in each.items() if kernel is not None} for each in kept),
+        tuple(z for each in kept for place, (_, z) in each.items() if z is not None),
+    )
+
+
+def _kept(place: str, a_LD: Tensor, kernels: bool, seen: bool) -> tuple[Tensor | None, Tensor | None]:
+    return unit_kernel(a_LD) if kernels else None, a_LD if seen and place == "representation" else None

@@ -1,0 +1,237 @@
+"""t-SNE of the clients' representations of the same inputs, and silhouettes: do clients, or classes, lie apart?
+
+Representations of different widths have no common space: each width has a panel of its own. Silhouettes (Rousseeuw
+1987; Euclidean; in [-1, 1], 0: no groups) are of the representations themselves, and beside them of the embedding,
+which always looks more grouped than what it was made from. A low one by client says that clients see inputs alike.
+
+Shapes: L inputs, N clients of a panel, D width, P = N L points.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from polyfed.analysis.layer_outputs import Who
+from polyfed.analysis.probe_inputs import CommonInputs
+from polyfed.errors import RequestError
+from polyfed.report.grouping import Group
+from polyfed.report.plot_style import GREY, SHADES, Drawing, canvas, legends, styles
+from polyfed.report.run_records import RunRecord
+
+__all__ = ["SEED", "Panel", "draw_panels", "embed", "panels", "silhouette"]
+
+SEED = 0  # of t-SNE
+PERPLEXITY = 30.0
+_LEGEND = 20  # groups that a legend still names
+_NUMBERED = 10  # clients up to which each is a group of its own, with its number in the panel
+_TOGETHER = 4  # numbers in one label; of more, the first, and how many others
+_ROOM = 0.08  # of the panel, for one client's number
+_LETTERS = 38  # of a panel's title, in a line
+
+
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """The clients of one run whose representations have one width.
+
+    points: (P, 2), t-SNE. client, label: (P,). by_client, by_class: silhouettes of the representations;
+    embedded_by_client, embedded_by_class: of the embedding; None where there is one group only.
+    """
+
+    name: str
+    seed: int
+    width: int
+    clients: tuple[Who, ...]
+    inputs: int
+    points: NDArray[np.float64]
+    client: NDArray[np.int64]
+    label: NDArray[np.int64]
+    by_client: float | None
+    by_class: float | None
+    embedded_by_client: float | None
+    embedded_by_class: float | None
+
+
+def embed(a_PD: NDArray[np.float64], perplexity: float = PERPLEXITY, seed: int = SEED) -> NDArray[np.float64]:
+    """t-SNE (van der Maaten and Hinton 2008) to two dimensions, from PCA on; perplexity at most a third of the points.
+
+    Raises:
+        RequestError: fewer than four points.
+    """
+    from sklearn.manifold import TSNE
+
+    if len(a_PD) < 4:
+        raise RequestError(f"expected at least four points to embed, came {len(a_PD)}; take more inputs")
+    nearby, start = min(perplexity, (len(a_PD) - 1) / 3), "pca" if a_PD.shape[1] > 1 else "random"
+    points = TSNE(2, perplexity=nearby, init=start, random_state=seed).fit_transform(a_PD)
+    return np.asarray(points, dtype=np.float64)
+
+
+def silhouette(a_PD: NDArray[np.float64], groups: NDArray[np.int64]) -> float | None:
+    """Mean silhouette of the points in these groups, Euclidean; None for one group, or as many as there are points."""
+    from sklearn.metrics import silhouette_score
+
+    if not 1 < len(np.unique(groups)) < len(groups):
+        return None
+    return float(silhouette_score(a_PD, groups))
+
+
+def panels(
+    run: RunRecord, clients: Sequence[Who], seen: Sequence[Tensor], inputs: CommonInputs, points: int
+) -> list[Panel]:
+    """Embed what the clients of one run kept of their representations, width by width.
+
+    Args:
+        run: which. clients: those compared. seen: for each, its representations (L, D) of the inputs.
+        points: at most so many in a panel: the same first inputs for all of its clients.
+
+    Raises:
+        RequestError: fewer points than can be embedded.
+    """
+    widths = dict.fromkeys(a_LD.shape[1] for a_LD in seen)
+    return [_panel(run, width, clients, seen, inputs, points) for width in widths]
+
+
+def _panel(
+    run: RunRecord, width: int, clients: Sequence[Who], seen: Sequence[Tensor], inputs: CommonInputs, points: int
+) -> Panel:
+    mine = [(who, a_LD) for who, a_LD in zip(clients, seen, strict=True) if a_LD.shape[1] == width]
+    count = max(1, min(len(inputs.y), points // len(mine)))
+    a_PD = np.concatenate([a_LD[:count].double().numpy() for _, a_LD in mine])
+    client = np.repeat([who.client for who, _ in mine], count)
+    label = np.tile(inputs.y[:count].numpy(), len(mine))
+    at = embed(a_PD)
+    scores = [silhouette(space, groups) for space in (a_PD, at) for groups in (client, label)]
+    return Panel(run.name, run.seed, width, tuple(who for who, _ in mine), count, at, client, label, *scores)
+
+
+# drawing ----------------------------------------------------------------------------------------------------------
+
+
+def draw_panels(group: Group, found: Sequence[Panel], inputs: CommonInputs, stem: str = "tsne") -> Drawing:
+    """One seed's runs: for each method (and width) the points marked by client, or architecture, and by class."""
+    everybody = list(dict.fromkeys(who for panel in found for who in panel.clients))
+    by_client = len(everybody) <= _NUMBERED
+    whose = {who.client: f"client {who.client}" if by_client else who.architecture for who in everybody}
+    classes = [int(label) for label in np.unique(np.concatenate([panel.label for panel in found]))]
+    named = {label: f"class {_class_name(inputs.class_names, label)}" for label in classes}
+    sides = [_looks(list(dict.fromkeys(names.values()))) for names in (whose, named)]
+    about = f"{group.about}, seed {found[0].seed}. Personal models after the last round; t-SNE (perplexity "
+    about += f"{PERPLEXITY:g}, PCA initialisation, seed {SEED}) of each client's representations of the same "
+    about += f"{_count(found)} inputs, from {inputs.about}. Over each panel: silhouette of the representations (in "
+    about += "brackets: of the embedding)."
+    about += "".join(f" {_in_shades(side)}" for side in sides if len(side) > _LEGEND)
+    figure, grid = canvas("t-SNE of representations", about, 2.75 * len(found), len(found), 2)
+    several = len({panel.width for panel in found}) > 1
+    for panel, (left, right) in zip(found, grid, strict=True):
+        what = f"{panel.name}, {panel.width} wide" if several else panel.name
+        _scatter(left, panel.points, [whose[client] for client in panel.client.tolist()], sides[0])
+        if by_client:
+            _label(left, panel)
+        _scatter(right, panel.points, [named[label] for label in panel.label.tolist()], sides[1])
+        _title(left, f"{what}, by client", panel.by_client, panel.embedded_by_client)
+        _title(right, f"{what}, by class", panel.by_class, panel.embedded_by_class)
+    shown = [side for side in sides if len(side) <= _LEGEND]
+    if shown:
+        legends(figure, [([_key(look) for look in side.values()], side) for side in shown])
+    data = {"about": about, "panels": [_plain(panel) for panel in found]}
+    return Drawing(stem, figure, data, list(_rows(found)))
+
+
+def _count(found: Sequence[Panel]) -> str:
+    counts = sorted({panel.inputs for panel in found})
+    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+
+
+def _class_name(names: Sequence[str], label: int) -> str:
+    return names[label] if label < len(names) else str(label)
+
+
+def _title(axes: Any, what: str, own: float | None, embedded: float | None) -> None:
+    """What a panel shows, in as many lines as it takes, and its silhouettes."""
+    said = "one group only" if own is None or embedded is None else f"silhouette {own:.3f} ({embedded:.3f})"
+    axes.set_title("\n".join([*textwrap.wrap(what, _LETTERS), said]), fontsize=9, parse_math=False)
+
+
+def _looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """A color and a marker for each group; shades alone where there are too many to tell apart."""
+    if len(names) > _LEGEND:
+        from matplotlib import colormaps
+
+        shades = colormaps[SHADES]
+        return {n: {"color": shades(0.25 + 0.75 * k / len(names)), "marker": "o"} for k, n in enumerate(names)}
+    return {
+        name: {"color": style["color"], "marker": style["marker"]} for name, style in zip(names, styles(), strict=False)
+    }
+
+
+def _in_shades(groups: Mapping[str, object]) -> str:
+    """What stands in place of a legend."""
+    names = list(groups)
+    return f"The {len(names)} groups from '{names[0]}' to '{names[-1]}' are shades, from light to dark."
+
+
+def _scatter(
+    axes: Any, points: NDArray[np.float64], names: Sequence[str], looks: Mapping[str, Mapping[str, Any]]
+) -> None:
+    groups = np.array(names)
+    for name in dict.fromkeys(names):
+        mine = points[groups == name]
+        looks_here = {"markersize": 3.8, "markeredgewidth": 0.3, "linestyle": "none", **looks[name]}
+        axes.plot(mine[:, 0], mine[:, 1], gid=f"points {name}", markeredgecolor="white", **looks_here)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set_color(GREY)
+        spine.set_linewidth(0.6)
+
+
+def _label(axes: Any, panel: Panel) -> None:
+    """Each client's number at the one of its points that lies nearest to their median; close ones in one label."""
+    from matplotlib.patheffects import withStroke
+
+    room = _ROOM * np.ptp(panel.points, axis=0)
+    labels: list[tuple[NDArray[np.float64], list[int]]] = []
+    for who in panel.clients:
+        mine = panel.points[panel.client == who.client]
+        at = mine[np.abs(mine - np.median(mine, axis=0)).sum(axis=1).argmin()]
+        beside = next((numbers for place, numbers in labels if np.all(np.abs(place - at) < room)), None)
+        if beside is None:
+            labels.append((at, [who.client]))
+        else:
+            beside.append(who.client)
+    for (x, y), numbers in labels:
+        around = [withStroke(linewidth=2.5, foreground="white")]
+        first = [str(number) for number in sorted(numbers)[:_TOGETHER]]
+        others = [f"{len(numbers) - _TOGETHER} others"] if len(numbers) > _TOGETHER else []
+        text = ", ".join([*first, *others])
+        axes.text(x, y, text, ha="center", va="center", fontsize=9, weight="bold", path_effects=around)
+
+
+def _key(look: Mapping[str, Any]) -> Any:
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], **{**look, "linestyle": "none", "markersize": 6})
+
+
+def _plain(panel: Panel) -> dict[str, Any]:
+    scores = {key: value for key, value in vars(panel).items() if "by_" in key}
+    clients = [{"client": who.client, "architecture": who.architecture} for who in panel.clients]
+    return {
+        "name": panel.name, "seed": panel.seed, "width": panel.width, "clients": clients, "inputs": panel.inputs,
+        **scores, "x": panel.points[:, 0].tolist(), "y": panel.points[:, 1].tolist(), "client": panel.client.tolist(),
+        "label": panel.label.tolist(),
+    }  # fmt: skip
+
+
+def _rows(found: Sequence[Panel]) -> Iterator[dict[str, Any]]:
+    for panel in found:
+        for (x, y), client, label in zip(panel.points.tolist(), panel.client, panel.label, strict=True):
+            yield {"name": panel.name, "seed": panel.seed, "width": panel.width, "client": int(client),
+                   "label": int(label), "x": x, "y": y}  # fmt: skip

@@ -1,0 +1,277 @@
+"""What an honest-but-curious server got in one finished run: from its messages, whatever the method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import torch
+
+from polyfed.attacks.attack_target import Exposure, treatment
+from polyfed.attacks.label_inference import Classes, guess_classes
+from polyfed.attacks.membership_inference import (
+    Candidates,
+    Guess,
+    ShadowData,
+    by_holder,
+    by_lira,
+    by_loss,
+    candidates,
+    pooled,
+    shadow_pool,
+)
+from polyfed.attacks.message_inspection import Entry, Network, described, entries, in_the_clear, whole_network
+from polyfed.attacks.reconstruction_results import Rebuilt, by_features, exposed, from_changes, from_features
+from polyfed.attacks.replay import Passage, Replay, last_heard, replay
+from polyfed.errors import RequestError
+from polyfed.experiments.prediction import load_model
+from polyfed.registry import nearest
+from polyfed.report.run_records import RunRecord
+
+_FEWEST = 4  # shadow models: two with and two without each row
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the server goes about it.
+
+    shadows: S, shadow models of each kind and client; 0: no LiRA. shadow_data: whose rows the offline ones train on.
+    rows: at most so many members and others of each client; None: all. clients: the first so many; None: all.
+    images: how many are made again, of the first client; 0: none. steps: of Adam for each. seed: of all draws.
+    """
+
+    shadows: int = 16
+    shadow_data: ShadowData = "others"
+    rows: int | None = None
+    clients: int | None = None
+    images: int = 4
+    steps: int = 300
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        known = get_args(ShadowData)
+        if self.shadow_data not in known:
+            raise RequestError(
+                f"--shadow-data: expected {' or '.join(known)}, came '{self.shadow_data}'"
+                f"{nearest(self.shadow_data, known)}"
+            )
+        if self.shadows % 2 or not (self.shadows == 0 or self.shadows >= _FEWEST):
+            raise RequestError(f"--shadows: expected 0 or an even number of at least {_FEWEST}, came {self.shadows}")
+        for name, least in (("rows", 2), ("clients", 1), ("images", 0), ("steps", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise RequestError(f"--{name}: expected at least {least}, came {value}")
+
+
+@dataclass(frozen=True, eq=False)
+class Survey:
+    """One run.
+
+    record: its folder. on_the_way: what `[privacy]` and `[compression]` do. equal: see `Replay`. clients: whose
+    messages. messages: client -> both directions. entries, bytes_up: of the first client's upload. clear: facts stated
+    by all uploads. classes: see there. guesses: client -> its membership guesses; why_not_members: why the server makes
+    none, or not all. rebuilt: images made again; why_not_images: why none, or none of another kind.
+    """
+
+    record: RunRecord
+    on_the_way: str
+    equal: bool
+    messages: Mapping[int, Mapping[str, Any]]
+    entries: tuple[Entry, ...]
+    clear: tuple[str, ...]
+    classes: Classes
+    guesses: Mapping[int, tuple[Guess, ...]]
+    why_not_members: str
+    rebuilt: tuple[Rebuilt, ...]
+    why_not_images: str
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """Whose messages were looked at."""
+        return tuple(self.messages)
+
+    @property
+    def bytes_up(self) -> float:
+        """Of a client in its last round, the mean over clients."""
+        sent: list[int] = [each["up"]["bytes"] for each in self.messages.values()]
+        return sum(sent) / len(sent)
+
+    @property
+    def pooled(self) -> dict[tuple[str, str], Guess]:
+        """(by, how) -> the guesses of all clients as one."""
+        found: dict[tuple[str, str], list[Guess]] = {}
+        for guesses in self.guesses.values():
+            for guess in guesses:
+                found.setdefault((guess.by, guess.how), []).append(guess)
+        return {key: pooled(each) for key, each in found.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        run = self.record
+        return {
+            "name": run.name,
+            "method": run.method,
+            "knobs": run.result.get("knobs"),
+            "dataset": run.result["dataset"],
+            "run_seed": run.seed,
+            "on_the_way": self.on_the_way or None,
+            "replay_equal": self.equal,
+            "bytes_up_per_client": self.bytes_up,
+            "messages": {str(client): each for client, each in self.messages.items()},
+            "in_the_clear": list(self.clear),
+            "classes": self.classes.to_dict(),
+            "membership": [
+                {
+                    "by": by,
+                    "how": how,
+                    "pooled": {**guess.summary(), "roc": guess.curve()},
+                    "clients": {
+                        str(client): each.summary()
+                        for client, guesses in self.guesses.items()
+                        for each in guesses
+                        if (each.by, each.how) == (by, how)
+                    },
+                }
+                for (by, how), guess in self.pooled.items()
+            ],
+            "membership_why_not": self.why_not_members or None,
+            "reconstruction": [each.to_dict() for each in self.rebuilt],
+            "reconstruction_why_not": self.why_not_images or None,
+        }
+
+
+def survey(record: RunRecord, options: Options, say: Callable[[str], None] = lambda _: None) -> Survey:
+    """Look into one run.
+
+    Args:
+        record: a finished run of a recipe. say: told what is being done.
+
+    Raises:
+        RequestError: it cannot be run again, see `replay`.
+    """
+    worked = list(last_heard(record))[: options.clients]
+    if not worked:
+        raise RequestError(f"expected a run in which the server heard of somebody, came {record.path}")
+    say(f"{record.name}: running its last rounds again")
+    heard = replay(record, worked)
+    passages = {number: heard.passage(number) for number in worked}
+    facts = [in_the_clear(passage.up, heard.client(number)) for number, passage in passages.items()]
+    networks = {number: whole_network(heard, passage) for number, passage in passages.items()}
+    seen, no_features = _features(heard, passages[worked[0]], options)
+    guesses, why_not_members = {}, ""
+    for number, passage in passages.items():
+        say(f"{record.name}: client {number}")
+        asked = candidates(heard.client(number), heard.federation.shared_test is not None, options.rows, options.seed)
+        if asked is None:
+            why_not_members = "no test samples to tell members from"
+            continue
+        found, why = _members(heard, passage, networks[number], asked, options)
+        why_not_members = why_not_members or why
+        if seen is not None and number == worked[0] and (guess := by_features(seen, asked, "server")):
+            found.append(guess)
+        guesses[number] = tuple(found)
+    first = worked[0]
+    say(f"{record.name}: images")
+    rebuilt, why_not_images = _rebuilt(heard, passages[first], networks[first], seen, no_features, options)
+    return Survey(
+        record,
+        treatment(record),
+        heard.equal,
+        {number: described(passage) for number, passage in passages.items()},
+        tuple(entries(passages[first].travelled)),
+        tuple(fact for fact in facts[0] if all(fact in other for other in facts)),
+        guess_classes(heard, passages),
+        guesses,
+        why_not_members,
+        tuple(rebuilt),
+        why_not_images,
+    )
+
+
+def _members(
+    heard: Replay, passage: Passage, network: Network | None, asked: Candidates, options: Options
+) -> tuple[list[Guess], str]:
+    """All guesses about one client's rows, and why the server makes none, or no LiRA."""
+    client, found = passage.job.client, []
+    device = heard.recipe.run.device
+    why = ""
+    if not passage.up:
+        why = "nothing goes up"
+    elif network is None:
+        why = _why_no_network(heard, passage)
+    else:
+        found.append(by_loss(heard, passage, network, asked))
+        if options.shadows and not network.came_down(heard, passage):
+            why = "no LiRA: where the client's weights started did not come down, so that no shadow model starts there"
+        elif options.shadows:
+            liras = by_lira(heard, passage, network, asked, options.shadows, options.shadow_data, options.seed)
+            found += liras
+            if not len(shadow_pool(heard, client.id, options.shadow_data)):
+                why = f"no offline LiRA: there are no rows of '{options.shadow_data}'"
+            elif not liras:
+                why = "no LiRA: shadow models were refused"
+    try:
+        holder = load_model(heard.record.path, client.id, device, heard.record.trusted)
+    except RequestError:  # networks that a run folder cannot rebuild
+        return found, why
+    return [*found, by_holder(holder, asked)], why
+
+
+def _why_no_network(heard: Replay, passage: Passage) -> str:
+    """What of a network is missing in an upload."""
+    server, client = heard.federation.server, passage.job.client
+    names = dict(server.model(client.architecture, {}, passage.job.variant).named_parameters())
+    sent = {
+        name for value in passage.up.values() if not isinstance(value, torch.Tensor) for name in value if name in names
+    }
+    if sent:
+        return f"{len(sent)} of the network's {len(names)} parameters go up: no way from a row to a score"
+    what = ", ".join(entry.name for entry in entries(passage.up))
+    return f"what goes up ({what}) holds no network: no way from a row to a score"
+
+
+def _features(heard: Replay, passage: Passage, options: Options) -> tuple[Exposure | None, str]:
+    """Features or class means that a client sent, as many as there are images to make again; why there are none."""
+    client = passage.job.client
+    if client.data.train.x.dtype != torch.uint8 or client.data.train.x.dim() != 4:
+        return None, "its inputs are no images of bytes"
+    wanted = max(1, options.images)
+    try:
+        features = passage.up.get("features")
+        if isinstance(features, Mapping) and "s_in" in features:
+            wanted = len(features["s_in"])
+        elif "labels" in passage.up:
+            wanted = min(wanted, len(passage.up["labels"]))
+        seen = exposed(heard, client.id, wanted, heard.recipe.run.device)
+    except RequestError as reason:
+        return None, str(reason)
+    if seen.round != passage.job.round:  # it trained once more, and that upload was lost
+        return None, "the network of the round in which it was heard last is gone"
+    return seen, ""
+
+
+def _rebuilt(
+    heard: Replay,
+    passage: Passage,
+    network: Network | None,
+    seen: Exposure | None,
+    no_features: str,
+    options: Options,
+) -> tuple[list[Rebuilt], str]:
+    """Images made again from the upload of one client, in every way that there is; why there is none."""
+    if not options.images:
+        return [], "not asked for"
+    if not passage.up:
+        return [], "nothing goes up"
+    x = passage.job.client.data.train.x
+    if x.dtype != torch.uint8 or x.dim() != 4:
+        return [], no_features
+    found = []
+    if seen is not None:
+        found.append(from_features(seen.first(options.images), options.steps, options.seed))
+    if network is not None and network.came_down(heard, passage):
+        found += from_changes(heard, passage, network, options.images, options.steps, options.seed)
+    if found:
+        return found, ""
+    return [], "nothing in it is a function of single images that the server could turn round"

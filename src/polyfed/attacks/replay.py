@@ -1,0 +1,206 @@
+"""What the server got in a finished run, heard again: the last rounds are run once more, and every message is kept.
+
+A run is a function of its recipe, so that its messages need not be stored. They are made again from a copy of the run
+folder, from the checkpoint before the rounds that are asked for where there still is one, else from the start; the run
+folder stays as it is. What the clients then send is what they sent: bytes and losses of these rounds are compared with
+the records.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polyfed.config.recipe import Recipe
+from polyfed.core.client import Client
+from polyfed.core.message import Message
+from polyfed.core.randomness import derive
+from polyfed.core.uploads import arrived
+from polyfed.data.samples import ClientData, Samples
+from polyfed.errors import RequestError
+from polyfed.experiments.session import prepare
+from polyfed.report.run_records import RunRecord
+
+_MAIN = "train"  # name of a method's one or main exchange
+
+
+@dataclass(frozen=True, eq=False)
+class Passage:
+    """What went down to one client and up again.
+
+    job: the engine's, with the client as it was before. down: what it was sent. travelled: what left it.
+    up: the same as the method's server half reads it, without compression.
+    """
+
+    job: Any
+    down: Message
+    travelled: Message
+    up: Message
+
+
+class Wire:
+    """An executor that keeps what it carries out, of every client in one round.
+
+    Args:
+        inner: who does the work. read: (what travelled, what came down) -> what the server reads.
+        rounds: client -> the round to keep.
+
+    Attributes:
+        heard: (client, exchange) -> passage.
+    """
+
+    def __init__(self, inner: Any, read: Callable[[Message, Message], Message], rounds: Mapping[int, int]) -> None:
+        self.inner = inner
+        self.workers: int = inner.workers
+        self.heard: dict[tuple[int, str], Passage] = {}
+        self._read, self._rounds = read, rounds
+
+    def run(self, jobs: Sequence[Any], done: Callable[[int], None]) -> list[Any]:
+        """As the inner one; what counts is kept."""
+        outcomes: list[Any] = self.inner.run(jobs, done)
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            if outcome.counts and job.round == self._rounds.get(job.client.id):
+                up = self._read(outcome.message, job.message)
+                before = dataclasses.replace(job, client=copy.copy(job.client))
+                self.heard[job.client.id, job.exchange.name] = Passage(before, job.message, outcome.message, up)
+        return outcomes
+
+    def score(self, asked: Sequence[Any]) -> list[Any]:
+        """As the inner one."""
+        scores: list[Any] = self.inner.score(asked)
+        return scores
+
+    def close(self) -> None:
+        """As the inner one."""
+        self.inner.close()
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """A run's last rounds, heard again. equal: whether losses came out as recorded, bit for bit."""
+
+    record: RunRecord
+    recipe: Recipe
+    federation: Any
+    wire: Wire
+    equal: bool
+
+    def passage(self, client: int, exchange: str = _MAIN) -> Passage:
+        """The last one of a client that the server heard.
+
+        Raises:
+            RequestError: it took part in no such exchange.
+        """
+        found = self.wire.heard.get((client, exchange))
+        if found is None:
+            raise RequestError(f"client {client} of {self.record.path} took part in no exchange '{exchange}'")
+        return found
+
+    def client(self, number: int) -> Client:
+        """A client, with its data."""
+        found: Client = self.federation.clients[number]
+        return found
+
+    def again(self, passage: Passage, data: Samples, purpose: str, number: int, **training: Any) -> Message | None:
+        """What a stranger with these training samples would have sent up in the client's place.
+
+        It is told what the client was told, has no weights or state of its own and other random streams, and is no
+        client of the run: what the engine does with a job, `[privacy]` and `[compression]` included, is done with it.
+
+        Args:
+            passage: of the client. data: its training samples. purpose, number: of its random streams.
+            training: settings in place of the run's.
+
+        Returns:
+            What the server reads of it; None where it was refused.
+        """
+        client = copy.copy(passage.job.client)
+        client.seed = derive(client.seed, purpose, number)
+        client.data = ClientData(data, client.data.validation, client.data.test)
+        client.n, client.weights, client.state = len(data), None, {}
+        client.training = client.training.model_copy(update=training)
+        job = dataclasses.replace(passage.job, client=client, scores=False)
+        (outcome,) = self.wire.inner.run([job], lambda _: None)
+        return arrived(self.federation.compression, outcome.message, job.message) if outcome.counts else None
+
+
+def last_heard(record: RunRecord) -> dict[int, int]:
+    """Client -> the last round in which the server got an upload of it; closing rounds do not count."""
+    found: dict[int, int] = {}
+    for line in record.rounds:
+        lost = {entry["client"] for entry in line.get("refused") or ()} | {*(line.get("dropped") or ())}
+        if not line.get("closing"):
+            found |= {client: int(line["round"]) for client in line.get("clients") or () if client not in lost}
+    return dict(sorted(found.items()))
+
+
+def replay(record: RunRecord, clients: Sequence[int]) -> Replay:
+    """Run the rounds in which these clients sent last, and all after them, once more.
+
+    Raises:
+        RequestError: an unfinished run, one without a recipe or of code that is not trusted, no such client, or it does
+            not come out as recorded.
+    """
+    if not record.finished:
+        raise RequestError(f"expected the folder of a finished run, came {record.path}, which holds no result.json")
+    if "data" not in record.recipe:
+        raise RequestError(
+            f"expected a run of a recipe, whose last rounds can be run again, came {record.path}, made in Python"
+        )
+    recipe = Recipe.of_run(record.path, record.trusted)
+    stacked = recipe.run.executor == "cohort" or recipe.run.device != "cpu"
+    recipe = recipe.with_run(track=[], out=None, keep="last", **({} if stacked else {"executor": "serial"}))
+    rounds = last_heard(record)
+    for client in clients:
+        if client not in rounds:
+            raise RequestError(f"client {client} took part in no round of {record.path}, and sent nothing")
+    first = min(rounds[client] for client in clients)
+    with tempfile.TemporaryDirectory(prefix="polyfed-replay-") as place:
+        begun = _begun(record.path, first, Path(place), recipe)
+        federation = prepare(recipe, out=begun)
+        compression = federation.compression
+        wire = Wire(federation.executor, lambda message, down: arrived(compression, message, down), rounds)
+        federation.executor = wire
+        run = federation.run(resume=begun is not None)
+        equal = _compared(record, list(run.history), first)
+    return Replay(record, recipe, federation, wire, equal)
+
+
+def _begun(run: Path, first: int, place: Path, recipe: Recipe) -> Path | None:
+    """A copy of a run folder as it was before round `first`, as near as its checkpoints go; None: at the start."""
+    rounds = {int(folder.name[-6:]): folder for folder in sorted((run / "checkpoint").glob("round-[0-9]*"))}
+    earlier = [number for number in rounds if number < first]
+    if not earlier:
+        return None
+    folder = place / "run"
+    newest = rounds[max(earlier)]
+    shutil.copytree(newest, folder / "checkpoint" / newest.name)
+    shutil.copyfile(run / "rounds.jsonl", folder / "rounds.jsonl")
+    (folder / "recipe.toml").write_text(recipe.dumps(), encoding="utf-8")
+    return folder
+
+
+def _compared(record: RunRecord, history: Sequence[Mapping[str, Any]], first: int) -> bool:
+    """Whether the rounds from `first` on have the recorded losses.
+
+    Raises:
+        RequestError: other clients, or other bytes.
+    """
+    equal = True
+    for old, new in zip(record.rounds, history, strict=False):
+        if old["round"] < first:
+            continue
+        for key in ("clients", "bytes_by_client"):
+            if old.get(key) != new.get(key):
+                raise RequestError(
+                    f"expected {record.path} to come out as recorded when its rounds are run again, came other '{key}' "
+                    f"in round {old['round']}; are these its data, and this the version that made it?"
+                )
+        equal &= old.get("train_loss") == new.get("train_loss")
+    return equal

@@ -1,0 +1,117 @@
+"""Lists for a terminal, laid out by rich: the models, the data sets, one method's page."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from polyfed.experiments.method_table import shown, symbols_in
+
+__all__ = ["of_datasets", "of_method", "of_models"]
+
+_INDENT = "  "
+
+
+def of_models(rows: Sequence[Mapping[str, Any]], width: int) -> str:
+    """The rows of `polyfed.models.zoo.describe`: a table for every paper and kind of input."""
+    names = max(len(row["name"]) for row in rows)
+    lines = []
+    for (paper, in_shape, classes), group in itertools.groupby(
+        rows, lambda r: (r["paper"], r["in_shape"], r["classes"])
+    ):
+        table = _table([("model", "left"), ("parameters", "right"), ("features", "right")])
+        table.columns[0].min_width, table.columns[1].min_width = names, len("100,000,000")
+        for row in group:
+            sizes = [f"{row[key]:,}" if row[key] is not None else "-" for key in ("parameters", "feature_dim")]
+            table.add_row(row["name"], *sizes)
+        lines += textwrap.wrap(f"{paper or 'your own'}; {_input(in_shape, classes)}", width)
+        lines += [_rendered(table, width), ""]
+    return "\n".join(lines).rstrip()
+
+
+def _input(in_shape: Sequence[int] | None, classes: int | None) -> str:
+    """With which inputs and classes the sizes are told."""
+    if in_shape is None:
+        return "sizes are not known"
+    what = {1: f"{in_shape[0]} numbers", 3: "images of " + " x ".join(map(str, in_shape))}.get(len(in_shape), "inputs")
+    return f"sizes with {what} and {classes} classes"
+
+
+def of_datasets(rows: Sequence[Mapping[str, Any]], width: int) -> str:
+    """One row per data set: name, whether its files are here, and what it is."""
+    table = _table([("data set", "left"), ("here", "left"), ("what it is", "left")])
+    for row in rows:
+        table.add_row(row["name"], {True: "yes", False: "no", None: "-"}[row["here"]], row["about"])
+    return _rendered(table, width)
+
+
+def of_method(row: Mapping[str, Any], width: int) -> str:
+    """The page of one method, as `polyfed.experiments.method_table.page` describes it."""
+    facts = (
+        ("paper", row["paper"]),
+        ("may differ", row["differs"]),
+        ("down", row["down"]),
+        ("up", row["up"]),
+        ("keeps", row["states"]),
+        ("scored", row["scored"]),
+        ("needs", ", ".join(row["needs"]) or "nothing"),
+    )
+    lines = textwrap.wrap(f"{row['name']}: {row['summary']}", width)
+    for head, value in facts:
+        lines += textwrap.wrap(f"{head:<10}  {value}", width, initial_indent=_INDENT, subsequent_indent=" " * 14)
+    if row["knobs"]:
+        table = _table([("knob", "left"), ("type", "left"), ("default", "left"), ("meaning", "left")])
+        for name, default in row["knobs"].items():
+            table.add_row(name, row["kinds"][name], shown(default), row["about"][name])
+        lines += ["", _rendered(table, width)]
+    if row["text"]:
+        lines += ["", *(f"{_INDENT}{line}".rstrip() for line in _wrapped(row["text"], width - len(_INDENT)))]
+    if row["deviations"]:
+        lines += ["", *_items(row["deviations"], width)]
+    lines += ["", *_legend(row, width)]
+    lines += [f'In a recipe: [method] name = "{row["name"]}", and its knobs below it; --method {row["name"]}']
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, width: int) -> Iterator[str]:
+    """Lines as they are laid out, but for those that are too long."""
+    for line in text.splitlines():
+        yield from textwrap.wrap(line, width, subsequent_indent=" " * 11, drop_whitespace=False) or [""]
+
+
+def _items(text: str, width: int) -> Iterator[str]:
+    """A paragraph whose items (1), (2), ... begin lines of their own."""
+    for piece in re.split(r"\s+(?=\(\d+\) |From the authors' code|Shapes: )", text):
+        indent = _INDENT if piece.startswith("(") else ""
+        yield from textwrap.wrap(
+            piece, width, initial_indent=indent, subsequent_indent=indent + (" " * 4 if indent else "")
+        )
+
+
+def _legend(row: Mapping[str, Any], width: int) -> Iterator[str]:
+    """What the symbols mean in which sizes are told."""
+    for symbol, meaning in symbols_in(f"{row['down']} {row['up']}"):
+        yield from textwrap.wrap(f"{symbol:<11} {meaning}", width, initial_indent=_INDENT, subsequent_indent=" " * 14)
+
+
+def _table(columns: Sequence[tuple[str, Any]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for name, justify in columns:
+        table.add_column(name, justify=justify, no_wrap=name == columns[0][0], overflow="fold")
+    return table
+
+
+def _rendered(table: Table, width: int) -> str:
+    """As plain text; what is in it is shown as it stands."""
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, color_system=None, markup=False, highlight=False, emoji=False)
+    console.print(table)
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())

@@ -1,0 +1,37 @@
+"""The networks that a method's clients and server use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from polyfed.core.method import Method
+from polyfed.core.model_factory import Architectures, Builder, Precision
+
+
+def architectures_of(
+    method: Method,
+    builders: Mapping[str, Builder],
+    seed: int,
+    device: torch.device,
+    *,
+    others: Mapping[str, Builder] | None = None,
+    companion: str | None = None,
+    precision: Precision = "float32",
+) -> Architectures:
+    """The networks that a method's clients and server use.
+
+    Args:
+        builders: of the clients' architectures, in order of first use; of these are the smallest and the largest.
+        others: of what else the companion may be. companion: name of the network it turned out to be, where known.
+        precision: what networks train in.
+    """
+    wanted = method.companion
+    if wanted is not None and companion is not None:
+        wanted = replace(wanted, network=companion)
+    alone = getattr(method.beside, "__func__", None) is Method.beside  # clients train nothing but their own
+    beside = None if alone else method.beside
+    starts = {"blank": method.starts_blank, "common_head": method.common_head}
+    return Architectures(builders, method.build, seed, device, wanted, beside, others, precision=precision, **starts)

@@ -1,0 +1,118 @@
+"""Passes over many inputs without gradient, in chunks, so that a method file holds no loop over batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.client import Client, Prepare
+from polyfed.core.message import Group
+from polyfed.core.method import Batch
+from polyfed.core.modules import load, trainable
+from polyfed.core.profiling import timed
+from polyfed.functional.fisher import squared_gradients
+from polyfed.functional.modes import evaluating, has_batchnorm, untracked_statistics
+
+CHUNK = 128  # rows per pass: what goes in and out of a layer then fits the caches
+_BACKWARD = 64  # rows of a pass whose graph, and what went in and out of every layer, is kept
+
+
+@timed("prototypes")
+def apply(function: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor, prepare: Prepare) -> Tensor:
+    """`function` over all rows of `x` (N, ...), stored as they are; eval mode, no gradient, nothing else changed.
+
+    Returns:
+        (N, ...) outputs on the model's device.
+    """
+    device = next(iter(model.parameters()), x).device
+    with torch.inference_mode(), evaluating(model):
+        outputs = [function(prepare(rows.to(device))) for rows in x.split(CHUNK)]
+    return torch.cat(outputs).clone()
+
+
+def represent(model: nn.Module, x: Tensor, prepare: Prepare) -> Tensor:
+    """Representations (N, D) of all rows of `x`."""
+    function: Callable[[Tensor], Tensor] = model.represent  # type: ignore[assignment]
+    return apply(function, model, x, prepare)
+
+
+def fisher(model: nn.Module, x: Tensor, y: Tensor, prepare: Prepare) -> dict[str, Tensor]:
+    """The diagonal Fisher information: the mean of `squared_gradients` over all rows of `x` (N, ...), as stored.
+
+    Returns:
+        Trainable parameter -> tensor of its shape.
+    """
+    device = next(iter(model.parameters())).device
+    total: dict[str, Tensor] = {}
+    for some, labels in zip(x.split(_BACKWARD), y.split(_BACKWARD), strict=True):
+        found = squared_gradients(model, prepare(some.to(device)), labels.to(device))
+        total = {name: total[name] + t if name in total else t for name, t in found.items()}
+    return {name: t / len(x) for name, t in total.items()}
+
+
+def gradient(loss: Callable[[nn.Module, Batch], Tensor], client: Client, weights: Group) -> dict[str, Tensor]:
+    """Gradient of the mean `loss` over all training samples of a client at work, its network holding `weights`.
+
+    Taken in batches of the training's size and in random order, like the steps' own: BatchNorm normalises by the
+    batch, and a single row is left out where it could not. No dropout; the network and its statistics stay as they are.
+
+    Args:
+        loss: (model, batch) -> mean over the batch. client: its stream "gradient" gives the order.
+        weights: by name; the network has its own again afterwards.
+
+    Returns:
+        Trainable parameter -> gradient.
+    """
+    model, train = client.model, client.data.train
+    names, parameters = trainable(model)
+    device, own = parameters[0].device, {name: t.detach().clone() for name, t in model.state_dict().items()}
+    order = torch.randperm(len(train), generator=client.generator("gradient")).split(client.training.batch_size)
+    batches = [rows for rows in order if len(rows) > 1 or not has_batchnorm(model)]
+    share = 1 / sum(map(len, batches))
+    total = [torch.zeros_like(p) for p in parameters]
+    try:
+        load(model, weights)
+        with evaluating(model), untracked_statistics(model):
+            for rows in batches:
+                x, y = client.prepare(train.x[rows].to(device)), train.y[rows].to(device)
+                one = loss(model, Batch(x, y, torch.ones(len(rows), device=device)))
+                grads = torch.autograd.grad(one, parameters, allow_unused=True)
+                for sum_, g in zip(total, grads, strict=True):
+                    if g is not None:
+                        sum_.add_(g, alpha=share * len(rows))
+    finally:
+        load(model, own)
+    return dict(zip(names, total, strict=True))
+
+
+def represent_gradients(
+    model: nn.Module, x: Tensor, value: Callable[[Tensor], Tensor], chunk: int
+) -> tuple[Tensor, dict[str, Tensor | None]]:
+    """``value(model.represent(x))`` and its gradient in the model's parameters, with the graph of one chunk at a time.
+
+    First all representations without gradient, and the gradient of `value` in them; then chunk by chunk the product of
+    that with the representations' own derivative. The same numbers as one pass, up to rounding: in eval mode no row
+    depends on another. Costs one forward pass more, and memory for `chunk` rows instead of all.
+
+    Args:
+        model: has `represent`. x: (N, ...) as the model takes it. value: representations (N, D) to a 0-d tensor.
+        chunk: rows at a time.
+    """
+    names, parameters = trainable(model)
+    total: list[Tensor | None] = [None] * len(names)
+    with evaluating(model):
+        represent_: Callable[[Tensor], Tensor] = model.represent  # type: ignore[assignment]
+        with torch.no_grad():
+            z = torch.cat([represent_(rows) for rows in x.split(chunk)])
+        z.requires_grad_()
+        outcome = value(z)
+        (dz,) = torch.autograd.grad(outcome, z)
+        for rows, direction in zip(x.split(chunk), dz.split(chunk), strict=True):
+            z_rows = represent_(rows)
+            if not z_rows.requires_grad:  # all that trains is the head
+                break
+            grads = torch.autograd.grad(z_rows, parameters, direction, allow_unused=True)
+            total = [b if a is None else a if b is None else a + b for a, b in zip(total, grads, strict=True)]
+    return outcome.detach(), dict(zip(names, total, strict=True))

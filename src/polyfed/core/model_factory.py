@@ -1,0 +1,198 @@
+"""One template network per (architecture, variant), and the seeded weights from which everybody starts."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.modules import Inventory, fill, redraw, split
+from polyfed.core.randomness import derive, scoped_global
+from polyfed.errors import RequestError
+from polyfed.models.split import with_projection
+
+Builder = Callable[[], nn.Module]
+Build = Callable[[nn.Module, str], nn.Module]
+Beside = Callable[[nn.Module, nn.Module], nn.Module]
+Precision = Literal["float32", "bf16"]
+BY_SIZE = ("smallest", "largest")
+
+
+@dataclass(frozen=True)
+class Companion:
+    """One network for the whole federation, beside the clients' own.
+
+    network: "smallest" or "largest" of the clients' by the number of parameters, or the name of one that can be built.
+    features: width of its representation, by a projection (`models.with_projection`); None: as it is.
+    """
+
+    network: str
+    features: int | None = None
+
+
+class Architectures:
+    """Builds networks by architecture name, as the method wants them.
+
+    Args:
+        builders: architecture name -> a function that makes a new network of it.
+        build: turns a client's network and a variant's name into the network that is trained (`Method.build`).
+        seed: the run's seed. device: where the templates live.
+        companion: a network beside the clients' own. others: networks that it may be, besides those of `builders`.
+        beside: puts a client's network and the companion together (`Method.beside`); None: clients train theirs alone.
+        blank: clients' own networks begin as zeros (`Method.starts_blank`), which spares drawing their weights.
+        precision: what networks train in, see `training`.
+        common_head: the heads of clients' own networks begin alike (`Method.common_head`).
+
+    Attributes:
+        companion: the companion's architecture, "" without one; its network is always alone. chosen: which network it
+        is, once sizes have been compared.
+    """
+
+    def __init__(
+        self,
+        builders: Mapping[str, Builder],
+        build: Build,
+        seed: int,
+        device: torch.device,
+        companion: Companion | None = None,
+        beside: Beside | None = None,
+        others: Mapping[str, Builder] | None = None,
+        blank: bool = False,
+        precision: Precision = "float32",
+        common_head: bool = False,
+    ) -> None:
+        self._builders = dict(builders)
+        self._build = build
+        self._seed = seed
+        self.device = device
+        if precision not in get_args(Precision):
+            raise RequestError(f"expected the precision 'float32' or 'bf16', came '{precision}'")
+        self._precision = precision
+        self._blank = blank
+        self._common_head = common_head
+        self._heads: dict[str, dict[str, Tensor]] = {}  # with which an architecture's clients begin, if alike
+        self._templates: dict[tuple[str, str, bool], nn.Module] = {}
+        self._inventories: dict[tuple[str, str, bool], Inventory] = {}
+        self._buffers: dict[tuple[str, str, bool], dict[str, Tensor]] = {}  # the templates', as they were made
+        self._beside = None if companion is None else beside
+        self.chosen = None if companion is None else replace(companion, network=self._named(companion.network))
+        self.companion = "" if self.chosen is None else self._admit(self.chosen, others or {})
+
+    def training(self) -> AbstractContextManager[Any]:
+        """Within the block, one training step: "bf16" has matrix products and convolutions in bfloat16.
+
+        As PyTorch's autocast does it; weights, gradients, optimiser and all sums stay float32. One block per step, as
+        no rounded weights may outlive it.
+        """
+        if self._precision == "float32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
+
+    @property
+    def together(self) -> bool:
+        """Whether what clients train is more than their own network."""
+        return self._beside is not None
+
+    def _named(self, network: str) -> str:
+        """The network's name; of two of one size, the first's."""
+        if network not in BY_SIZE:
+            return network
+        sizes = {a: sum(p.numel() for p in self.template(a, alone=True).parameters()) for a in self._builders}
+        return (min if network == "smallest" else max)(sizes, key=sizes.__getitem__)
+
+    def _admit(self, companion: Companion, others: Mapping[str, Builder]) -> str:
+        """Make the companion an architecture; its name, which is the network's where that stays as it is."""
+        name, features = companion.network, companion.features
+        builder = self._builders.get(name) or others[name]
+        if features is not None:
+            name = f"{name}, {features} features"
+            self._builders[name] = lambda: with_projection(split(builder()), features)
+        else:
+            self._builders[name] = builder
+        return name
+
+    def _make(
+        self, architecture: str, variant: str, owner: str | int, given: nn.Module | None, alone: bool
+    ) -> nn.Module:
+        with scoped_global(derive(self._seed, "weights", owner)):
+            model = copy.deepcopy(given) if given is not None else self._builders[architecture]()  # build may cut it
+        with scoped_global(derive(self._seed, "build", owner)):
+            network = self._build(model, variant)
+        if self._common_head and isinstance(owner, int):
+            split(network).head.load_state_dict(self._first_head(architecture, redrawn=given is None))
+        if alone or self._beside is None:
+            return network
+        companion = self._make(self.companion, "", self.companion, None, alone=True)
+        with scoped_global(derive(self._seed, "beside", owner)):
+            return self._beside(network, companion)
+
+    def _first_head(self, architecture: str, redrawn: bool) -> dict[str, Tensor]:
+        """The head with which an architecture's clients begin: that of `initial` without an owner.
+
+        redrawn: its layers are drawn once more, by a stream that knows no architecture. So heads of the same layers are
+            the same everywhere, and nobody builds another's network to know its head.
+        """
+        if architecture not in self._heads:
+            head = split(self._make(architecture, "", architecture, None, alone=True)).head
+            if redrawn:
+                with scoped_global(derive(self._seed, "weights", "head")):
+                    redraw(head)
+            self._heads[architecture] = dict(head.state_dict())
+        return self._heads[architecture]
+
+    def template(self, architecture: str, variant: str = "", alone: bool = False) -> nn.Module:
+        """The one network of this kind, `alone` without the companion; whoever uses it loads weights first."""
+        key = (architecture, variant, alone and self.together)
+        if key not in self._templates:
+            made = self._templates[key] = self._make(architecture, variant, architecture, None, alone).to(self.device)
+            self._buffers[key] = {name: buffer.clone() for name, buffer in made.named_buffers()}
+        return self._templates[key]
+
+    def as_built(self, architecture: str) -> nn.Module:
+        """A client's own network as its builder makes it, before the method has its say; with any weights."""
+        with scoped_global(0):
+            return self._builders[architecture]()
+
+    def tensors(self, architecture: str, variant: str = "", alone: bool = False) -> dict[str, Tensor]:
+        """The present tensors of `template`, which see, by name in the order of its state dict; not copies."""
+        key = (architecture, variant, alone and self.together)
+        if key not in self._inventories:
+            self._inventories[key] = Inventory(self.template(architecture, variant, alone))
+        return self._inventories[key].tensors()
+
+    def initial(
+        self,
+        architecture: str,
+        variant: str = "",
+        owner: str | int | None = None,
+        given: nn.Module | None = None,
+        alone: bool = False,
+    ) -> dict[str, Tensor]:
+        """Initial weights by name: a function of the seed and of `owner` (a client's number, or the architecture).
+
+        Those of the companion are the same beside every client's own; these are the same with and without it.
+        `given` is a client's own network, whose present weights are kept. `alone`: see `template`.
+        """
+        module = self._make(architecture, variant, architecture if owner is None else owner, given, alone)
+        plain = torch.contiguous_format
+        return {name: tensor.detach().clone(memory_format=plain) for name, tensor in module.state_dict().items()}
+
+    def begun(self, architecture: str, variant: str, owner: int, given: nn.Module | None) -> dict[str, Tensor]:
+        """What a client's network holds before the client has weights of its own: `initial`, or blank parameters."""
+        if not self._blank or given is not None:
+            return self.initial(architecture, variant, owner, given)
+        weights = self.tensors(architecture, variant)
+        buffers = self._buffers[architecture, variant, False]
+        return {name: buffers[name] if name in buffers else torch.zeros_like(t) for name, t in weights.items()}
+
+    def bound(self, architecture: str, variant: str, weights: Mapping[str, Tensor], alone: bool = False) -> nn.Module:
+        """The template holding (copies of) `weights`; `alone`: see `template`."""
+        module = self.template(architecture, variant, alone)
+        fill(self.tensors(architecture, variant, alone), weights, type(module).__name__)
+        return module

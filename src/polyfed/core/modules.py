@@ -1,0 +1,208 @@
+"""What methods and engine do with a network by the names of its tensors: list, read, load, freeze."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import copy
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from polyfed.functional.modes import evaluating
+from polyfed.models.split import Part, SplitModel
+
+BODY: tuple[Part, ...] = ("extractor", "intermediate")  # all before the head
+HEAD: tuple[Part, ...] = ("head",)
+
+
+_Trainable = tuple[tuple[str, ...], tuple[nn.Parameter, ...]]
+_STEADY: dict[nn.Module, _Trainable] = {}  # of `steady`
+
+
+def trainable(module: nn.Module) -> _Trainable:
+    """Names and parameters that take a gradient, in the module's order."""
+    if module in _STEADY:
+        return _STEADY[module]
+    pairs = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    return tuple(name for name, _ in pairs), tuple(p for _, p in pairs)
+
+
+@contextlib.contextmanager
+def steady(module: nn.Module) -> Iterator[_Trainable]:
+    """Within the block the network keeps its parameters, and the same of them take a gradient: `trainable` looks once.
+
+    Looking costs as much as a small network's whole step.
+    """
+    _STEADY[module] = found = trainable(module)
+    try:
+        yield found
+    finally:
+        del _STEADY[module]
+
+
+def split(module: nn.Module) -> SplitModel:
+    """The module as the split model that `needs` made sure it is."""
+    if not isinstance(module, SplitModel):
+        raise TypeError(f"expected a SplitModel, came {type(module).__name__}")
+    return module
+
+
+def floats(module: nn.Module, buffers: bool = True, parts: Collection[Part] | None = None) -> dict[str, Tensor]:
+    """What is averaged and sent of a network: parameters and float buffers by name, detached, not copied.
+
+    Integer buffers (BatchNorm's batch counter) stay with their owner; without `buffers` so do all (its statistics).
+    With `parts`, only what belongs to these parts of a split model.
+    """
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    sent = {name: t for name, t in module.state_dict().items() if buffers or name in parameters}
+    if parts is not None:
+        sent = {name: t for name, t in sent.items() if split(module).part_of(name) in parts}
+    return {name: t.detach() for name, t in sent.items() if t.is_floating_point()}
+
+
+def head_names(module: nn.Module) -> dict[str, str]:
+    """A split model's own names of its head's tensors -> their names within the head, alike whatever holds it."""
+    model = split(module)
+    return dict(zip(model.names("head"), model.head.state_dict(), strict=True))
+
+
+def redraw(module: nn.Module) -> None:
+    """Draw the weights of its layers anew, from PyTorch's global generator; a layer that cannot do so keeps its own."""
+    for layer in module.modules():
+        reset = getattr(layer, "reset_parameters", None)
+        if callable(reset):
+            reset()
+
+
+class Composite(nn.Module, abc.ABC):
+    """A network around a client's own, that keeps the latter's names when it is exported."""
+
+    @abc.abstractmethod
+    def export(self) -> dict[str, Tensor]:
+        """The tensors by their exported names; not copies."""
+
+
+def exported(module: nn.Module) -> dict[str, Tensor]:
+    """The state dict under the keys of the client's own module as it was before polyfed wrapped it; not copies."""
+    return dict(module.export() if isinstance(module, SplitModel | Composite) else module.state_dict())
+
+
+class Inventory:
+    """Where a network has its tensors: what its state dict names, found without asking every layer anew.
+
+    What a layer replaces is found as well, as long as the network keeps its layers.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        layers = dict(module.named_modules(remove_duplicate=False))
+        self._places: list[tuple[str, dict[str, Any], str]] | None = []
+        for name, tensor in module.state_dict(keep_vars=True).items():
+            layer, _, key = name.rpartition(".")
+            owner = layers.get(layer)
+            held = [] if owner is None else [h for h in (owner._parameters, owner._buffers) if key in h]
+            if not held or held[0][key] is not tensor:  # a layer with a state dict of its own making
+                self._places = None
+                break
+            self._places.append((name, held[0], key))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The network's present tensors by name, in the order of its state dict; not copies."""
+        if self._places is None:
+            return dict(self._module.state_dict())
+        return {name: held[key] for name, held, key in self._places}
+
+
+def load(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy `tensors` into the module's tensors of the same names; the others keep their values.
+
+    Raises:
+        ValueError: an unknown name or another shape.
+    """
+    fill(module.state_dict(), tensors, type(module).__name__)
+
+
+def fill(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], whose: str) -> None:
+    """Copy `tensors` into those of `own` that have the same names; the others keep their values.
+
+    Raises:
+        ValueError: an unknown name or another shape; `whose` says whose names were expected.
+    """
+    if not tensors.keys() <= own.keys():
+        raise ValueError(f"expected names of {whose}, came '{min(tensors.keys() - own.keys())}'")
+    with torch.no_grad():
+        for name, value in tensors.items():
+            there = own[name]
+            if there.shape != value.shape:
+                raise ValueError(f"expected shape {tuple(there.shape)} for '{name}', came {tuple(value.shape)}")
+            there.copy_(value)
+
+
+class Frozen(nn.Module):
+    """A reference network inside a loss: `model` with other weights, in eval mode, without gradient."""
+
+    def __init__(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._call = _Call(model)
+        self._weights = {f"model.{name}": value.detach() for name, value in weights.items()}
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        """What it holds in the model's place."""
+        return self._weights
+
+    def holding(self, weights: Mapping[str, Tensor]) -> Frozen:
+        """The same network with other values of `weights`."""
+        other = copy.copy(self)
+        other._weights = dict(weights)
+        return other
+
+    def _evaluate(self, method: str, x: Tensor) -> Tensor:
+        with torch.no_grad(), evaluating(self._call):
+            result: Tensor = torch.func.functional_call(self._call, self._weights, (method, x))
+        return result.detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of the reference network."""
+        return self._evaluate("__call__", x)
+
+    def represent(self, x: Tensor) -> Tensor:
+        """Its representation."""
+        return self._evaluate("represent", x)
+
+    def extract(self, x: Tensor) -> Tensor:
+        """What its extractor gives."""
+        return self._evaluate("extract", x)
+
+
+class _Call(nn.Module):
+    """Lets `functional_call` reach any method of a network."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, method: str, *args: Any) -> Any:
+        return getattr(self.model, method)(*args)
+
+
+def frozen(model: nn.Module, weights: Mapping[str, Tensor]) -> Frozen:
+    """A reference network for a loss (teacher, previous model): the template `model` holding `weights` (by name)."""
+    return Frozen(model, weights)
+
+
+def batchnorm_layers(module: nn.Module) -> list[_BatchNorm]:
+    """All BatchNorm layers, in the module's order."""
+    return [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
+
+
+def static_statistics(module: nn.Module) -> dict[str, Tensor]:
+    """Running means and variances of BatchNorm layers that keep none in training, by name, not copied."""
+    static = {
+        id(buffer) for layer in batchnorm_layers(module) if not layer.track_running_stats for buffer in layer.buffers()
+    }
+    return {name: t.detach() for name, t in module.named_buffers() if id(t) in static and t.is_floating_point()}

@@ -1,0 +1,233 @@
+"""What clients may upload, as the server knows it beforehand: names, types, sizes and ranges, by the method's `form`.
+
+A form has an entry for every name that an upload may hold, in any setting of the knobs: an `Entry` for a tensor, a
+function for a group. A size is a number, a letter, or a function of what is `Known`:
+
+    C  classes        D  what enters the head        N  training rows of the client, as it introduced itself
+
+`UpTo` is a size that the client chooses: one number wherever its name stands in an upload, with a bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Union
+
+import torch
+from torch import Tensor
+
+from polyfed.core.message import Group, Message
+from polyfed.core.modules import floats, split
+from polyfed.core.server import Server
+
+if TYPE_CHECKING:
+    from polyfed.core.method import Method
+
+FLOATS = (torch.float32,)
+MOST = 2**40  # of a single number: steps, parameters
+
+
+class Known(NamedTuple):
+    """What the server knows of an upload before it comes. sent: what the client was sent."""
+
+    method: Method
+    server: Server
+    client_id: int
+    sent: Message
+
+    def size(self, size: Size) -> int:
+        """A size as a number."""
+        if isinstance(size, int):
+            return size
+        if not isinstance(size, str):
+            return size(self)
+        if size == "C":
+            return self.server.classes
+        if size == "N":
+            return self.server.clients[self.client_id].n
+        assert size == "D"
+        return split(self.network()).feature_dim
+
+    def network(self) -> torch.nn.Module:
+        """The client's own network, with anybody's weights."""
+        return self.server.model(self.server.clients[self.client_id].architecture, {})
+
+
+Size = Union[int, str, Callable[[Known], int]]  # noqa: UP007
+
+
+class UpTo(NamedTuple):
+    """A size that the client chooses. most: included."""
+
+    name: str
+    most: Size
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor of an upload.
+
+    Args:
+        shape: its sizes; None: any, with `rows` rows. types: those that it may have.
+        least, most: of all its numbers, both included; None: anything finite. distinct: no number comes twice.
+    """
+
+    shape: tuple[Size | UpTo, ...] | None = ()
+    types: tuple[torch.dtype, ...] = FLOATS
+    least: Size | None = None
+    most: Size | None = None
+    distinct: bool = False
+    rows: Size | None = None
+
+
+@dataclass(frozen=True)
+class Members:
+    """A group of an upload. entries: by name; of several, any. whole: all must be there."""
+
+    entries: Mapping[str, tuple[Entry, ...]]
+    whole: bool = True
+
+
+Form = Mapping[str, Union[Entry, Callable[[Known, str], Members]]]  # noqa: UP007
+
+# what many methods send -------------------------------------------------------------------------------------------
+
+_PRESENT = UpTo("S", "C")  # classes of which there are rows
+SAMPLES = Entry(types=(torch.int64,), least="N", most="N")  # how many training rows the client has
+NUMBER = Entry(least=0, most=MOST)
+LABELS = Entry((_PRESENT,), (torch.int32, torch.int64), 0, lambda known: known.server.classes - 1, distinct=True)
+COUNTS = Entry((_PRESENT,), (torch.int32,), 0, "N")  # samples behind each of the rows
+
+BY_CLASS = Entry(("C",), (torch.int32,), 0, "N")  # samples of each class
+
+
+def rows_of(width: Size, types: tuple[torch.dtype, ...] = FLOATS) -> Entry:
+    """A row for each of the "labels"."""
+    return Entry((_PRESENT, width), types)
+
+
+def width_of(name: str) -> Callable[[Known], int]:
+    """How wide the tensor of this name is that came down."""
+
+    def width(known: Known) -> int:
+        down = known.sent.get(name)
+        return down.shape[-1] if isinstance(down, Tensor) else 0
+
+    return width
+
+
+def alike(tensors: Group, whole: bool = True) -> Members:
+    """Tensors of the same names, shapes and types."""
+    return Members({name: _same(tensor) for name, tensor in tensors.items()}, whole)
+
+
+def as_sent(known: Known, name: str) -> Members:
+    """The tensors that came down in the group of this name."""
+    down = known.sent.get(name, {})
+    return alike({} if isinstance(down, Tensor) else down)
+
+
+def own_network(known: Known, name: str) -> Members:
+    """All that is averaged of the client's own network."""
+    return alike(floats(known.network()))
+
+
+def thinned(known: Known, name: str) -> Members:
+    """The same, each as it is or in a row with some of its entries."""
+    whole = floats(known.network())
+    either = {key: (*_same(t), Entry((UpTo(f"entries of {key}", t.numel()),), (t.dtype,))) for key, t in whole.items()}
+    return Members(either)
+
+
+def bits(known: Known, name: str) -> Members:
+    """A bit for each entry of any of these tensors, eight in a byte."""
+    whole = floats(known.network())
+    packed = {key: (Entry((-(-t.numel() // 8),), (torch.uint8,)),) for key, t in whole.items()}
+    return Members(packed, whole=False)
+
+
+def _same(tensor: Tensor) -> tuple[Entry, ...]:
+    return (Entry(tuple(tensor.shape), (tensor.dtype,)),)
+
+
+# the check --------------------------------------------------------------------------------------------------------
+
+
+def misfit(form: Form, message: Message, known: Known) -> str | None:
+    """Why an upload is not of this form, in a line; None: it is."""
+    chosen: dict[str, int] = {}
+    for name, value in message.items():
+        expected = form.get(name)
+        if expected is None:
+            return f"expected {_listed(form)}, came {_named(name)}"
+        if isinstance(value, Tensor) != isinstance(expected, Entry):
+            return f"expected a {'tensor' if isinstance(expected, Entry) else 'group'} as '{name}', came the other"
+        if isinstance(expected, Entry):
+            assert isinstance(value, Tensor)
+            problem = _odd(f"'{name}'", value, expected, known, chosen)
+        else:
+            assert not isinstance(value, Tensor)
+            problem = _odd_group(name, value, expected(known, name), known, chosen)
+        if problem is not None:
+            return problem
+    return None
+
+
+def _odd_group(name: str, group: Group, expected: Members, known: Known, chosen: dict[str, int]) -> str | None:
+    if foreign := next((key for key in group if key not in expected.entries), None):
+        return f"expected {len(expected.entries)} tensors of known names in '{name}', came {_named(foreign)}"
+    if expected.whole and (missing := next((key for key in expected.entries if key not in group), None)):
+        return f"expected '{missing}' in '{name}', which is missing"
+    for key, tensor in group.items():
+        problems = [_odd(f"'{name}/{key}'", tensor, entry, known, chosen) for entry in expected.entries[key]]
+        if None not in problems:
+            return problems[0]
+    return None
+
+
+def _odd(place: str, tensor: Tensor, entry: Entry, known: Known, chosen: dict[str, int]) -> str | None:
+    """What is wrong with a tensor. chosen: the sizes that the client chose until now; grows."""
+    if tensor.dtype not in entry.types:
+        return f"expected {_types(entry.types)} as {place}, came {_types((tensor.dtype,))}"
+    if entry.shape is None:
+        rows = known.size(entry.rows or 0)
+        odd = tensor.dim() == 0 or len(tensor) != rows
+        return f"expected {rows} rows in {place}, came the shape {tuple(tensor.shape)}" if odd else None
+    if tensor.dim() != len(entry.shape):
+        return f"expected {len(entry.shape)} dimensions of {place}, came the shape {tuple(tensor.shape)}"
+    for came, size in zip(tensor.shape, entry.shape, strict=True):
+        if isinstance(size, UpTo):
+            most = known.size(size.most)
+            if came > most or came != chosen.setdefault(size.name, came):
+                wanted = f"{chosen[size.name]} rows" if came <= most else f"at most {most} rows"
+                return f"expected {wanted} in {place}, came the shape {tuple(tensor.shape)}"
+        elif came != known.size(size):
+            return f"expected a size of {known.size(size)} in {place}, came the shape {tuple(tensor.shape)}"
+    return _out_of_range(place, tensor, entry, known)
+
+
+def _out_of_range(place: str, tensor: Tensor, entry: Entry, known: Known) -> str | None:
+    if not tensor.numel():
+        return None
+    low, high = tensor.min().item(), tensor.max().item()
+    if entry.least is not None and low < (least := known.size(entry.least)):
+        return f"expected at least {least} in {place}, came {low:g}"
+    if entry.most is not None and high > (most := known.size(entry.most)):
+        return f"expected at most {most} in {place}, came {high:g}"
+    if entry.distinct and len(tensor.unique()) < tensor.numel():
+        return f"expected every number once in {place}, came some again"
+    return None
+
+
+def _types(types: tuple[torch.dtype, ...]) -> str:
+    return " or ".join(str(one).removeprefix("torch.") for one in types)
+
+
+def _listed(form: Form) -> str:
+    return ", ".join(f"'{name}'" for name in form) or "nothing"
+
+
+def _named(name: str) -> str:
+    """A name that somebody else has chosen, in a line."""
+    return repr(name[:60])

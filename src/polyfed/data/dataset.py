@@ -1,0 +1,263 @@
+"""A labelled data set before it is dealt to clients, and how one is made of arrays.
+
+Shapes: N samples, C channels (classes where so named), H x W pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from polyfed.data import parquet_images
+from polyfed.data.samples import Samples, classes_up_to, from_dataset, refuse_negative
+from polyfed.data.text import Vocabulary
+from polyfed.data.transforms import Prepare
+from polyfed.errors import RequestError
+
+
+@dataclass(frozen=True)
+class Source:
+    """A labelled data set before it is dealt to clients.
+
+    Args:
+        name: what it is called in recipes and results.
+        train: the training side, at least one sample.
+        test: the official test side, or None.
+        classes: how many classes there are; labels lie in 0..classes-1.
+        class_names: one name per class.
+        mean: per channel in 0..1, for `Prepare`; per feature of a table; empty for other inputs.
+        std: likewise.
+        train_columns: further values of the training rows by column, each (N,) int64 or strings: a user, a writer.
+        test_columns: likewise of the test rows.
+        words: of texts: how many ids there are, or the fixed vectors of all ids, (V, E) float32; None: no texts.
+        feature_names: of a table, x (N, F): what its columns are called; empty for other inputs.
+        vocabulary: of texts: how they became ids; None: other inputs, or not known.
+        label_column: of files: where the labels stood; None: in no column.
+
+    Raises:
+        RequestError: an empty side, a label out of range, sides of different shapes or types, or numbers of names,
+            channels or values that do not fit.
+    """
+
+    name: str
+    train: Samples
+    test: Samples | None
+    classes: int
+    class_names: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    train_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    test_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    words: int | Tensor | None = None
+    feature_names: tuple[str, ...] = ()
+    vocabulary: Vocabulary | None = None
+    label_column: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.classes < 1 or len(self.class_names) != self.classes:
+            raise RequestError(
+                f"expected one name for each of the classes of '{self.name}', came {len(self.class_names)} names for "
+                f"{self.classes} classes"
+            )
+        for side, samples in self.sides():
+            if len(samples) == 0:
+                raise RequestError(f"expected at least one {side} sample in '{self.name}', came none")
+            low, high = int(samples.y.min()), int(samples.y.max())
+            if low < 0 or high >= self.classes:
+                raise RequestError(
+                    f"expected {side} labels in 0..{self.classes - 1} in '{self.name}', came {low if low < 0 else high}"
+                )
+            if samples.x.shape[1:] != self.train.x.shape[1:] or samples.x.dtype != self.train.x.dtype:
+                raise RequestError(
+                    f"expected test inputs like the training inputs of '{self.name}' "
+                    f"({tuple(self.train.x.shape[1:])}, {self.train.x.dtype}), came {tuple(samples.x.shape[1:])}, "
+                    f"{samples.x.dtype}"
+                )
+        channels = int(self.train.x.shape[1]) if self.train.x.dim() == 4 or self.feature_names else 0
+        if len(self.mean) != channels or len(self.std) != channels:
+            what = "features" if self.feature_names else "channels"
+            raise RequestError(
+                f"expected a mean and a std for each of the {channels} {what} of '{self.name}', came "
+                f"{len(self.mean)} and {len(self.std)}"
+            )
+        for what, rows, columns in (
+            ("training", len(self.train), self.train_columns),
+            ("test", 0 if self.test is None else len(self.test), self.test_columns),
+        ):
+            for column, values in columns.items():
+                if values.shape != (rows,):
+                    raise RequestError(
+                        f"expected {rows} {what} values in column '{column}' of '{self.name}', came {values.shape}"
+                    )
+
+    def __repr__(self) -> str:
+        sides = ", ".join(f"{what} {samples!r}" for what, samples in self.sides())
+        return f"Source({self.name}, {self.classes} classes, {sides})"
+
+    @property
+    def prepare(self) -> Prepare:
+        """From inputs as they are stored to what a network takes."""
+        return Prepare(self.mean, self.std, table=bool(self.feature_names))
+
+    def sides(self) -> list[tuple[str, Samples]]:
+        """The sides there are, with their names."""
+        return [("training", self.train), *([("test", self.test)] if self.test is not None else [])]
+
+    def first(self, train: int | None, test: int | None) -> Source:
+        """The first so many rows of each side (all of them for None)."""
+        return replace(
+            self,
+            train=self.train.first(train),
+            test=None if self.test is None else self.test.first(test),
+            train_columns={name: values[:train] for name, values in self.train_columns.items()},
+            test_columns={name: values[:test] for name, values in self.test_columns.items()},
+        )
+
+
+def told(
+    source: Source,
+    class_names: Sequence[str] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> Source:
+    """A source with what has been settled in place of its own: all classes of a task, how inputs are normalised.
+
+    Args:
+        class_names: in order, with all of the source's own among them. mean, std: see `Source`. None: its own.
+
+    Raises:
+        RequestError: it has a class that is not among them, or other channels or features.
+    """
+    if mean is not None and std is not None:
+        if len(mean) != len(source.mean):
+            raise RequestError(
+                f"data.mean: expected {len(source.mean)} numbers for the inputs of '{source.name}', came {len(mean)}"
+            )
+        source = replace(source, mean=tuple(mean), std=tuple(std))
+    if class_names is None or list(class_names) == list(source.class_names):
+        return source
+    place = {name: number for number, name in enumerate(class_names)}
+    if foreign := [name for name in source.class_names if name not in place]:
+        raise RequestError(f"data.class_names: expected '{foreign[0]}' of '{source.name}' among them, which is missing")
+    number = torch.tensor([place[name] for name in source.class_names])
+    train = Samples(source.train.x, number[source.train.y])
+    test = None if source.test is None else Samples(source.test.x, number[source.test.y])
+    return replace(source, train=train, test=test, classes=len(class_names), class_names=tuple(class_names))
+
+
+def from_tensors(
+    train: Any,
+    test: Any = None,
+    classes: int | None = None,
+    name: str = "tensors",
+    train_columns: Mapping[str, Any] | None = None,
+    test_columns: Mapping[str, Any] | None = None,
+) -> Source:
+    """A source from your own arrays, tensors or data sets.
+
+    Args:
+        train: (x, y), `Samples`, or a data set of PyTorch or of the package `datasets`
+            (`polyfed.data.samples.from_dataset`). x: uint8 images (N, C, H, W), or floats of any shape (N, ...), which
+            `Prepare` passes unchanged; y: (N,) of any whole-number type.
+        test: likewise, or None.
+        classes: how many; default: the largest label plus one.
+        name: for messages and results.
+        train_columns: further values of the training rows, (N,) whole numbers or strings by column, that a partition
+            may deal by: ``{"user": [...]}``.
+        test_columns: likewise of the test rows.
+
+    Raises:
+        RequestError: shapes or types that do not fit, NaN, an empty side, a label out of range.
+    """
+    sides = [samples(train, "training", name), *([samples(test, "test", name)] if test is not None else [])]
+    if classes is None:
+        classes = classes_up_to(max(int(side.y.max()) for side in sides), f"'{name}'")
+    mean, std = statistics(sides[0].x)
+    names = tuple(str(c) for c in range(classes))
+    further = [
+        {
+            key: parquet_images.column_values(values, f"column '{key}' of '{name}'")
+            for key, values in (given or {}).items()
+        }
+        for given in (train_columns, test_columns)
+    ]
+    test_side = sides[1] if len(sides) > 1 else None
+    return Source(name, sides[0], test_side, classes, names, mean, std, further[0], further[1])
+
+
+def statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of the channels of stored images; floats (N, C, H, W) are ready, others have no channels."""
+    if x.dtype == torch.uint8:
+        return channel_statistics(x)
+    return ((0.0,) * x.shape[1], (1.0,) * x.shape[1]) if x.dim() == 4 else ((), ())
+
+
+def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and (population) standard deviation of each channel of uint8 images (N, C, H, W), in 0..1.
+
+    From exact counts of the 256 values. A channel that never varies gets 1, so that `Prepare` can divide by it.
+    """
+    mean, std = [], []
+    values = np.arange(256) / 255
+    for channel in range(x.shape[1]):
+        share = np.zeros(256)
+        for start in range(0, len(x), 10_000):  # bincount widens its input to 8 bytes a pixel
+            share += np.bincount(x[start : start + 10_000, channel].numpy().ravel(), minlength=256)
+        share /= share.sum()
+        centre = float(share @ values)
+        mean.append(centre)
+        std.append(float(np.sqrt(share @ (values - centre) ** 2)) if np.count_nonzero(share) > 1 else 1.0)
+    return tuple(mean), tuple(std)
+
+
+def samples(side: Any, what: str, name: str) -> Samples:
+    """One side of `from_tensors`, checked and in the library's types."""
+    if not isinstance(side, tuple | list) or len(side) != 2:
+        side = side if isinstance(side, Samples) else from_dataset(side)
+        x, y = side.x, side.y
+    else:
+        given_x, given_y = side
+        x, y = _tensor(given_x, what, name), _tensor(given_y, what, name)
+    if x.dim() < 2 or len(x) == 0:
+        raise RequestError(f"expected {what} inputs of shape (N, ...) with N > 0 in '{name}', came {tuple(x.shape)}")
+    if x.dtype == torch.uint8:
+        if x.dim() != 4 or (x.shape[1] not in (1, 3) and x.shape[3] in (1, 3)):
+            raise RequestError(
+                f"expected uint8 {what} images of shape (N, channels, height, width) in '{name}', came "
+                f"{tuple(x.shape)}; pass anything that is no image as floats"
+            )
+    elif x.is_floating_point():
+        x = x.to(torch.float32)
+    else:
+        raise RequestError(f"expected uint8 or float {what} inputs in '{name}', came {x.dtype}")
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise RequestError(f"expected whole-number {what} labels in '{name}', came {y.dtype}")
+    if y.shape != (len(x),):
+        raise RequestError(
+            f"expected as many labels as {what} inputs in '{name}', {len(x)}, of shape (N,), came {tuple(y.shape)}"
+        )
+    refuse_negative(y, f"{what} labels from 0 on in '{name}'")
+    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+        raise RequestError(f"expected finite {what} inputs in '{name}', came NaN or infinite values")
+    return Samples(x, y.to(torch.int64))
+
+
+def _tensor(value: Any, what: str, name: str) -> Tensor:
+    """A tensor or array-like as a CPU tensor (shared with the array where that is safe)."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    try:
+        array = np.ascontiguousarray(value)
+        array = array.reshape(np.shape(value))  # ascontiguousarray makes 0-d into 1-d
+        if array.dtype.kind in "iu" and array.dtype.itemsize > 1:
+            array = array.astype(np.int64)
+        return torch.from_numpy(array if array.flags.writeable else array.copy())
+    except (TypeError, ValueError) as error:
+        came = f"{type(value).__name__}: {parquet_images.first_line(error)}"
+        raise RequestError(f"expected numbers in the {what} side of '{name}', came {came}") from error

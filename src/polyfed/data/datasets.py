@@ -1,0 +1,366 @@
+"""Where samples come from: bundled digits, Parquet folders in the Hugging Face layout, its Hub, your files or arrays.
+
+Every source gives both sides as they are stored (uint8 images) and the channel means and deviations for `Prepare`.
+Files are found through `root`, else the environment variable POLYFED_DATA; nothing is downloaded, except for a name
+that begins with "hub:".
+
+Shapes: N samples, C channels (classes where so named), H x W pixels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from polyfed.data import hub, parquet_images, text_files
+from polyfed.data.dataset import Source, channel_statistics, from_tensors
+from polyfed.data.local_datasets import (
+    READERS,
+    TRAIN,
+    Asked,
+    are_texts,
+    from_folder,
+    from_function,
+    from_images,
+    from_texts,
+    listed,
+    refuse,
+    refuse_splits,
+    refuse_words,
+    with_columns,
+)
+from polyfed.data.samples import Samples
+from polyfed.data.text import Words, labelled
+from polyfed.errors import RequestError
+from polyfed.places import place_of
+from polyfed.registry import DATASETS, is_own, nearest
+
+__all__ = ["Source", "channel_statistics", "digits", "from_tensors", "load", "parquet", "sentiment140"]
+
+# mean and deviation per channel, of the training side in 0..1
+_CIFAR10 = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))  # the values usually quoted, also by FedIN's code
+_CIFAR100 = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))  # FedGH's code; FedHeNN's are these to 3 digits
+_CINIC10 = ((0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587))  # Darlow et al. 2018, also FedIN's code
+_FASHION_MNIST = ((0.2860,), (0.3530,))  # the values usually quoted
+_SVHN = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))  # no statistics: FedIN's code maps the pixels to -1..1, so we do
+
+_HUB = "hub:"
+
+
+def load(
+    name: str,
+    root: str | Path | None = None,
+    *,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    train_splits: Sequence[str] = TRAIN,
+    columns: Sequence[str] = (),
+    subset: str | None = None,
+    revision: str | None = None,
+    words: Words | None = None,
+    feature_columns: Sequence[str] | None = None,
+    image_size: int | None = None,
+    beside: Sequence[str] = (),
+) -> Source:
+    """Load a data set by name.
+
+    Args:
+        name: an entry of `polyfed.registry.DATASETS`; or any folder name for which ``<root>/<name>`` holds Parquet
+            files; or ``hub:owner/name`` for a data set of the Hugging Face Hub, which is downloaded; or
+            ``images:PATH``, a folder per class (`polyfed.data.image_folders.read`); or ``csv:PATH``, a table
+            (`polyfed.data.tabular.read`) or texts; or ``clients:PATH``, a folder per client, each of Parquet files, of
+            CSV files or of images, with the further column "client" (`polyfed.data.per_client_folders`); or
+            ``npz:PATH``, a file of arrays per client, likewise (`polyfed.data.pflib_npz`). PATH is looked for below
+            `root`; without one, below the present folder, then below $POLYFED_DATA. Or ``package.module:function``, a
+            function of your own that is called without arguments and returns a `Source`, or its sides (`from_tensors`):
+            a training side alone, or a dictionary of "train" and "test".
+        root: the folder that holds the data sets' folders (for ``parquet``: the folder itself); default: $POLYFED_DATA.
+        image_column: the column with images, when it cannot be told.
+        label_column: the column with labels, when it cannot be told or is not the usual one.
+        train_splits: what is stored as which split makes the training side: ``("train", "validation")``.
+        columns: further columns of whole numbers or strings, for `Source.train_columns` and `test_columns`.
+        subset: which configuration, of a Hub data set with several.
+        revision: branch, tag or commit on the Hub; default: the newest.
+        words: how texts are read; with a column, Parquet files, CSV files and data sets of the Hub hold texts.
+        feature_columns: of a table, which columns to learn from; default: all that hold numbers.
+        image_size: of image folders, pixels a side; needed where images differ in size. Others are not resized here.
+        beside: folders in which ``package.module`` is looked for where Python does not find it by itself.
+
+    Raises:
+        RequestError: an unknown name (with the nearest), files that are missing or wrong, or an option that the data
+            set does not take.
+    """
+    name, words = str(name), words or Words()
+    if not name.startswith(("csv:", "clients:")):
+        refuse(name, feature_columns=feature_columns)
+    if name.startswith(_HUB):
+        repository = name.removeprefix(_HUB)
+        if are_texts(name, words, image_column):
+            texts = hub.read_texts(repository, words, subset, revision, label_column, train_splits, columns)
+            return from_texts(name, texts, words)
+        read = hub.read(repository, subset, revision, image_column, label_column, train_splits, columns)
+        return from_images(name, read)
+    if subset is not None or revision is not None:
+        raise RequestError(f"expected subset and revision with a name 'hub:owner/name' only, came '{name}'")
+    asked = Asked(image_column, label_column, feature_columns, train_splits, tuple(columns), words, image_size, beside)
+    kind, _, path = name.partition(":")
+    if f"{kind}:" in READERS:
+        return READERS[f"{kind}:"](name, _located(path, root), asked)
+    if name not in DATASETS and is_own(name):
+        return from_function(name, asked)
+    if name in DATASETS:
+        return _registered(name, root, image_column, label_column, tuple(train_splits), tuple(columns), words)
+    place = _place(root)
+    if place is not None and _plain(name) and parquet_images.has_parquet(place_of(place / name)):
+        return from_folder(name, place / name, image_column, label_column, train_splits, columns, words)
+    looked = f"{place / name}" if place is not None and _plain(name) else "neither root nor POLYFED_DATA is set"
+    kept: list[str] = []
+    with contextlib.suppress(OSError):  # only to suggest a name
+        kept = (
+            [folder.name for folder in place.iterdir() if parquet_images.has_parquet(folder)]
+            if place is not None
+            else []
+        )
+    raise RequestError(f"unknown dataset '{name}'{nearest(name, {*DATASETS, *kept})} (and no Parquet files: {looked})")
+
+
+def _registered(
+    name: str,
+    root: str | Path | None,
+    image_column: str | None,
+    label_column: str | None,
+    train_splits: tuple[str, ...],
+    columns: tuple[str, ...],
+    words: Words,
+) -> Source:
+    """An entry of the registry; a loader of your own needs to take `root`, `image_column` and `label_column` only."""
+    loader = DATASETS[name]
+    takes = inspect.signature(loader).parameters
+    more: dict[str, Any] = {}
+    if train_splits != TRAIN:
+        if "train_splits" not in takes:
+            refuse_splits(name, train_splits)
+        more["train_splits"] = train_splits
+    if columns and "columns" in takes:
+        more["columns"] = columns
+    if "words" in takes:
+        more["words"] = words
+    else:
+        refuse_words(name, words)
+    return with_columns(loader(root, image_column, label_column, **more), name, columns)
+
+
+def _handwritten() -> np.ndarray:
+    """scikit-learn's digits, (1797, 65) uint8: 64 values 0..16 and the label.
+
+    Read from its file, as every process that trains would spend a second on importing the loader.
+    """
+    package = importlib.util.find_spec("sklearn")
+    if package is not None and package.origin is not None:
+        file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+        if file.is_file():
+            return np.loadtxt(file, delimiter=",", dtype=np.uint8)
+    from sklearn.datasets import load_digits
+
+    return np.column_stack(load_digits(return_X_y=True)).astype(np.uint8)
+
+
+def digits(root: str | Path | None = None, image_column: str | None = None, label_column: str | None = None) -> Source:
+    """The 1797 handwritten digits that come with scikit-learn, (1, 8, 8), without a test side; needs no files.
+
+    Their values 0..16 are stored times 15 (0..240), so ``x // 15`` gives them back exactly. `root` is not used.
+
+    Raises:
+        RequestError: a column is named; there are none.
+    """
+    if image_column is not None or label_column is not None:
+        raise RequestError("expected no image_column or label_column with dataset 'digits', which has no Parquet files")
+    table = _handwritten()
+    x = torch.from_numpy(table[:, :-1] * np.uint8(15)).reshape(-1, 1, 8, 8)
+    train = Samples(x, torch.from_numpy(table[:, -1].astype(np.int64)))
+    return Source("digits", train, None, 10, tuple(str(c) for c in range(10)), *channel_statistics(x))
+
+
+def _published(
+    name: str,
+    about: str,
+    statistics: tuple[tuple[float, ...], tuple[float, ...]],
+    *,
+    folder: str | None = None,
+    inner: str = "",
+    label: str | None = None,
+    instead: str | None = None,
+) -> Callable[..., Source]:
+    """A loader of a published set in Parquet files.
+
+    Args:
+        name: in recipes. about: the loader's documentation, shown by `polyfed datasets`. statistics: mean and std.
+        folder: below root; default: `name`. inner: a folder in it that is read where it is there.
+        label: the label column where none is asked for.
+        instead: the data set to use for another label column; None: this one takes any.
+    """
+
+    def read(
+        root: str | Path | None = None,
+        image_column: str | None = None,
+        label_column: str | None = None,
+        train_splits: Sequence[str] = TRAIN,
+        columns: Sequence[str] = (),
+    ) -> Source:
+        if instead is not None and label_column not in (None, label):
+            raise RequestError(
+                f"expected label_column '{label}' or none with dataset '{name}', came '{label_column}'; use dataset "
+                f"'{instead}'"
+            )
+        place = _folder_of(folder or name, root)
+        place = place / inner if parquet_images.has_parquet(place / inner) else place
+        found = parquet_images.read_folder(place, image_column, label_column or label, train_splits, columns)
+        return from_images(name, found, statistics)
+
+    read.__name__, read.__doc__ = name.replace("-", "_"), about
+    return read
+
+
+cifar10 = _published(
+    "cifar10",
+    "CIFAR-10 (Krizhevsky 2009) from ``<root>/cifar10/{train,test}*.parquet``: 50 000 + 10 000 of (3, 32, 32).",
+    _CIFAR10,
+)
+
+
+cifar100 = _published(
+    "cifar100",
+    """CIFAR-100's 100 fine classes from ``<root>/cifar100/{train,test}*.parquet``: 50 000 + 10 000 of (3, 32, 32).
+
+    Its 20 coarse classes with label_column "coarse_label", or as `cifar100-coarse`.
+    """,
+    _CIFAR100,
+    label="fine_label",
+)
+
+
+cifar100_coarse = _published(
+    "cifar100-coarse",
+    "CIFAR-100's 20 coarse classes from ``<root>/cifar100/{train,test}*.parquet``.",
+    _CIFAR100,
+    folder="cifar100",
+    label="coarse_label",
+    instead="cifar100",
+)
+
+
+cinic10 = _published(
+    "cinic10",
+    """CINIC-10 (Darlow et al. 2018) from ``<root>/cinic10/{train,validation,test}*.parquet``: 90 000 (3, 32, 32) each.
+
+    Its validation split is not read unless train_splits is ["train", "validation"].
+    """,
+    _CINIC10,
+)
+
+
+fashion_mnist = _published(
+    "fashion_mnist",
+    "Fashion-MNIST (Zalando) from ``<root>/fashion_mnist/{train,test}*.parquet``: 60 000 + 10 000 of (1, 28, 28).",
+    _FASHION_MNIST,
+)
+
+
+def sentiment140(
+    root: str | Path | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    train_splits: Sequence[str] = TRAIN,
+    columns: Sequence[str] = (),
+    words: Words | None = None,
+) -> Source:
+    """Sentiment140's tweets (Go et al. 2009) from ``<root>/sentiment140/{train,test}*.parquet``: classes 0 and 4.
+
+    Its columns are text, date, user, sentiment and query; `text` and `sentiment` are read unless others are named.
+    """
+    if image_column is not None:
+        raise RequestError("expected no image_column with dataset 'sentiment140', whose column of texts is text_column")
+    how = words or Words()
+    how = replace(how, column=how.column or "text")
+    place = _folder_of("sentiment140", root)
+    read = text_files.read_parquet(place, how.column, label_column or "sentiment", train_splits, columns)
+    return from_texts("sentiment140", labelled(*read, how), how)
+
+
+svhn = _published(
+    "svhn",
+    """SVHN (Netzer et al. 2011), cropped, from ``<root>/svhn/{train,test}*.parquet``: 73 257 + 26 032 of (3, 32, 32).
+
+    The folder may be a copy of the Hub's, of which `cropped_digits` is read. Its 531 131 rows in extra*.parquet are not
+    read unless train_splits is ["train", "extra"].
+    """,
+    _SVHN,
+    inner="cropped_digits",
+)
+
+
+def parquet(
+    root: str | Path | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    train_splits: Sequence[str] = TRAIN,
+    columns: Sequence[str] = (),
+    words: Words | None = None,
+) -> Source:
+    """Any images or texts in Parquet files; `root` (else $POLYFED_DATA) is the folder that holds them.
+
+    They are texts where text_column is set. Sides and numbers of labels: `polyfed.data.parquet_images.read_folder`.
+    """
+    place = _place(root)
+    if place is None:
+        raise RequestError(
+            "dataset 'parquet' needs root: the folder with train*.parquet; came neither it nor POLYFED_DATA"
+        )
+    name = place.resolve().name or "parquet"
+    return from_folder(name, place, image_column, label_column, train_splits, columns, words or Words())
+
+
+def _place(root: str | Path | None) -> Path | None:
+    """`root`, else $POLYFED_DATA, else None."""
+    chosen = root if root not in (None, "") else os.environ.get("POLYFED_DATA")
+    return place_of(chosen) if chosen else None
+
+
+def _located(path: str, root: str | Path | None) -> Path:
+    """The file or folder of a name with PATH; where it should be, if it is nowhere."""
+    if not path:
+        raise RequestError(f"expected a path behind {listed(READERS)}, came none")
+    shelves = [Path(root)] if root not in (None, "") else [Path(), _place(None) or Path()]
+    found = [place_of(place_of(shelf) / place_of(path)) for shelf in shelves]
+    return next((place for place in found if place.exists()), found[0])
+
+
+def _plain(name: str) -> bool:
+    """Whether `name` stays below the folder it is appended to."""
+    parts = Path(name).parts
+    return bool(parts) and not Path(name).is_absolute() and ".." not in parts
+
+
+def _folder_of(name: str, root: str | Path | None) -> Path:
+    """``<root>/<name>``, which must hold Parquet files."""
+    place = _place(root)
+    wanted = f"'{name}/train*.parquet' and '{name}/test*.parquet'"
+    if place is None:
+        raise RequestError(
+            f"dataset '{name}' needs the files {wanted}: expected root, or POLYFED_DATA, to be the folder that holds "
+            f"them, came neither"
+        )
+    if not parquet_images.has_parquet(place / name):
+        raise RequestError(
+            f"dataset '{name}' needs the files {wanted} in {place}, came no Parquet files in {place / name}"
+        )
+    return place / name

@@ -1,0 +1,139 @@
+"""Partitioners of flwr-datasets as a way to deal: any that assigns whole rows, by its class's name or as an object.
+
+A partitioner is handed a table with the row's number, its label (column "label") and whatever further columns are
+known; where it puts the numbers is the partition. Images never pass through it.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from polyfed.data.parquet_images import first_line
+from polyfed.data.partition import Partition, class_shares
+from polyfed.errors import RequestError
+from polyfed.registry import nearest
+
+PREFIX = "flwr:"
+_LABEL = "label"
+_NO_ROWS = ("Partitioner", "VerticalEvenPartitioner", "VerticalSizePartitioner")  # the base class; they deal columns
+
+
+def is_partitioner(given: object) -> bool:
+    """Whether `given` looks like a partitioner of flwr-datasets, which need not be installed to ask."""
+    return hasattr(given, "load_partition") and hasattr(type(given), "num_partitions")
+
+
+def make(name: str, arguments: Mapping[str, Any], clients: int, seed: int) -> Any:
+    """A partitioner by its class's name.
+
+    What the class takes and `arguments` do not hold is filled in: num_partitions with `clients`, partition_by with
+    "label", seed with `seed`.
+
+    Args:
+        name: "DirichletPartitioner", after "flwr:".
+        arguments: of its constructor.
+        clients: K.
+        seed: derived from the run's.
+
+    Raises:
+        RequestError: flwr-datasets is missing, an unknown name (with the nearest), or arguments that do not fit.
+    """
+    kinds = _kinds()
+    usable = sorted(set(kinds) - set(_NO_ROWS))
+    if name not in usable:
+        why = "it deals columns, not rows" if name in kinds else "unknown"
+        raise RequestError(f"partition 'flwr:{name}': {why}{nearest(name, usable)}")
+    takes = {key: value for key, value in inspect.signature(kinds[name]).parameters.items() if key != "self"}
+    filled = {"num_partitions": clients, "partition_by": _LABEL, "seed": seed}
+    given = {**{key: value for key, value in filled.items() if key in takes}, **arguments}
+    for key in arguments:
+        if key not in takes:
+            raise RequestError(f"{name} takes no argument '{key}'{nearest(key, takes)}")
+    missing = [key for key, value in takes.items() if value.default is value.empty and key not in given]
+    if missing:
+        raise RequestError(f"{name} needs {', '.join(missing)} in [data.partitioner], which came without")
+    came = given.get("num_partitions", clients)
+    if came != clients:
+        raise RequestError(
+            f"expected num_partitions of {name} to be the number of clients ({clients}), came {came}; leave it out and "
+            f"set data.clients"
+        )
+    try:
+        return kinds[name](**given)
+    except Exception as error:  # whatever their checks raise
+        raise RequestError(f"{name} refuses its arguments: {first_line(error)}") from error
+
+
+def deal(
+    partitioner: Any,
+    y: ArrayLike,
+    clients: int,
+    columns: Mapping[str, NDArray[Any]] | None = None,
+    class_count: int | None = None,
+) -> Partition:
+    """The partition that a partitioner makes of labelled rows.
+
+    The object itself stays as it is, so that it can be used again.
+
+    Args:
+        partitioner: of flwr-datasets, without a dataset.
+        y: (N,) labels 0..C-1, the column "label".
+        clients: K, which must be its number of partitions.
+        columns: further values by column, (N,) each.
+        class_count: C; default: the largest label plus one.
+
+    Raises:
+        RequestError: another number of partitions, a row dealt twice, a partitioner that has a dataset already or that
+            fails.
+    """
+    kind = type(partitioner).__name__
+    labels = np.asarray(y, dtype=np.int64)
+    further = {name: values for name, values in (columns or {}).items() if name != _LABEL}
+    row = "row"
+    while row in further:
+        row += "_"
+    try:
+        from datasets import Dataset
+
+        own = copy.deepcopy(partitioner)
+        if own.is_dataset_assigned():
+            raise RequestError(f"expected a {kind} without a dataset, as one is handed to it, came one with its own")
+        own.dataset = Dataset.from_dict({row: np.arange(len(labels)), _LABEL: labels, **further})
+        count = int(own.num_partitions)
+        if count == clients:
+            parts = [own.load_partition(client) for client in range(clients)]
+    except RequestError:
+        raise
+    except Exception as error:  # theirs raise nearly anything
+        raise RequestError(f"{kind} fails: {type(error).__name__}: {first_line(error)}") from error
+    if count != clients:
+        raise RequestError(f"expected {clients} partitions of {kind}, one per client, came {count}; set data.clients")
+    rows = []
+    for client, part in enumerate(parts):
+        if row not in part.column_names:
+            raise RequestError(f"expected whole rows from {kind}, client {client} came with {part.column_names} only")
+        rows.append(np.sort(np.array(part.select_columns([row])[:][row], dtype=np.int64)))
+    every = np.concatenate(rows)
+    if len(every) and not 0 <= int(every.min()) <= int(every.max()) < len(labels):
+        raise RequestError(f"expected row numbers below {len(labels)} from {kind}, came {every.min()}..{every.max()}")
+    count_C = int(labels.max()) + 1 if class_count is None else class_count
+    return Partition(tuple(rows), len(labels) - len(every), class_shares(rows, labels, count_C))
+
+
+def _kinds() -> dict[str, Any]:
+    """The partitioners of flwr-datasets by name."""
+    try:
+        module = importlib.import_module("flwr_datasets.partitioner")
+    except ImportError:
+        raise RequestError(
+            "a partition 'flwr:...' needs the package 'flwr-datasets'; install it with: pip install "
+            "'polyfed[flwr-datasets]'"
+        ) from None
+    return {name: getattr(module, name) for name in module.__all__}

@@ -1,0 +1,131 @@
+"""Labelled images from one folder per class: ``<class>/*.png``, or ``train/<class>/*.png`` and ``test/<class>/*.png``.
+
+Shapes: N images, C channels (1 grey, 3 RGB), H x W pixels.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from polyfed.data import cache, inference_inputs, parquet_images
+from polyfed.data.samples import Samples
+from polyfed.data.transforms import recoloured, resized
+from polyfed.errors import RequestError
+
+_VERSION = "picture-folders-1"  # part of every cache key: raise it when decoding or the order of rows changes
+_Rows = list[tuple[str, Path]]  # (class, file)
+
+
+def read(
+    folder: Path, train_splits: Sequence[str] = ("train",), image_size: int | None = None, whole: bool = True
+) -> parquet_images.LabelledImages:
+    """Read and decode a folder of class folders, or take the decoded copy from the cache.
+
+    Where a folder right below is called train (or as `train_splits` says), the folders right below are sides; which is
+    which: `polyfed.data.parquet_images.choose_sides`. Otherwise they are the classes of a training side without
+    a test side.
+
+    A class is called as its folder; classes are in sorted order, by value where all are whole numbers. Rows go through
+    the classes in turn, the first file of each, then the second, so that the first rows are of all classes. Grey images
+    among RGB ones become RGB (three equal channels).
+
+    Args:
+        folder: see above; files are PNG or JPEG, other files are passed over.
+        train_splits: the folders that make the training side, in this order.
+        image_size: pixels a side, to which each image is resized; None: all have one size.
+        whole: whether this is a whole data set, whose training side has every class, two or more.
+
+    Raises:
+        RequestError: no class folders, fewer than two classes, a class without images, a test class without training
+            images, an image that does not decode, images of several sizes without image_size.
+    """
+    sides = _sides(folder, train_splits)
+    names = parquet_images.ordered(
+        name for side, rows in sides.items() for name, _ in rows if side == "train" or not whole
+    )
+    if whole and (negative := parquet_images.negative_name(names)) is not None:
+        raise RequestError(
+            f"expected folders of classes from 0 on in {folder}, came '{negative}', which often means that there is no "
+            "label; move it elsewhere, or call it by a word if it is a class"
+        )
+    if whole and len(names) < 2:
+        raise RequestError(f"expected folders of two or more classes in {folder}, came '{names[0]}' alone")
+    if strange := sorted({name for name, _ in sides.get("test", [])} - set(names)):
+        raise RequestError(f"expected test images in {folder} of classes with training images, came '{strange[0]}'")
+    every = [path for rows in sides.values() for _, path in rows]
+    try:
+        sums = cache.file_checksums(every)
+    except OSError as error:
+        raise RequestError(f"cannot read the files in {folder}: {parquet_images.first_line(error)}") from error
+    marks = (f"{side} {name}" for side, rows in sides.items() for name, _ in rows)
+    key = cache.digest([_VERSION, str(image_size), *itertools.chain(*zip(marks, sums, strict=True))])
+    return parquet_images.from_cache(key) or parquet_images.kept(key, _decoded(sides, names, image_size), names)
+
+
+def _decoded(sides: dict[str, _Rows], names: Sequence[str], image_size: int | None) -> dict[str, Samples]:
+    """Both sides, decoded, in one number of channels."""
+    number = {name: place for place, name in enumerate(names)}
+    pixels = {side: [_picture(path, image_size) for _, path in rows] for side, rows in sides.items()}
+    channels = max(x.shape[1] for rows in pixels.values() for x in rows)
+    first, found = pixels["train"][0].shape[2:], {}
+    for side, rows in sides.items():
+        for x, (_, path) in zip(pixels[side], rows, strict=True):
+            if x.shape[2:] != first:
+                raise RequestError(
+                    f"expected images of one size, {first[0]}x{first[1]} pixels as the first, came "
+                    f"{x.shape[2]}x{x.shape[3]} in {path}; set data.image_size to resize all"
+                )
+        x = torch.cat([recoloured(x, channels) for x in pixels[side]])
+        found[side] = Samples(x, torch.tensor([number[name] for name, _ in rows]))
+    return found
+
+
+def _picture(path: Path, image_size: int | None) -> Tensor:
+    """One image, (1, C, H, W) uint8."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise RequestError(f"cannot read '{path}': {parquet_images.first_line(error)}") from error
+    x = inference_inputs.decoded(data, str(path))
+    return resized(Samples(x, torch.zeros(1, dtype=torch.int64)), image_size).x
+
+
+# folders -------------------------------------------------------------------------------------------------------------
+
+
+def _sides(folder: Path, train_splits: Sequence[str]) -> dict[str, _Rows]:
+    """The files of the training side and, if there is one, of the test side."""
+    below = _folders(folder)
+    named = {spelling: split for split, spellings in parquet_images.SPLITS.items() for spelling in spellings}
+    splits = {named.get(place.name.lower(), place.name): place for place in below}
+    if "train" not in splits and list(train_splits) == ["train"]:
+        return {"train": _rows(folder, below)}
+    chosen = parquet_images.choose_sides(splits, train_splits, folder)
+    return {
+        side: [row for split in parts for row in _rows(splits[split], _folders(splits[split]))]
+        for side, parts in chosen.items()
+    }
+
+
+def _folders(place: Path) -> list[Path]:
+    if not place.is_dir():
+        raise RequestError(f"expected a folder with one folder of images per class at {place}, came no such folder")
+    return sorted(p for p in place.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def _rows(place: Path, classes: Sequence[Path]) -> _Rows:
+    """The files of some class folders, the classes in turn."""
+    if not classes:
+        raise RequestError(f"expected one folder of images per class (cat/1.png, dog/1.png) in {place}, came none")
+    files: dict[str, list[Path]] = {}
+    for home in classes:
+        files[home.name] = inference_inputs.pictures_in(home)
+        if not files[home.name]:
+            raise RequestError(f"expected images (.png, .jpg) of class '{home.name}' in {home}, came none")
+    turns = itertools.zip_longest(*(files[name] for name in parquet_images.ordered(files)))
+    return [(path.parent.name, path) for turn in turns for path in turn if path is not None]

@@ -1,0 +1,379 @@
+"""New inputs for a model that has been trained, brought into the form in which the run stored its own.
+
+What is read: Parquet files with encoded images, PNG and JPEG files, a CSV file with the features that a run was trained
+on; texts in Parquet, CSV or text files, which become ids by the run's own words; one array in a .npy file. Conversions
+are those of loading (`data.image_size`), and from grey to RGB and back where nothing is guessed; anything else is
+refused.
+
+Shapes: N inputs, C channels, H x W pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyfed.data import bounds, parquet_images, safe_pickle, tabular, text_files
+from polyfed.data.samples import Samples
+from polyfed.data.text import FIRST_WORD, Vocabulary
+from polyfed.data.transforms import resized
+from polyfed.errors import RequestError
+
+T = TypeVar("T")
+
+_PICTURES = (".png", ".jpg", ".jpeg")
+_TEXTS = "a .csv, .parquet or .txt file of texts, a folder of .parquet files, or a .npy file of ids"
+_KINDS = "a folder of Parquet or image files (.png, .jpg), one such file, a .csv file, or a .npy file"
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a run stored its inputs.
+
+    Args:
+        shape: of one input; (C, H, W) for images.
+        dtype: uint8 for images.
+        image_size: pixels a side, or (height, width), to which images are resized; None: they come in their size.
+        class_names: one per class, in order; for reading labels.
+        feature_names: the columns of a CSV file, in order, where the run was trained on one.
+        label_column: where the labels stood in the run's files.
+        vocabulary: how the run read texts, where it was trained on some.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    image_size: int | tuple[int, int] | None
+    class_names: tuple[str, ...]
+    feature_names: tuple[str, ...] = ()
+    label_column: str | None = None
+    vocabulary: Vocabulary | None = None
+
+    @property
+    def images(self) -> bool:
+        """Whether an input is a stored image."""
+        return self.dtype == torch.uint8 and len(self.shape) == 3
+
+    def __str__(self) -> str:
+        return f"{' x '.join(map(str, self.shape))} of type {str(self.dtype).removeprefix('torch.')}"
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """names: each input's row or file; x: (N, ...) as the run stored them; y: (N,) int64 or None.
+
+    unknown: names of the texts of which the run knew no word.
+    """
+
+    names: tuple[str, ...]
+    x: Tensor
+    y: Tensor | None = None
+    unknown: tuple[str, ...] = ()
+
+
+def read(
+    path: Path,
+    form: Form,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    text_column: str | None = None,
+) -> Inputs:
+    """Read inputs from files.
+
+    Args:
+        path: Parquet files (one, or all of a folder), PNG or JPEG files (likewise), a ``.csv`` or a ``.npy`` file; for
+            a run on texts Parquet files, a ``.csv``, a ``.txt`` (a text in every line) or a ``.npy`` file (ids). Blank
+            lines do not count.
+        form: what the inputs must become.
+        image_column, label_column: of Parquet files, where they cannot be told; of CSV files the latter. Labels stand
+            in the run's own column, or else in the only one that is called as such columns are; without either there
+            are none. Labels are the classes' names, or their numbers.
+        text_column: of Parquet and CSV files, where it is not called as in the run and cannot be told.
+
+    Raises:
+        RequestError: nothing readable there, or inputs that cannot be brought into the form.
+    """
+    kinds = _KINDS if form.vocabulary is None else _TEXTS
+    bounds.check_file(path)
+    if not path.exists():
+        raise RequestError(f"expected {kinds}, came '{path}', which is not there")
+    if text_column is not None and form.vocabulary is None:
+        raise RequestError(f"text_column is of texts, came '{text_column}' where the run's inputs are {form}")
+    if form.vocabulary is not None and path.suffix.lower() != ".npy":
+        if image_column is not None:
+            raise RequestError(f"image_column is of images, came '{image_column}' where the run's inputs are texts")
+        return _from_texts(path, form, form.vocabulary, text_column, label_column)
+    if path.suffix.lower() == ".csv" and path.is_file():
+        return _from_csv(path, form, image_column, label_column)
+    if path.is_dir():
+        parquet, pictures = parquet_images._parquet_files(path), pictures_in(path)
+        if parquet and pictures:
+            raise RequestError(f"expected Parquet files or image files in {path}, came both")
+    else:
+        parquet = [path] if path.suffix.lower() == ".parquet" else []
+        pictures = [path] if path.suffix.lower() in _PICTURES else []
+    if not parquet and (given := image_column or label_column or text_column):
+        raise RequestError(f"image_column and label_column are of Parquet files, came '{given}' with '{path}'")
+    if path.suffix.lower() == ".npy" and path.is_file():
+        return numbered(_array(path), form, str(path))
+    if not parquet and not pictures:
+        raise RequestError(f"expected {_KINDS}, came '{path}'{' without any' if path.is_dir() else ''}")
+    if not form.images:
+        raise RequestError(f"expected a .npy file with inputs {form}, as the run stored them, came images in '{path}'")
+    return (
+        _from_images_in_tables(parquet, form, image_column, label_column) if parquet else _from_pictures(pictures, form)
+    )
+
+
+def numbered(x: Tensor, form: Form, place: str) -> Inputs:
+    """Inputs (N, ...) from memory, named by their row; images also (N, H, W) where they are grey.
+
+    Raises:
+        RequestError: they cannot be brought into the form.
+    """
+    came = f"{tuple(x.shape)} of type {str(x.dtype).removeprefix('torch.')}"
+    if x.dtype.is_floating_point and form.dtype.is_floating_point:
+        x = x.to(form.dtype)
+    if x.dim() == len(form.shape) == 3:
+        x = x.unsqueeze(1)
+    if x.dtype != form.dtype or x.dim() != 1 + len(form.shape):
+        raise RequestError(f"expected N inputs, each {form}, as the run stored them, came {came} in {place}")
+    if len(x) == 0:
+        raise RequestError(f"expected at least one input, came none in {place}")
+    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+        raise RequestError(f"expected finite inputs, came NaN or infinite values in {place}")
+    return Inputs(tuple(map(str, range(len(x)))), _fitted(x, form, place))
+
+
+def _fitted(x: Tensor, form: Form, place: str) -> Tensor:
+    """Inputs (N, ...) of the run's type in its shape."""
+    if form.images and x.shape[1] != form.shape[0]:
+        x = _recoloured(x, form.shape[0], place)
+    if form.images:
+        x = resized(Samples(x, torch.zeros(len(x), dtype=torch.int64)), form.image_size).x
+    if x.shape[1:] != form.shape:
+        hint = "; ask for --resize (resize=True) to bring images to this size" if form.images else ""
+        raise RequestError(f"expected inputs {form}, as the run stored them, came {_by(x.shape[1:])} in {place}{hint}")
+    return x
+
+
+def _recoloured(x: Tensor, channels: int, place: str) -> Tensor:
+    """Grey images as RGB, or RGB images that hold nothing but grey as grey."""
+    if x.shape[1] == 1 and channels == 3:
+        return x.expand(-1, 3, -1, -1)
+    if x.shape[1] == 3 and channels == 1 and bool((x == x[:, :1]).all()):
+        return x[:, :1]
+    names = {1: "grey images", 3: "RGB images"}
+    expected, came = (names.get(number, f"{number} channels") for number in (channels, x.shape[1]))
+    raise RequestError(f"expected {expected}, as the run's are, came {came} in {place}; convert them as you see fit")
+
+
+def _by(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape))
+
+
+# files ---------------------------------------------------------------------------------------------------------------
+
+
+def _array(path: Path) -> Tensor:
+    try:
+        array = np.load(path, allow_pickle=False)
+        return torch.from_numpy(np.array(array, order="C"))
+    except OSError as error:
+        raise RequestError(f"cannot read '{path}': {parquet_images.first_line(error)}") from error
+    except safe_pickle.NO_ARRAY as error:  # NumPy's words suggest unpickling it
+        raise RequestError(
+            f"expected an array of numbers as NumPy saves it, came something else in '{path}'"
+        ) from error
+
+
+def pictures_in(folder: Path) -> list[Path]:
+    found = [p for p in folder.iterdir() if p.suffix.lower() in _PICTURES and p.is_file()]
+    return sorted(p for p in found if not p.name.startswith("."))
+
+
+def _from_pictures(paths: Sequence[Path], form: Form) -> Inputs:
+    rows = []
+    for path in paths:
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise RequestError(f"cannot read '{path}': {parquet_images.first_line(error)}") from error
+        rows.append(_fitted(decoded(data, str(path)), form, str(path)))
+    return Inputs(tuple(path.name for path in paths), torch.cat(rows))
+
+
+def decoded(data: bytes | None, place: str) -> Tensor:
+    """One image as (1, C, H, W) uint8: grey stays one channel, palettes become RGB, an alpha without effect goes."""
+    from PIL import UnidentifiedImageError
+
+    if not data:
+        raise RequestError(f"expected an encoded image, came none in {place}")
+    try:
+        with bounds.open_image(data) as image:
+            mode = {"1": "L", "P": "RGBA" if "transparency" in image.info else "RGB", "PA": "RGBA"}.get(image.mode)
+            pixels = np.asarray(image.convert(mode) if mode else image)
+            mode = mode or image.mode
+    except Exception as error:  # Pillow's decoders raise nearly anything on foreign bytes
+        why = "" if isinstance(error, UnidentifiedImageError) else f": {parquet_images.first_line(error)}"
+        raise RequestError(f"expected an image, came bytes that do not decode in {place}{why}") from error
+    if mode in ("LA", "RGBA") and (pixels[..., -1] == 255).all():
+        pixels, mode = pixels[..., :-1], mode[:-1]
+    if mode not in ("L", "RGB"):
+        raise RequestError(f"expected a grey or an RGB image, came mode {mode} in {place}")
+    return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1).copy()).unsqueeze(0)
+
+
+def _from_csv(path: Path, form: Form, image_column: str | None, label_column: str | None) -> Inputs:
+    if image_column is not None:
+        raise RequestError(f"image_column is of Parquet files, came '{image_column}' with '{path}'")
+    if not form.feature_names:
+        raise RequestError(f"expected inputs {form}, as the run stored them, came a CSV file: {path}")
+    x_NF, spelt = tabular.read_new(path, form.feature_names, label_column, form.label_column)
+    x = torch.from_numpy(x_NF).to(form.dtype)
+    return Inputs(tuple(map(str, range(len(x)))), x, _numbered_labels(spelt, form, path))
+
+
+def _numbered_labels(spelt: Sequence[str] | None, form: Form, path: Path) -> Tensor | None:
+    """The labels of a CSV file, (N,) int64."""
+    if spelt is None:
+        return None
+    return torch.tensor(
+        [_numbered_label(_parsed(label), form, f"row {row} of {path}") for row, label in enumerate(spelt)]
+    )
+
+
+def _parsed(label: str) -> str | int:
+    return int(label) if label.isascii() and label.isdigit() else label
+
+
+def _from_texts(
+    path: Path, form: Form, vocabulary: Vocabulary, text_column: str | None, label_column: str | None
+) -> Inputs:
+    """Texts as ids, by the words that the run knew."""
+    suffix = path.suffix.lower()
+    if suffix == ".txt" and path.is_file():
+        if given := text_column or label_column:
+            raise RequestError(
+                f"text_column and label_column are of Parquet or CSV files, came '{given}' with '{path}'"
+            )
+        x = vocabulary.ids(text_files.read_lines(path))
+        return _told_unknown(Inputs(tuple(map(str, range(len(x)))), x))
+    if suffix == ".csv" and path.is_file():
+        texts, spelt = text_files.read_new_csv(path, text_column, vocabulary.column, label_column, form.label_column)
+        names = tuple(map(str, range(len(texts))))
+        return _told_unknown(Inputs(names, vocabulary.ids(texts), _numbered_labels(spelt, form, path)))
+    paths = parquet_images._parquet_files(path) if path.is_dir() else [path] if suffix == ".parquet" else []
+    if not paths:
+        raise RequestError(f"expected {_TEXTS}, came '{path}'{' without any' if path.is_dir() else ''}")
+
+    def column(schema: Any, place: Path) -> str:
+        usual = vocabulary.column if vocabulary.column in schema.names else None
+        return text_files.pick_text(schema, text_column or usual, place)
+
+    names, cells, labels = _from_tables(paths, form, column, label_column, _text)
+    return _told_unknown(Inputs(names, vocabulary.ids(cells), labels))
+
+
+def _told_unknown(texts: Inputs) -> Inputs:
+    """The texts, with the names of those that have no id of a word."""
+    none = (texts.x < FIRST_WORD).all(dim=1).tolist()
+    return replace(texts, unknown=tuple(name for name, is_one in zip(texts.names, none, strict=True) if is_one))
+
+
+def _text(cell: Any, place: str) -> str:
+    if cell is None:
+        raise RequestError(f"expected a text, came none in {place}")
+    return str(cell)
+
+
+# Parquet -------------------------------------------------------------------------------------------------------------
+
+
+def _from_images_in_tables(
+    paths: Sequence[Path], form: Form, image_column: str | None, label_column: str | None
+) -> Inputs:
+    def column(schema: Any, place: Path) -> str:
+        found = parquet_images._image_columns(schema, parquet_images._features(schema.metadata))
+        image = parquet_images._pick("image", image_column, found, schema.names, place)
+        if not parquet_images._holds_bytes(schema.field(image).type):
+            raise RequestError(
+                f"expected encoded images in column '{image}' of {place}, came {schema.field(image).type}"
+            )
+        return image
+
+    def made(cell: Any, place: str) -> Tensor:
+        return _fitted(decoded(cell["bytes"] if isinstance(cell, dict) else cell, place), form, place)
+
+    names, rows, labels = _from_tables(paths, form, column, label_column, made)
+    return Inputs(names, torch.cat(rows), labels)
+
+
+def _from_tables(
+    paths: Sequence[Path],
+    form: Form,
+    column: Callable[[Any, Path], str],
+    label_column: str | None,
+    made: Callable[[Any, str], T],
+) -> tuple[tuple[str, ...], list[T], Tensor | None]:
+    """Names, inputs and labels of some files; `column` picks the column, `made` makes an input of a cell."""
+    names: list[str] = []
+    rows: list[T] = []
+    labels: list[int] = []
+    for path in paths:
+        for number, (cell, label) in enumerate(_table(path, column, label_column, form.label_column)):
+            place = f"row {number} of {path}"
+            names.append(str(number) if len(paths) == 1 else f"{path.name}:{number}")
+            rows.append(made(cell, place))
+            labels += [] if label is None else [_numbered_label(label, form, place)]
+    if not rows:
+        raise RequestError(f"expected at least one row in {paths[0]}, came an empty file")
+    if labels and len(labels) < len(rows):
+        raise RequestError(f"expected a label in every row below {paths[0].parent}, or in none, came some without")
+    return tuple(names), rows, torch.tensor(labels) if labels else None
+
+
+def _table(
+    path: Path, column: Callable[[Any, Path], str], label_column: str | None, usual_label: str | None
+) -> Iterator[tuple[Any, Any]]:
+    """The cells of one column of a file with their labels: a class's name, a number, or None."""
+    import pyarrow as pa
+
+    file = parquet_images._open(path)
+    schema = file.schema_arrow
+    features = parquet_images._features(schema.metadata)
+    content = column(schema, path)
+    candidates = parquet_images._label_columns(schema, features)
+    label = parquet_images._pick("label", label_column, [], schema.names, path) if label_column else None
+    if label is None and usual_label in schema.names and usual_label != content:
+        label = usual_label
+    elif label is None and len(candidates) == 1:
+        label = candidates[0]
+    spelling: Any = features.get(label or "", {}).get("names")
+    if label is not None and not parquet_images._holds_labels(schema.field(label).type):
+        raise RequestError(f"expected numbers or names in column '{label}' of {path}, came {schema.field(label).type}")
+    try:
+        for batch in file.iter_batches(batch_size=1000, columns=[content, *([label] if label else [])]):
+            cells = batch.column(content).to_pylist()
+            marks = batch.column(label).to_pylist() if label else [None] * len(cells)
+            for cell, mark in zip(cells, marks, strict=True):
+                named = isinstance(spelling, list) and isinstance(mark, int) and 0 <= mark < len(spelling)
+                yield cell, spelling[mark] if named else mark
+    except (pa.ArrowException, OSError, OverflowError, UnicodeDecodeError) as error:
+        raise RequestError(f"expected a whole Parquet file, came {path}: {parquet_images.first_line(error)}") from error
+
+
+def _numbered_label(label: Any, form: Form, place: str) -> int:
+    """The number of a class, from its name or its number."""
+    name = str(int(label)) if isinstance(label, bool) else str(label)
+    if name in form.class_names:
+        return form.class_names.index(name)
+    if isinstance(label, int) and 0 <= label < len(form.class_names):
+        return int(label)
+    known = ", ".join(form.class_names[:10]) + (", ..." if len(form.class_names) > 10 else "")
+    raise RequestError(f"expected labels among the run's classes ({known}), came '{name}' in {place}")

@@ -1,0 +1,268 @@
+"""Data sets of one's own: Parquet, CSV and arrays, image folders, a folder or file per client, a function.
+
+`polyfed.data.datasets.load` finds the reader by what stands before the path. Here is also what a request may not ask of
+a data set that has no use for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from polyfed.data import image_folders, parquet_images, per_client_folders, pflib_npz, tabular, text_files
+from polyfed.data.dataset import Source, channel_statistics, from_tensors, samples, statistics
+from polyfed.data.samples import Samples
+from polyfed.data.text import LabelledTexts, Words, labelled
+from polyfed.errors import PolyfedError, RequestError
+from polyfed.registry import imported, nearest
+
+TRAIN = ("train",)  # the split that makes the training side where nothing else is asked for
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What `load` was asked for of a user's own files."""
+
+    image_column: str | None
+    label_column: str | None
+    feature_columns: Sequence[str] | None
+    train_splits: Sequence[str]
+    columns: tuple[str, ...]
+    words: Words
+    image_size: int | None
+    beside: Sequence[str] = ()  # where a module of theirs is looked for, too
+
+
+def _own_images(name: str, folder: Path, asked: Asked) -> Source:
+    _refuse_columns(name, asked)
+    refuse_words(name, asked.words)
+    return from_images(name, image_folders.read(folder, asked.train_splits, asked.image_size))
+
+
+def _own_table(name: str, place: Path, asked: Asked) -> Source:
+    if are_texts(name, asked.words, asked.image_column):
+        refuse(f"{name} with text_column", feature_columns=asked.feature_columns)
+        read = text_files.read_csv(place, asked.words.column, asked.label_column, asked.train_splits, asked.columns)
+        return from_texts(name, labelled(*read, asked.words), asked.words)
+    refuse(name, image_column=asked.image_column)
+    return _from_table(name, _table(place, asked), place)
+
+
+def _own_clients(name: str, place: Path, asked: Asked) -> Source:
+    """All clients' rows, with the further column that says whose they are."""
+    kind, homes = per_client_folders.folders(place)
+    asked = replace(asked, columns=tuple(column for column in asked.columns if column != per_client_folders.COLUMN))
+    if kind != "images" and are_texts(name, asked.words, asked.image_column):
+        return _texts_of_clients(name, homes, kind, asked)
+    refuse_words(name, asked.words)
+    if kind == "csv":
+        refuse(name, image_column=asked.image_column)
+        read = {home: _table(home, asked) for home in homes}
+        features = read[homes[0]].feature_names
+        for home, table in read.items():
+            if table.feature_names != features:
+                raise RequestError(
+                    f"expected the columns of client '{homes[0].name}' ({', '.join(features)}) of every client, came "
+                    f"{', '.join(table.feature_names)} of '{home.name}'; name those to use in feature_columns"
+                )
+        joined = per_client_folders.read(homes, lambda home: read[home].sides)
+        return _from_table(name, tabular.LabelledTable(joined, features), place)
+    if kind == "images":
+        _refuse_columns(name, asked)
+        return from_images(
+            name,
+            per_client_folders.read(
+                homes, lambda home: image_folders.read(home, asked.train_splits, asked.image_size, whole=False)
+            ),
+        )
+    refuse(name, feature_columns=asked.feature_columns)
+    options = (asked.image_column, asked.label_column, asked.train_splits, asked.columns)
+    return from_images(name, per_client_folders.read(homes, lambda home: parquet_images.read_folder(home, *options)))
+
+
+def _texts_of_clients(name: str, homes: Sequence[Path], kind: str, asked: Asked) -> Source:
+    refuse(f"{name} with text_column", feature_columns=asked.feature_columns)
+    one = text_files.read_csv if kind == "csv" else text_files.read_parquet
+    options = (asked.words.column, asked.label_column, asked.train_splits, asked.columns)
+    sides, columns = per_client_folders.read_texts(homes, lambda home: one(home, *options))
+    return from_texts(name, labelled(sides, columns, asked.words), asked.words)
+
+
+def _own_arrays(name: str, place: Path, asked: Asked) -> Source:
+    """All clients' arrays, with the further column that says whose they are."""
+    others = tuple(column for column in asked.columns if column != per_client_folders.COLUMN)
+    _refuse_columns(name, replace(asked, columns=others))
+    refuse_words(name, asked.words)
+    refuse_splits(name, asked.train_splits)
+    read = pflib_npz.read(place, samples)
+    return from_images(name, read, statistics(read.train.x))
+
+
+# what stands before a path -> function of (name, path, what was asked for)
+READERS = {"images:": _own_images, "csv:": _own_table, "clients:": _own_clients, "npz:": _own_arrays}
+
+
+# one reader each --------------------------------------------------------------------------------------------------
+
+
+def from_function(name: str, asked: Asked) -> Source:
+    """What a function of the user's returns: a source, a training side, or a dictionary of both sides."""
+    _refuse_columns(name, replace(asked, columns=()))
+    refuse_words(name, asked.words)
+    refuse_splits(name, asked.train_splits)
+    try:
+        function = imported("data set", name, asked.beside)
+    except RequestError as error:
+        raise RequestError(f"{error}; before a path: {listed(READERS)}") from error.__cause__
+    if not callable(function):
+        raise RequestError(
+            f"data set '{name}' should be a function without arguments; a {type(function).__name__} came"
+        )
+    try:
+        made = function()
+    except PolyfedError:
+        raise
+    except Exception as error:  # the function is the user's
+        raise RequestError(
+            f"data set '{name}' failed: {type(error).__name__}: {parquet_images.first_line(error)}"
+        ) from error
+    if isinstance(made, Source):
+        return with_columns(made, name, asked.columns)
+    sides = made if isinstance(made, Mapping) else {"train": made}
+    if "train" not in sides or set(sides) - {"train", "test"}:
+        raise RequestError(f"expected a dictionary of 'train' and 'test' from '{name}', came {sorted(map(str, sides))}")
+    return with_columns(from_tensors(sides["train"], sides.get("test"), name=name), name, asked.columns)
+
+
+def from_images(
+    name: str,
+    read: parquet_images.LabelledImages,
+    statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None,
+) -> Source:
+    """A source from decoded images; `statistics` are mean and std where they are published."""
+    mean, std = statistics or channel_statistics(read.train.x)
+    classes, names = len(read.class_names), read.class_names
+    return Source(
+        name,
+        read.train,
+        read.test,
+        classes,
+        names,
+        mean,
+        std,
+        read.train_columns,
+        read.test_columns,
+        label_column=read.label_column,
+    )
+
+
+def from_folder(
+    name: str,
+    folder: Path,
+    image_column: str | None,
+    label_column: str | None,
+    train_splits: Sequence[str],
+    columns: Sequence[str],
+    words: Words,
+) -> Source:
+    """A source from a folder of Parquet files: texts where their column is named, else images."""
+    if are_texts(name, words, image_column):
+        read = text_files.read_parquet(folder, words.column, label_column, train_splits, columns)
+        return from_texts(name, labelled(*read, words), words)
+    return from_images(name, parquet_images.read_folder(folder, image_column, label_column, train_splits, columns))
+
+
+def from_texts(name: str, read: LabelledTexts, how: Words) -> Source:
+    """A source from numbered texts."""
+    return Source(
+        name,
+        read.train,
+        read.test,
+        len(read.class_names),
+        read.class_names,
+        (),
+        (),
+        read.train_columns,
+        read.test_columns,
+        how.ids if read.vectors is None else read.vectors,
+        vocabulary=read.vocabulary,
+        label_column=read.label_column,
+    )
+
+
+def _table(place: Path, asked: Asked) -> tabular.LabelledTable:
+    return tabular.read(place, asked.label_column, asked.feature_columns, asked.train_splits, asked.columns)
+
+
+def _from_table(name: str, read: tabular.LabelledTable, where: Path) -> Source:
+    mean, std = tabular.statistics(read, where)
+    sides = read.sides
+    return Source(
+        name,
+        Samples(sides.train.x.float(), sides.train.y),
+        None if sides.test is None else Samples(sides.test.x.float(), sides.test.y),
+        len(sides.class_names),
+        sides.class_names,
+        mean,
+        std,
+        sides.train_columns,
+        sides.test_columns,
+        feature_names=read.feature_names,
+        label_column=sides.label_column,
+    )
+
+
+# what cannot be asked --------------------------------------------------------------------------------------------
+
+
+def with_columns(source: Source, name: str, columns: Sequence[str]) -> Source:
+    """The source, if it has the columns that are asked for."""
+    for column in columns:
+        if column not in source.train_columns:
+            known = nearest(column, source.train_columns) if source.train_columns else "; it has no further columns"
+            raise RequestError(f"dataset '{name}' has no column '{column}'{known}")
+    return source
+
+
+def are_texts(name: str, words: Words, image_column: str | None) -> bool:
+    """Whether a column of texts is named; other settings of texts, or of images, do not go with that."""
+    if words.column is None:
+        refuse_words(name, words)
+    elif image_column is not None:
+        raise RequestError(f"expected image_column or text_column with dataset '{name}', came both")
+    return words.column is not None
+
+
+def refuse_words(name: str, words: Words) -> None:
+    """Settings of texts where there are none."""
+    if given := words.given():
+        more = "" if given == "text_column" else "; text_column names the column of texts"
+        raise RequestError(
+            f"expected {given} with texts in Parquet or CSV files, or of the Hub, came dataset '{name}'{more}"
+        )
+
+
+def _refuse_columns(name: str, asked: Asked) -> None:
+    """Where there are none: folders of images, arrays."""
+    columns = ", ".join(asked.columns) or None
+    options = {"label_column": asked.label_column, "feature_columns": asked.feature_columns, "columns": columns}
+    refuse(name, image_column=asked.image_column, **options)
+
+
+def refuse_splits(name: str, train_splits: Sequence[str]) -> None:
+    if list(train_splits) != list(TRAIN):
+        raise RequestError(f"dataset '{name}' has no splits to choose from, came train_splits {list(train_splits)}")
+
+
+def refuse(name: str, **options: object) -> None:
+    """Options that a data set has no use for."""
+    for option, value in options.items():
+        if value is not None:
+            raise RequestError(f"dataset '{name}' has no use for {option}, came '{value}'")
+
+
+def listed(names: Iterable[object]) -> str:
+    """'a', 'b' or 'c'."""
+    *most, last = (f"'{name}'" for name in names)
+    return f"{', '.join(most)} or {last}" if most else last

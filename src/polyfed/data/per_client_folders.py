@@ -1,0 +1,166 @@
+"""One folder per client, as a real federation keeps its data: ``0/train.csv``, ``clinic-a/train/cat/1.png``, ...
+
+Shapes: N samples over all clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Sized
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from polyfed.data import parquet_images
+from polyfed.data.samples import Samples
+from polyfed.data.text import RawTexts
+from polyfed.errors import RequestError
+
+COLUMN = "client"  # the further column that says whose a row is
+
+_Read = parquet_images.LabelledImages
+_Texts = tuple[Mapping[str, RawTexts], parquet_images.Columns]
+
+
+def folders(place: Path) -> tuple[str, list[Path]]:
+    """The clients' folders and what all of them hold: "parquet", "csv" or "images" (a folder per class).
+
+    They are in the order of their names, by value where all are whole numbers.
+
+    Raises:
+        RequestError: no such folder, no folder in it, a client's without data, or clients with several kinds of data.
+    """
+    if not place.is_dir():
+        raise RequestError(f"expected a folder with one folder per client at {place}, came no such folder")
+    homes = {p.name: p for p in place.iterdir() if p.is_dir() and not p.name.startswith(".")}
+    if not homes:
+        raise RequestError(f"expected one folder per client (0/train.csv, 1/train.csv) in {place}, came none")
+    names = parquet_images.ordered(homes)
+    kinds = {name: _kind(homes[name]) for name in names}
+    kind = kinds[names[0]]
+    for name in names:
+        if kinds[name] is None:
+            raise RequestError(
+                f"expected Parquet files, CSV files or folders of images of client '{name}' in {homes[name]}, came none"
+            )
+        if kinds[name] != kind:
+            raise RequestError(
+                f"expected {kind} of every client in {place}, as of '{names[0]}', came {kinds[name]} of '{name}'"
+            )
+    assert kind is not None  # the first client was looked at above
+    return kind, [homes[name] for name in names]
+
+
+def _kind(home: Path) -> str | None:
+    for suffix in ("parquet", "csv"):
+        if parquet_images.files_of(home, suffix):
+            return suffix
+    below = any(p.is_dir() and not p.name.startswith(".") for p in home.iterdir())
+    return "images" if below else None
+
+
+def read(homes: Sequence[Path], one: Callable[[Path], _Read]) -> _Read:
+    """All clients' rows, client by client, with the further column `COLUMN`: numbers where all names are, else text.
+
+    Classes are those of all clients, in the order of the files where all name the same, else sorted.
+
+    Args:
+        homes: the clients' folders, called as the clients.
+        one: reads one.
+
+    Raises:
+        RequestError: some clients have a test side and others none, inputs of one are unlike the first one's, or a
+            label is below 0 (unless all are -1 and 1).
+    """
+    parts = {home.name: one(home) for home in homes}
+    first = parts[homes[0].name]
+    for name, part in parts.items():
+        _check_sides(name, part.test is not None, homes[0].name, first.test is not None)
+        if (part.train.x.shape[1:], part.train.x.dtype) != (first.train.x.shape[1:], first.train.x.dtype):
+            raise RequestError(
+                f"expected inputs of every client like those of '{homes[0].name}' ({_by(first)}), came {_by(part)} of "
+                f"'{name}'; data.image_size resizes folders of images"
+            )
+    names = {part.class_names for part in parts.values()}
+    classes = (
+        first.class_names if len(names) == 1 else parquet_images.ordered({name for every in names for name in every})
+    )
+    if (negative := parquet_images.negative_name(classes)) is not None:
+        whose = next(name for name, part in parts.items() if negative in part.class_names)
+        raise RequestError(
+            f"expected labels from 0 on of every client, came {negative} of '{whose}'; drop such rows, or name the "
+            "column of the labels in label_column"
+        )
+    train = {name: part.train for name, part in parts.items()}
+    test = {name: part.test for name, part in parts.items() if part.test is not None}
+    return _Read(
+        _joined(train, parts, classes),
+        _joined(test, parts, classes) if test else None,
+        classes,
+        _columns({name: part.train_columns for name, part in parts.items()}, train),
+        _columns({name: part.test_columns for name, part in parts.items()}, test) if test else {},
+        first.label_column,
+    )
+
+
+def read_texts(homes: Sequence[Path], one: Callable[[Path], _Texts]) -> _Texts:
+    """The same of clients with texts: all clients' sides, and the columns that they stand in.
+
+    Raises:
+        RequestError: some clients have a test side and others none, or columns or classes unlike the first one's.
+    """
+    parts = {home.name: one(home) for home in homes}
+    first = homes[0].name
+    sides, columns = parts[first]
+    for name, (own, found) in parts.items():
+        _check_sides(name, "test" in own, first, "test" in sides)
+        if found != columns:
+            raise RequestError(
+                f"expected texts in column '{columns.image}' and the same classes in '{columns.label}' of every client "
+                f"as of '{first}', came others ('{found.image}', '{found.label}') of '{name}'"
+            )
+    return {side: _joined_texts({name: own[side] for name, (own, _) in parts.items()}) for side in sides}, columns
+
+
+def _joined_texts(parts: Mapping[str, RawTexts]) -> RawTexts:
+    """One side of all clients; labels are words where they are so of one client."""
+    labels = [part.labels for part in parts.values()]
+    if any(values.dtype.kind == "U" for values in labels):
+        labels = [values.astype(np.str_) for values in labels]
+    further = _columns({name: part.columns for name, part in parts.items()}, parts)
+    files = [file for part in parts.values() for file in part.files]
+    return RawTexts([text for part in parts.values() for text in part.texts], np.concatenate(labels), further, files)
+
+
+def _check_sides(name: str, has_test: bool, first: str, first_has: bool) -> None:
+    if has_test != first_has:
+        raise RequestError(
+            f"expected a test side of every client or of none, came {'one' if has_test else 'none'} of '{name}', "
+            f"unlike '{first}'"
+        )
+
+
+def _by(part: _Read) -> str:
+    kind = "" if part.train.x.dtype == torch.uint8 else f" of type {str(part.train.x.dtype).removeprefix('torch.')}"
+    return " x ".join(map(str, part.train.x.shape[1:])) + kind
+
+
+def _joined(sides: Mapping[str, Samples], parts: Mapping[str, _Read], classes: Sequence[str]) -> Samples:
+    """One side of all clients, its labels numbered as `classes`."""
+    number = {name: place for place, name in enumerate(classes)}
+    known = {name: torch.tensor([number[label] for label in parts[name].class_names]) for name in sides}
+    y = torch.cat([known[name][side.y] for name, side in sides.items()])
+    return Samples(torch.cat([side.x for side in sides.values()]), y)
+
+
+def _columns(given: Mapping[str, Mapping[str, NDArray[Any]]], sides: Mapping[str, Sized]) -> dict[str, NDArray[Any]]:
+    """Further columns of one side that all clients have, and whose the rows are."""
+    common = set.intersection(*(set(columns) for columns in given.values()))
+    numbers = all(name.isascii() and name.isdigit() for name in sides)
+    owners = np.array([int(name) for name in sides] if numbers else list(sides))
+    whose = {COLUMN: np.repeat(owners, [len(side) for side in sides.values()])}
+    return {
+        column: np.concatenate([columns[column] for columns in given.values()]) for column in sorted(common)
+    } | whose

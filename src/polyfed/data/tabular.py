@@ -1,0 +1,330 @@
+"""Labelled rows of numbers from CSV files; nothing is guessed, and whatever is no number is refused by its row.
+
+Shapes: N rows, F features.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from polyfed.data import bounds, parquet_images
+from polyfed.data.samples import LABEL_NAMES, Samples
+from polyfed.errors import RequestError
+from polyfed.registry import nearest
+
+_LEAST_SPREAD = 1e-4  # of a column's deviation to its largest value: float32 keeps 7 digits, so 3 are left
+
+
+@dataclass(frozen=True)
+class LabelledTable:
+    """What was read: both sides as they stand in the files, (N, F) float64, and what the features are called."""
+
+    sides: parquet_images.LabelledImages
+    feature_names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """One file: its cells by column, without blanks around them."""
+
+    path: Path
+    cells: dict[str, list[str]]
+
+
+def read(
+    place: Path,
+    label_column: str | None = None,
+    feature_columns: Sequence[str] | None = None,
+    train_splits: Sequence[str] = ("train",),
+    columns: Sequence[str] = (),
+) -> LabelledTable:
+    """Read a CSV file, or a folder with train*.csv and test*.csv.
+
+    The first line names the columns; they are separated by commas, semicolons or tabs. Blank lines do not count. Labels
+    are whole numbers or words; those that do not fill 0..C-1 are numbered in sorted order, and their spelling names the
+    classes.
+
+    Args:
+        place: a file, which is the training side, or a folder; its files' names say which side they are of.
+        label_column: None for the one that has a usual name (label, target, class, y, ...).
+        feature_columns: None for all that hold numbers, besides the label and `columns`.
+        train_splits: the words in files' names that say "training side".
+        columns: further columns of whole numbers or words; one that the test side lacks is left out there.
+
+    Raises:
+        RequestError: no such file or column, rows of another length than the first, a label that is missing,
+            fractional or below 0, a feature that is no finite number.
+    """
+    sheets = {side: [read_sheet(path) for path in paths] for side, paths in side_files(place, train_splits).items()}
+    first = sheets["train"][0]
+    label = find_label(first, label_column)
+    features = _features(sheets["train"], label, feature_columns, columns)
+    raw, x = {}, {}
+    for side, parts in sheets.items():
+        raw[side] = [cell for sheet in parts for cell in labels_of(sheet, label)]
+        x[side] = np.concatenate([_matrix(sheet, features) for sheet in parts])
+    files = {side: rows_of(parts) for side, parts in sheets.items()}
+    numbers, names = parquet_images.number_labels(
+        typed(raw, label, place), parquet_images.Columns("", label, None), files
+    )
+    sides = {side: Samples(torch.from_numpy(x[side]), torch.from_numpy(numbers[side])) for side in sheets}
+    more = {side: further(parts, columns, needed=side == "train") for side, parts in sheets.items()}
+    read = parquet_images.LabelledImages(
+        sides["train"], sides.get("test"), names, more["train"], more.get("test", {}), label
+    )
+    return LabelledTable(read, features)
+
+
+def statistics(table: LabelledTable, where: object) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and (population) deviation of each feature over the training side; 1 for one that never varies.
+
+    Raises:
+        RequestError: labels that are all the same, or a feature that cannot be told from a constant in float32.
+    """
+    if len(table.sides.class_names) < 2:
+        raise RequestError(
+            f"expected labels of two or more classes in {where}, came '{table.sides.class_names[0]}' alone"
+        )
+    x_NF = table.sides.train.x.numpy()
+    varies = (x_NF != x_NF[0]).any(axis=0)
+    mean, std = x_NF.mean(axis=0), np.where(varies, x_NF.std(axis=0), 1.0)
+    flat = varies & (std < _LEAST_SPREAD * np.abs(x_NF).max(axis=0))
+    if flat.any():
+        raise RequestError(
+            f"column '{table.feature_names[int(flat.argmax())]}' of {where} varies too little beside its size to be "
+            f"kept in float32; subtract a constant from it first"
+        )
+    return tuple(mean.tolist()), tuple(std.tolist())
+
+
+def read_new(
+    path: Path, features: Sequence[str], label_column: str | None = None, usual_label: str | None = None
+) -> tuple[NDArray[np.float64], list[str] | None]:
+    """Rows for a trained model.
+
+    Args:
+        path: a CSV file; it may hold other columns, in any order.
+        features: the columns to take, in this order.
+        label_column: that must be there; None for `usual_label`, or for a column of a usual name where that is one.
+        usual_label: the label column of the files that the model was trained on.
+
+    Returns:
+        (N, F) values and the N labels as they are spelt, or None.
+
+    Raises:
+        RequestError: a column that is not there, a value that is no finite number, a label that is missing.
+    """
+    sheet = read_sheet(path)
+    return _matrix(sheet, features), new_labels(sheet, features, label_column, usual_label)
+
+
+def new_labels(
+    sheet: Sheet, inputs: Sequence[str], label_column: str | None, usual_label: str | None
+) -> list[str] | None:
+    """The labels of new rows as they are spelt; see `read_new`. `inputs` are the columns that are none."""
+    likely: Sequence[str] = ()
+    if usual_label is not None and usual_label in sheet.cells:
+        likely = (usual_label,)
+    elif usual_label is None or usual_label in LABEL_NAMES:
+        likely = LABEL_NAMES
+    there = [name for name in likely if name in sheet.cells and name not in inputs]
+    label = label_column or (there[0] if len(there) == 1 else None)
+    return None if label is None else list(map(_plain, labels_of(sheet, label)))
+
+
+# files ---------------------------------------------------------------------------------------------------------------
+
+
+def side_files(place: Path, train_splits: Sequence[str]) -> dict[str, list[Path]]:
+    """The files of the training side and, if there are any, of the test side; a file alone is a training side.
+
+    Raises:
+        RequestError: neither a CSV file nor a folder with a training side.
+    """
+    if place.is_dir():
+        return parquet_images.split_files(place, train_splits, "csv")
+    if not place.exists():
+        raise RequestError(f"expected a CSV file, or a folder with train*.csv and test*.csv, at {place}, came neither")
+    if list(train_splits) != ["train"]:
+        raise RequestError(f"the file {place} has no splits to choose from, came train_splits {list(train_splits)}")
+    return {"train": [place]}
+
+
+def read_sheet(path: Path) -> Sheet:
+    """A whole file.
+
+    Raises:
+        RequestError: it is no such file, has no rows, or rows of other lengths than its first line.
+    """
+    bounds.check_file(path)
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as stream:
+            head = stream.readline()
+            stream.seek(0)
+            reader = csv.reader(stream, delimiter=max(",;\t", key=head.count), skipinitialspace=True, strict=True)
+            names = [name.strip() for name in next(reader, [])]
+            _check_names(names, path)
+            rows = []
+            for row in reader:
+                is_blank = not row or (len(names) > 1 and len(row) == 1 and not row[0].strip())
+                if is_blank:
+                    continue
+                if len(row) != len(names):
+                    raise RequestError(
+                        f"expected {len(names)} values in every line of {path}, came {len(row)} in line "
+                        f"{reader.line_num}"
+                    )
+                rows.append(row)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise RequestError(f"expected a CSV file in UTF-8, came {path}: {parquet_images.first_line(error)}") from error
+    if not rows:
+        raise RequestError(f"expected at least one row below the columns' names in {path}, came none")
+    return Sheet(path, {name: [cell.strip() for cell in cells] for name, *cells in zip(names, *rows, strict=True)})
+
+
+def _check_names(names: Sequence[str], path: Path) -> None:
+    """The first line has to name the columns."""
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if not names or "" in names or twice or all(_number(name) is not None for name in names):
+        came = f"'{twice[0]}' twice" if twice and twice[0] else f"'{','.join(names)[:40]}'"
+        raise RequestError(f"expected a name of its own for every column in the first line of {path}, came {came}")
+
+
+def rows_of(sheets: Sequence[Sheet]) -> parquet_images.Files:
+    """The files of a side and how many rows each has."""
+    return [(sheet.path, len(next(iter(sheet.cells.values())))) for sheet in sheets]
+
+
+# columns -------------------------------------------------------------------------------------------------------------
+
+
+def find_label(sheet: Sheet, named: str | None) -> str:
+    """The named column, else the only one of a usual name.
+
+    Raises:
+        RequestError: no such column, none or several.
+    """
+    if named is not None:
+        check_column("label", named, sheet)
+        return named
+    usual = [name for name in LABEL_NAMES if name in sheet.cells]
+    if len(usual) == 1:
+        return usual[0]
+    came = f"several: {', '.join(usual)}" if usual else f"none among: {', '.join(sheet.cells)[:200]}"
+    raise RequestError(f"expected one label column in {sheet.path}, came {came}; name it with label_column")
+
+
+def _features(
+    sheets: Sequence[Sheet], label: str, asked: Sequence[str] | None, others: Sequence[str]
+) -> tuple[str, ...]:
+    """The columns to learn from: those asked for, else all with a number in them, so that a stray word is noticed."""
+    if asked is None:
+        cells = sheets[0].cells
+        found = [name for name in cells if name != label and name not in others]
+        asked = [name for name in found if any(_number(cell) is not None for cell in cells[name])]
+    if not asked:
+        raise RequestError(
+            f"expected columns of numbers besides '{label}' in {sheets[0].path}, came none; text_column names a column "
+            "of texts"
+        )
+    if label in asked or len(set(asked)) < len(asked):
+        raise RequestError(f"expected different feature_columns, without the label '{label}', came {list(asked)}")
+    return tuple(asked)
+
+
+def check_column(what: str, name: str, sheet: Sheet) -> None:
+    """Refuse a column that is not there."""
+    if name not in sheet.cells:
+        raise RequestError(
+            f"expected the {what} column '{name}' in {sheet.path}, came no such{nearest(name, sheet.cells)}"
+        )
+
+
+def _matrix(sheet: Sheet, features: Sequence[str]) -> NDArray[np.float64]:
+    """(N, F) finite numbers."""
+    for name in features:
+        check_column("feature", name, sheet)
+    values = [[_number(cell) for cell in sheet.cells[name]] for name in features]
+    x_NF = np.array([[np.nan if value is None else value for value in column] for column in values]).T
+    with np.errstate(over="ignore"):
+        wrong = np.argwhere(~np.isfinite(x_NF.astype(np.float32)))
+    if len(wrong):
+        row, column = wrong[0]
+        raise RequestError(
+            f"expected a finite number in row {row} of column '{features[column]}' of {sheet.path}, came "
+            f"'{sheet.cells[features[column]][row][:40]}'; fill or drop such rows, or name other feature_columns"
+        )
+    return x_NF
+
+
+def _number(cell: str) -> float | None:
+    try:
+        return None if "_" in cell else float(cell)
+    except ValueError:
+        return None
+
+
+def further(sheets: Sequence[Sheet], names: Sequence[str], needed: bool) -> dict[str, NDArray[Any]]:
+    """Columns to deal by: whole numbers where all cells are, else words."""
+    found = {}
+    for name in dict.fromkeys(names):
+        if not needed and name not in sheets[0].cells:
+            continue
+        for sheet in sheets:
+            check_column("further", name, sheet)
+        cells = [cell for sheet in sheets for cell in sheet.cells[name]]
+        if "" in cells:
+            raise RequestError(
+                f"expected a value in every row of column '{name}' of {sheets[0].path}, came an empty one"
+            )
+        found[name] = parquet_images.column_values(_whole(cells) or cells, f"column '{name}' of {sheets[0].path}")
+    return found
+
+
+# labels --------------------------------------------------------------------------------------------------------------
+
+
+def labels_of(sheet: Sheet, label: str) -> list[str]:
+    """A side's labels as they are spelt; none is empty."""
+    check_column("label", label, sheet)
+    cells = sheet.cells[label]
+    if "" in cells:
+        raise RequestError(
+            f"expected a label in every row, came an empty one in row {cells.index('')} of '{label}' of {sheet.path}"
+        )
+    return cells
+
+
+def typed(raw: Mapping[str, list[str]], label: str, place: Path) -> dict[str, NDArray[Any]]:
+    """Labels as int64 where all of both sides are whole numbers, else as words."""
+    every = [cell for cells in raw.values() for cell in cells]
+    if _whole(every) is not None:
+        return {side: np.array(_whole(cells), dtype=np.int64) for side, cells in raw.items()}
+    if all(_number(cell) is not None for cell in every):
+        wrong = next(cell for cell in every if _whole([cell]) is None)
+        raise RequestError(
+            f"expected classes, whole numbers or words, in label column '{label}' of {place}, came '{wrong[:40]}'"
+        )
+    return {side: np.array(cells, dtype=np.str_) for side, cells in raw.items()}
+
+
+def _whole(cells: Sequence[str]) -> list[int] | None:
+    """Whole numbers, also spelt 3.0; None where one cell is none."""
+    values = [_number(cell) for cell in cells]
+    if all(value is not None and value.is_integer() and abs(value) < 2**53 for value in values):
+        return [int(value) for value in values if value is not None]
+    return None
+
+
+def _plain(cell: str) -> str:
+    """A label's usual spelling: 3 for 3.0."""
+    whole = _whole([cell])
+    return cell if whole is None else str(whole[0])

@@ -1,0 +1,180 @@
+"""A folder that is ready for several machines: a recipe as a Flower app, and how its servers and nodes are started.
+
+The recipe is copied as it stands; what is asked for beside it (method, seed, profile, settings) becomes the default of
+the app's own settings, which ``flwr run -c`` changes for one run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import string
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from polyfed.config.recipe import Recipe
+from polyfed.deploy.flower_transport import RUN_CONFIG
+from polyfed.deploy.tls import AUTHORITY
+from polyfed.engine.run_folder import write_atomically
+from polyfed.errors import RequestError
+from polyfed.version import __version__
+
+__all__ = ["APP_FILES", "app_settings", "command_line", "init"]
+
+APP_FILES = ("pyproject.toml", "federated_app.py", "recipe.toml")  # what Flower sends to the machines
+_EXAMPLES = (
+    "README.md",
+    "config.toml",
+    "nginx.conf",
+    "superlink.service",
+    "supernode.service",
+    "Dockerfile",
+    ".gitignore",
+)
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]*[A-Za-z0-9])?")
+_LONGEST_NAME = 32  # characters, in Flower
+
+
+def init(
+    folder: str | Path,
+    recipe: str | Path,
+    *,
+    method: str | None = None,
+    overrides: Sequence[str] = (),
+    seed: int | None = None,
+    profile: str | None = None,
+    host: str = "localhost",
+    force: bool = False,
+) -> list[Path]:
+    """Write the folder.
+
+    Args:
+        folder: made if missing; its name is the app's.
+        recipe: the TOML file.
+        method, overrides, seed, profile: as for `polyfed.run`.
+        host: the name or address by which nodes call the server, for the commands in the README and the examples.
+        force: replace files that are there; others in the folder stay.
+
+    Returns:
+        The files written.
+
+    Raises:
+        RequestError: the recipe is wrong, or a file is there already; nothing has been written.
+    """
+    place, source = Path(folder), Path(recipe)
+    chosen = Recipe.load(source, overrides, method=method, seed=seed, profile=profile)
+    if not _HOST.fullmatch(host):
+        raise RequestError(f"expected --host as a name (fl.example.org) or an address, without a port, came '{host}'")
+    if place.exists() and not place.is_dir():
+        raise RequestError(f"expected a folder for the app, came the file {place}")
+    settings = app_settings(method=method, overrides=overrides, seed=seed, profile=profile)
+    about = _about(place, chosen, host, command_line(method, overrides, seed, profile))
+    files = {name: _filled(name, about) for name in ("federated_app.py", *_EXAMPLES)}
+    files["recipe.toml"] = source.read_text(encoding="utf-8")
+    files["pyproject.toml"] = tomli_w.dumps(_project(about, settings))
+    taken = [place / name for name in files if (place / name).exists() and not _is_same(place / name, source)]
+    if taken and not force:
+        raise RequestError(f"{taken[0]} is there already; replace it with --force, or choose another folder")
+    return [_written(place / name, text) for name, text in sorted(files.items())]
+
+
+def app_settings(
+    *,
+    method: str | None = None,
+    overrides: Sequence[str] = (),
+    seed: int | None = None,
+    profile: str | None = None,
+    **others: Any,
+) -> dict[str, Any]:
+    """What ``[tool.flwr.app.config]`` holds: every setting that a run may change, with the values asked for.
+
+    Args:
+        method, overrides, seed, profile: as for `polyfed.run`.
+        others: any of `flower.RUN_CONFIG`, with "_" for "-".
+
+    Raises:
+        RequestError: a setting with a ";", which separates settings.
+    """
+    for text in overrides:
+        if ";" in text:
+            raise RequestError(f"expected --set without ';', which separates settings in the app, came '{text}'")
+    given = {key.replace("_", "-"): value for key, value in others.items()}
+    asked = {"method": method, "seed": seed, "profile": profile, "set": ";".join(overrides)}
+    defaults = {key: default for key, (default, _) in RUN_CONFIG.items()}
+    return defaults | {key: value for key, value in asked.items() if value is not None} | given
+
+
+def command_line(method: str | None, overrides: Sequence[str], seed: int | None, profile: str | None) -> Sequence[str]:
+    """What a recipe is read with, as words of the command line."""
+    given = {"--method": method, "--seed": seed, "--profile": profile}
+    words = [word for option, value in given.items() if value is not None for word in (option, str(value))]
+    return [*words, *(word for change in overrides for word in ("--set", change))]
+
+
+def _about(place: Path, recipe: Recipe, host: str, asked: Sequence[str]) -> dict[str, str]:
+    """What the templates name."""
+    clients = recipe.data.client_count
+    count = "as many as the data name" if clients is None else str(clients)
+    last = "one less than there are" if clients is None else str(clients - 1)
+    return {
+        "name": _app_name(place),
+        "method": recipe.name,
+        "clients": count,
+        "last": last,
+        "host": host,
+        "authority": json.dumps(str(place.absolute() / "keys" / AUTHORITY)),
+        "version": __version__,
+        "asked": "".join(f" {shlex.quote(word)}" for word in asked),
+        "asked_unit": "".join(f" {shlex.quote(word)}" for word in asked)
+        .replace("%", "%%")
+        .replace("$", "$$"),  # systemd's
+    }
+
+
+def _app_name(folder: Path) -> str:
+    """The folder's name as Flower takes one: a letter first; letters, digits, hyphens."""
+    words = re.sub(r"[^A-Za-z0-9]+", "-", folder.absolute().name).strip("-")
+    name = words if words[:1].isalpha() else f"federation-{words}".rstrip("-")
+    return name[:_LONGEST_NAME].rstrip("-")
+
+
+def _project(about: Mapping[str, str], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """pyproject.toml: nothing to install at run time, the two apps, the settings of a run."""
+    name = about["name"]
+    project = {
+        "name": name,
+        "version": "1.0.0",
+        "description": f"The federation {name}: polyfed on Flower",
+        "license": "Apache-2.0",
+        "dependencies": [],
+    }
+    app = {
+        "publisher": "polyfed",
+        "components": {"serverapp": "federated_app:server_app", "clientapp": "federated_app:client_app"},
+        "config": dict(settings),
+    }
+    return {"project": project, "tool": {"flwr": {"app": app}}}
+
+
+def _filled(name: str, about: Mapping[str, str]) -> str:
+    template = resources.files("polyfed.deploy") / "template" / f"{name.removeprefix('.')}.template"
+    return string.Template(template.read_text(encoding="utf-8")).substitute(about)
+
+
+def _is_same(path: Path, source: Path) -> bool:
+    """Whether the recipe asked for is the one that lies in the folder already."""
+    return path.name == "recipe.toml" and path.samefile(source)
+
+
+def _written(path: Path, text: str) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text.encode())
+    except OSError as error:
+        raise RequestError(f"expected a place for {path}, came {error.strerror}") from None
+    return path

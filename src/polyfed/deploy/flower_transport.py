@@ -1,0 +1,269 @@
+"""polyfed on Flower: any registered method over its message API. Only this file and Flower's two programs know it.
+
+A Flower app needs two lines, one in each of its components:
+
+    server_app = make_server_app("recipe.toml")
+    client_app = make_client_app("recipe.toml")
+
+What a node is (its client's number, data, network, disk) stands in its node configuration, how a run goes in the run
+configuration; docs/deployment.md lists both. Letters travel as one record: plain facts as JSON, a message as the bytes
+of one array, so that any type survives and equal broadcasts travel once. Nothing is unpickled. `simulate` is Flower's
+other engine, without machines: Ray's processes for nodes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polyfed.config.recipe import Recipe
+from polyfed.deploy.node import Node, Place
+from polyfed.deploy.node_registry import Answer
+from polyfed.deploy.protocol import KINDS, Kind, Letter, Trouble
+from polyfed.deploy.requirements import expect
+from polyfed.deploy.server import serve
+from polyfed.errors import PolyfedError, RequestError, RunError
+from polyfed.experiments.session import Prepared
+from polyfed.registry import nearest
+from polyfed.results.schema import parse_json
+from polyfed.tracking.console import Console
+
+if TYPE_CHECKING:
+    from flwr.app import Context, Message, RecordDict
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid, ServerApp
+
+_TYPES: Mapping[Kind, str] = {"hello": "query.hello", "train": "train", "score": "evaluate", "finish": "query.finish"}
+_LONGEST = 1000  # characters of a node's trouble that are told
+_RECORD, _FACTS, _BODY, _TROUBLE = "polyfed", "facts", "body", "trouble"
+RUN_CONFIG: Mapping[str, tuple[Any, str]] = {  # key -> (value that leaves it to the recipe, what it is)
+    "method": ("", "in place of the recipe's"),
+    "seed": (-1, "in place of the recipe's"),
+    "profile": ("", "profiles of the recipe to lay over it"),
+    "set": ("", "settings, as --set has them, with ';' between"),
+    "out": ("", "run folder, on the server's machine"),
+    "resume": (False, "go on where the run folder's last round ends"),
+    "force": (False, "replace the run that the run folder holds"),
+    "min-nodes": (0, "begin when so many clients are there; 0: all"),
+    "deadline": (600.0, "seconds that a node has for an answer"),
+    "max-megabytes": (2048.0, "of a node's answer; a larger one counts for nothing"),
+}
+
+
+def make_server_app(recipe: str | Path | Recipe, trackers: Sequence[object] = ()) -> ServerApp:
+    """The server half of a Flower app.
+
+    Args:
+        recipe: a TOML file, read when the app runs, or a `Recipe`.
+        trackers: who watches, besides a `Console` on standard error.
+
+    Raises:
+        RequestError: Flower is not installed.
+    """
+    expect("flwr", "polyfed.deploy.flower_transport")
+    from flwr.serverapp import ServerApp
+
+    def run(grid: Grid, context: Context) -> None:
+        config = _run_config(context.run_config)
+        wanted = _recipe(recipe, config)
+        serve(
+            wanted,
+            FlowerWire(grid),
+            out=config["out"] or None,
+            resume=config["resume"],
+            force=config["force"],
+            min_nodes=config["min-nodes"] or None,
+            deadline=config["deadline"],
+            max_megabytes=config["max-megabytes"],
+            trackers=[Console(), *trackers],
+        )
+
+    app = ServerApp()
+    app.main()(run)
+    return app
+
+
+def make_client_app(recipe: str | Path | Recipe) -> ClientApp:
+    """The client half of a Flower app, for nodes that run what the server sends them.
+
+    `polyfed deploy node` has no use for it: it answers with the polyfed and the recipe of its own machine.
+
+    Args:
+        recipe: the same experiment as the server's; a TOML file, read when a letter comes, or a `Recipe`.
+
+    Raises:
+        RequestError: Flower is not installed.
+    """
+    expect("flwr", "polyfed.deploy.flower_transport")
+    data = Prepared()
+
+    def answer(letter: Letter, context: Context) -> Letter:
+        wanted = _recipe(recipe, _run_config(context.run_config))
+        return Node(wanted, Place.read(context.node_config), data).answer(letter)
+
+    return client_app(answer)
+
+
+def client_app(answer: Callable[[Letter, Context], Letter]) -> ClientApp:
+    """A client app that answers letters so; what goes wrong is a trouble."""
+    from flwr.app import Message as FlowerMessage
+    from flwr.clientapp import ClientApp
+
+    app = ClientApp()
+
+    def answered(message: Message, context: Context) -> Message:
+        try:
+            content = _record(answer(_letter(message), context))
+        except PolyfedError as error:
+            logging.getLogger("polyfed").error("%s", error)  # the node's own output
+            content = _record(Trouble(error))
+        return FlowerMessage(content, reply_to=message)
+
+    app.query("hello")(answered)
+    app.train()(answered)
+    app.evaluate()(answered)
+    app.query("finish")(answered)
+    return app
+
+
+def simulate(answer: Callable[[Letter], Letter], serve: Callable[[FlowerWire], None], nodes: int, actors: int) -> None:
+    """Flower's simulation engine on Ray: lends a wire to nodes that are processes of Ray; returns when `serve` does.
+
+    Ray is started on this machine with so many actors, or is the cluster that RAY_ADDRESS names, with all its cores.
+
+    Args:
+        answer: what a node makes of a letter. Ray hands it to its processes, so all of it must be importable there.
+        serve: is called with the wire, in a thread of its own, before Ray is there: letters wait for it.
+        nodes: how many; a node has one letter at a time.
+
+    Raises:
+        RuntimeError: Ray did not start.
+    """
+    from flwr.serverapp import ServerApp
+    from flwr.simulation import run_simulation
+
+    app = ServerApp()
+
+    def lend(grid: Grid, context: Context) -> None:
+        serve(FlowerWire(grid))
+
+    app.main()(lend)
+    here: dict[str, Any] = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": actors, "_temp_dir": os.getcwd()}
+    config: dict[str, Any] = {
+        "init_args": {"log_to_driver": False, **here},
+        "client_resources": {"num_cpus": 1, "num_gpus": 0},
+    }
+    run_simulation(app, client_app(lambda letter, _: answer(letter)), nodes, backend_config=config)
+
+
+class FlowerWire:
+    """Letters as Flower's messages, one per node."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    def nodes(self) -> set[int]:
+        """See `Wire`."""
+        return set(self._grid.get_node_ids())
+
+    def send(self, letters: Sequence[tuple[int, Letter]], seconds: float) -> list[str]:
+        """See `Wire`; the seconds are the messages' time to live."""
+        from flwr.app import Message as FlowerMessage
+
+        names = []
+        for node, letter in letters:  # one by one, as a request may only be so large
+            group = str(letter.facts.get("round", 0))
+            message = FlowerMessage(_record(letter), node, _TYPES[letter.kind], ttl=seconds, group_id=group)
+            names.append(next(iter(self._grid.push_messages([message])), None) or "")
+        return names
+
+    def collect(self, names: Collection[str]) -> dict[str, Answer]:
+        """See `Wire`; an error of Flower's own, or of the node's app, is a trouble."""
+        answers: dict[str, Answer] = {}
+        for message in self._grid.pull_messages(list(names)):
+            answers[message.metadata.reply_to_message_id] = _answer(message)
+        return answers
+
+
+# records ------------------------------------------------------------------------------------------------------------
+
+
+def _record(said: Answer) -> RecordDict:
+    """A letter, or why there is none, as Flower carries it."""
+    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+    if isinstance(said, Trouble):
+        return RecordDict({_RECORD: ConfigRecord({_TROUBLE: str(said)})})
+    record = RecordDict({_RECORD: ConfigRecord({_FACTS: json.dumps({"kind": said.kind, **said.facts})})})
+    if said.body:
+        array = Array("uint8", (len(said.body),), "polyfed", said.body)
+        record[_BODY] = ArrayRecord({_BODY: array})
+    return record
+
+
+def _letter(message: Message) -> Letter:
+    """A message's letter.
+
+    Raises:
+        RunError: it holds none.
+    """
+    try:
+        records = message.content
+        facts = parse_json(str(records.config_records[_RECORD][_FACTS]).encode())
+        kind = facts.pop("kind")
+        body = records.array_records[_BODY][_BODY].data if _BODY in records.array_records else b""
+    except (KeyError, ValueError, AttributeError, TypeError) as error:
+        raise RunError(f"expected a letter of polyfed's, came something else: {error!r}") from None
+    if kind not in KINDS:
+        raise RunError(f"expected a letter of one of the kinds {', '.join(KINDS)}, came '{kind}'")
+    return Letter(kind, facts, body)
+
+
+def _answer(message: Message) -> Answer:
+    """What came back from a node."""
+    if message.has_error():
+        return Trouble(f"Flower's error {message.error.code}: {message.error.reason or 'no reason given'}")
+    told: Mapping[str, Any] = message.content.config_records.get(_RECORD, {})
+    if _TROUBLE in told:
+        return Trouble(str(told[_TROUBLE])[:_LONGEST])
+    try:
+        return _letter(message)
+    except RunError as error:
+        return Trouble(error)
+
+
+# settings -----------------------------------------------------------------------------------------------------------
+
+
+def _run_config(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The run configuration with all its keys.
+
+    Raises:
+        RequestError: an unknown key, or a wrong type.
+    """
+    config = {key: default for key, (default, _) in RUN_CONFIG.items()}
+    for key, value in given.items():
+        if key not in config:
+            raise RequestError(f"run-config: unknown key '{key}'{nearest(key, config)}")
+        kind = type(config[key])
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise RequestError(f"run-config: expected {kind.__name__} as '{key}', {RUN_CONFIG[key][1]}, came {value!r}")
+        config[key] = kind(value)
+    return config
+
+
+def _recipe(recipe: str | Path | Recipe, config: Mapping[str, Any]) -> Recipe:
+    """The recipe with what the run configuration changes."""
+    seed = None if config["seed"] < 0 else config["seed"]
+    method, profile = config["method"] or None, config["profile"] or None
+    overrides = [text.strip() for text in config["set"].split(";") if text.strip()]
+    if not isinstance(recipe, Recipe):
+        return Recipe.load(recipe, overrides, method=method, seed=seed, profile=profile)
+    if overrides or profile:
+        raise RequestError("run-config: expected 'set' and 'profile' with a recipe's file, came them with a Recipe")
+    chosen = recipe if method is None else recipe.choose(method)
+    return chosen if seed is None else chosen.with_run(seed=seed)

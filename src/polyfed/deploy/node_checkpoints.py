@@ -1,0 +1,136 @@
+"""A node's disk: its client's weights and state after the last round that counted, and after the one before it.
+
+What the server remembers decides which of them the client goes on from: a node that is ahead (its answer never came,
+or the server was put back to a checkpoint) goes back, one that has not got what is expected says so.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import Tensor
+
+from polyfed.core.message import State
+from polyfed.deploy.protocol import joined, pack, parted, unpack
+from polyfed.engine.run_folder import write_atomically
+from polyfed.errors import RunError
+
+_ENDING = ".state"
+_SECRET, _TOKEN, _BYTES = "noise.secret", "number.secret", 32
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A client between two rounds. weights: None where it has none of its own yet; of the network `variant`."""
+
+    variant: str = ""
+    weights: Mapping[str, Tensor] | None = None
+    state: State = field(default_factory=dict)
+
+
+def mark(round: int, place: int) -> str:
+    """The name of what a client is after passage `place` of a round; they sort in time."""
+    return f"{round:06d}-{place:02d}"
+
+
+def _round(name: str) -> str:
+    return name.partition("-")[0]
+
+
+class Shelf:
+    """A folder with what a client was after its last passages, by their marks. It is made with the first of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def marks(self) -> list[str]:
+        """What is there, in time."""
+        return sorted(path.name.removesuffix(_ENDING) for path in self._folder.glob(f"[0-9]*{_ENDING}"))
+
+    def read(self, wanted: str) -> Kept:
+        """What the client was after `wanted`; "": at its beginning.
+
+        Raises:
+            RunError: it is not there, or damaged.
+        """
+        if not wanted:
+            return Kept()
+        try:
+            data = self._path(wanted).read_bytes()
+        except FileNotFoundError:
+            have = ", ".join(self.marks()) or "nothing"
+            raise RunError(f"expected the state after '{wanted}' in {self._folder}, came {have}") from None
+        message, facts = unpack(data)
+        weights, state = parted(message)
+        return Kept(str(facts.get("variant", "")), weights if facts.get("own") else None, state)
+
+    def stored(self, wanted: str) -> bytes:
+        """What `read` reads; b"" where it is not there."""
+        path = self._path(wanted)
+        return path.read_bytes() if wanted and path.exists() else b""
+
+    def write(self, name: str, kept: Kept, base: str) -> None:
+        """Keep it under this mark; of the others only `base`, on which it was made, and the last of an earlier round.
+
+        A round of several passages may be undone as a whole.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        facts = {"variant": kept.variant, "own": kept.weights is not None}
+        write_atomically(self._path(name), pack(joined(kept.weights or {}, kept.state), facts))
+        earlier = [mark for mark in self.marks() if _round(mark) < _round(name)]
+        self._drop(mark for mark in self.marks() if mark not in (name, base, *earlier[-1:]))
+
+    def go_back(self, wanted: str) -> list[str]:
+        """Drop all that came after `wanted`; what that was."""
+        later = [mark for mark in self.marks() if mark > wanted]
+        self._drop(later)
+        return later
+
+    def _drop(self, marks: Iterable[str]) -> None:
+        for each in marks:
+            self._path(each).unlink(missing_ok=True)
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}{_ENDING}"
+
+
+def secret(folder: Path, name: str = _SECRET) -> bytes:
+    """The 32 bytes that only this node knows, made when they are first asked for; they lie in `folder`, for its owner.
+
+    Args:
+        name: of the file; for each purpose another.
+
+    Raises:
+        RunError: the file cannot be made or read, or holds something else.
+    """
+    path = folder / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            found = path.read_bytes()
+        else:
+            with os.fdopen(handle, "wb") as file:
+                file.write(found := secrets.token_bytes(_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+    except OSError as error:
+        raise RunError(f"expected a file for this node's secret at {path}, came {error.strerror}") from None
+    if len(found) != _BYTES:
+        raise RunError(f"expected {_BYTES} bytes as this node's secret in {path}, came {len(found)}; remove it")
+    return found
+
+
+def token(folder: Path, experiment: str) -> str:
+    """By which a server knows this node again, wherever its registration has gone: a function of a secret of its own.
+
+    Raises:
+        RunError: as `secret`.
+    """
+    return hmac.digest(secret(folder, _TOKEN), f"number {experiment}".encode(), "sha256").hex()

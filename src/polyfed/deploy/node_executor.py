@@ -1,0 +1,336 @@
+"""Nodes in place of workers: the executor of a deployed federation."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from polyfed.core.client import Client
+from polyfed.core.defence import Watch, defended
+from polyfed.core.message import Group, Message, State, flatten, nbytes, not_finite, read_only, shallow, tensor
+from polyfed.core.method import Trained
+from polyfed.core.upload_forms import Entry, Known, misfit
+from polyfed.deploy.node_checkpoints import mark
+from polyfed.deploy.node_registry import Answer, Diary, Office, Roster
+from polyfed.deploy.protocol import Kind, Letter, Report, Task, Trouble, pack, parted, read, score_read, unpack
+from polyfed.engine.evaluation import Score
+from polyfed.engine.executors.base import Job, Outcome, Scores, Scoring
+from polyfed.errors import PolyfedError, RunError
+
+if TYPE_CHECKING:
+    from polyfed.deploy.server import Deployed
+
+_PARTS = ("test", "validation")
+_LONGEST = 300  # characters that are told of an error
+_NOT_TAKEN = "the upload cannot be taken in"
+_HELD = "held"  # the entry of a client's state at the server: round and passage after which it last counted
+
+
+class Nodes:
+    """The executor of a deployed federation: every job is a letter to a node.
+
+    A round is one passage, with the scores of personal models in the same answer. What is scored after receiving
+    something needs another passage, in rounds that are evaluated.
+
+    Args:
+        federation: whose jobs they are. told: facts of every task. office, roster: reach the nodes. diary: where
+            troubles are told. limit: bytes that an answer may have.
+    """
+
+    workers = 1
+
+    def __init__(
+        self, federation: Deployed, told: Mapping[str, Any], office: Office, roster: Roster, diary: Diary, limit: int
+    ) -> None:
+        self._federation, self._told, self._limit = federation, told, limit
+        self._office, self._roster, self._diary = office, roster, diary
+        self._auc = "auc" in federation.evaluation.metrics
+        self._kept: dict[int, tuple[str, Scores]] = {}  # client -> mark and scores of its last answer to a job
+        self._forms: dict[tuple[str, str, str], object] = {}  # what uploads looked like that were taken
+
+    def run(self, jobs: Sequence[Job], done: Callable[[int], None]) -> list[Outcome]:
+        """See `Executor`."""
+        self._diary.round = jobs[0].round if jobs else self._diary.round
+        asked = [(self._roster.node_of.get(job.client.id), self._letter(job)) for job in jobs]
+        answers = self._office.ask(asked, done)
+        outcomes = [self._outcome(job, answer) for job, answer in zip(jobs, answers, strict=True)]
+        return self._judged(jobs, outcomes)
+
+    def taken_in(self, uploads: Mapping[int, Message], take: Callable[[Mapping[int, Message]], None]) -> None:
+        """Have the server take in what came; where that fails, without those of whom it fails.
+
+        Args:
+            take: changes the server, or raises.
+        """
+        server = self._federation.server
+        before, log = shallow(server.state), dict(server.log)
+        try:
+            take(uploads)
+        except Exception:
+            server.state, server.log = before, log
+            fit, unfit = self._sifted(uploads)
+            if not fit or not unfit:  # it is the method that fails
+                raise
+            for number, problem in unfit.items():
+                self._trouble(self._federation.clients[number], Trouble(f"{_NOT_TAKEN}: {problem}"))
+            take(fit)
+
+    def score(self, asked: Sequence[Scoring]) -> list[Scores]:
+        """See `Executor`."""
+        known = [None if each.message is not None else self._recall(each) for each in asked]
+        places = [place for place, scores in enumerate(known) if scores is None]
+        letters = [(self._roster.node_of.get(asked[p].client.id), self._scoring(asked[p])) for p in places]
+        answers = dict(zip(places, self._office.ask(letters), strict=True)) if letters else {}
+        return [scores if scores is not None else self._scores(asked[p], answers[p]) for p, scores in enumerate(known)]
+
+    def finish(self, clients: Sequence[Client]) -> list[tuple[Client, tuple[Group, State]]]:
+        """Have clients' nodes write their models; the weights and states of those that are shared."""
+        letters = []
+        for client in clients:
+            variant, message, about = self._federation.asked_of(client)
+            facts = {"round": self._federation.server.round, "variant": variant, "base": _held(client), "about": about}
+            letters.append((self._roster.node_of.get(client.id), self._written("finish", facts, message)))
+        answers = self._office.ask(letters)
+        shared = []
+        for client, answer in zip(clients, answers, strict=True):
+            with self._guarded(client):
+                if message := self._opened(answer)[1]:
+                    self._check_model(client, weights := parted(message))
+                    shared.append((client, weights))
+        return shared
+
+    def _check_model(self, client: Client, model: tuple[Group, State]) -> None:
+        """Whether a personal model is finite, and of the client's network where that is known here.
+
+        Raises:
+            RunError: it is not.
+        """
+        weights, state = model
+        if name := not_finite({"weights": weights, **state}):
+            raise RunError(f"expected a personal model of finite numbers, came others ('{name}')")
+        if (expected := self._federation.personal_tensors(client)) is None:
+            return
+        for name in sorted({*expected, *weights}):
+            shapes = [tuple(of[name].shape) if name in of else None for of in (expected, weights)]
+            if shapes[0] != shapes[1]:
+                raise RunError(f"expected {shapes[0]} as the model's {name[:60]!r}, came {shapes[1]}")
+
+    def close(self) -> None:
+        """See `Executor`."""
+
+    # letters and what comes back --------------------------------------------------------------------------------
+
+    def _written(self, kind: Kind, facts: Mapping[str, Any], message: Message | None) -> Letter:
+        task = Task(**self._told, **facts, has_message=message is not None)
+        return Letter(kind, task.model_dump(), b"" if message is None else pack(message))
+
+    def _letter(self, job: Job) -> Letter:
+        facts = {name: getattr(job, name) for name in ("round", "place", "closing", "variant", "scores", "auc")}
+        facts |= {"base": _held(job.client), "mark": mark(job.round, job.place), "parts": self._parts(job)}
+        return self._written("train", facts, job.message)
+
+    def _parts(self, job: Job) -> list[str]:
+        """What is scored right after the job, as the personal model will be asked for in this round."""
+        evaluation, stages = self._federation.evaluation, self._federation.stages
+        due = job.closing or job.round % evaluation.every == 0 or job.round == self._federation.training.rounds
+        parts = ["test"] if "personal" in stages else []
+        return [*parts, *(["validation"] if stages[0] != "received" else [])] if due else []
+
+    def _scoring(self, asked: Scoring) -> Letter:
+        facts = {"round": asked.round, "variant": asked.variant, "base": _held(asked.client), "auc": self._auc}
+        return self._written("score", {**facts, "parts": list(asked.parts)}, asked.message)
+
+    def _recall(self, asked: Scoring) -> Scores | None:
+        """The scores that came with the client's last job, if they are all there."""
+        at, kept = self._kept.get(asked.client.id, ("", {}))
+        known = at == _held(asked.client) and all(part in kept for part in asked.parts)
+        return {part: kept[part] for part in asked.parts} if known else None
+
+    def _scores(self, asked: Scoring, answer: Answer) -> Scores:
+        found: dict[str, Score] = {}
+        with self._guarded(asked.client):
+            facts, _ = self._opened(answer)
+            found = {part: self._score(facts[part], asked.client, part) for part in asked.parts if part in facts}
+        return found
+
+    def _score(self, told: Mapping[str, Any], client: Client, part: str) -> Score:
+        """Counts of all the rows that a client said it has, and of no others."""
+        others = self._federation.method.also_scored if part == "test" else ()
+        return score_read(told, self._federation.classes, len(getattr(client.data, part)), others)
+
+    def _opened(self, answer: Answer) -> tuple[Mapping[str, Any], Message]:
+        """An answer's facts and message.
+
+        Raises:
+            RunError: there is no answer, it is too large, or its message is none.
+        """
+        if isinstance(answer, Trouble):
+            raise RunError(answer)
+        if len(answer.body) > self._limit:
+            raise RunError(f"expected an answer of at most {self._limit} bytes, came {len(answer.body)}")
+        return answer.facts, read_only(unpack(answer.body)[0] if answer.body else {})
+
+    @contextlib.contextmanager
+    def _guarded(self, client: Client) -> Iterator[None]:
+        """Whatever an answer breaks within the block is a trouble of its client, told in a line, and of nobody else."""
+        try:
+            yield
+        except PolyfedError as error:
+            self._trouble(client, Trouble(error))
+        except Exception as error:
+            self._trouble(client, Trouble(f"its answer cannot be read: {_in_a_line(error)}"))
+
+    def _outcome(self, job: Job, answer: Answer) -> Outcome:
+        """What came of a job; whoever says nothing, or nothing that can be read, has dropped out."""
+        client = job.client
+        outcome = Outcome(client.id, read_only({}), client.weights, client.state, Trained(), dropped=True)
+        with self._guarded(client):
+            outcome = self._read(job, answer)
+        return outcome
+
+    def _read(self, job: Job, answer: Answer) -> Outcome:
+        """What came of a job, held against all that is known of it before anything of it counts.
+
+        Raises:
+            RunError: it is no answer to this job.
+        """
+        client, largest = job.client, self._federation.defence.largest or math.inf
+        facts, message = self._opened(answer)
+        report = read(Report, facts)
+        trained = Trained(report.steps, report.samples, report.loss)
+        refused = report.refused
+        if refused is None and report.mark != mark(job.round, job.place):
+            raise RunError(f"expected the mark {mark(job.round, job.place)}, came '{report.mark}'")
+        if refused is None and not abs(report.loss) <= largest:
+            refused = f"the training loss is {report.loss:g}"
+        if refused is None and (odd := _too_large(report.sums, largest * max(report.steps, 1))):
+            refused = f"the sum '{odd}' is {report.sums[odd]:g}"
+        refused = refused or self._objection(job, message)
+        size = nbytes(message)
+        if refused is not None:
+            message = self._emptied(message)
+        score = None if report.score is None else self._score(report.score, client, "test")
+        kept = {part: self._score(told, client, part) for part, told in report.kept.items() if part in _PARTS}
+        if refused is None:
+            self._kept[client.id] = (report.mark, kept)
+        store = self._federation.store
+        weights = store.fresh(client.architecture, job.variant) if report.new and refused is None else client.weights
+        state: State = {_HELD: torch.tensor([job.round, job.place])}
+        counted = {} if refused is not None else report.sums
+        return Outcome(client.id, message, weights, state, trained, size, counted, score, refused)
+
+    def _objection(self, job: Job, message: Message) -> str | None:
+        """Why an upload is refused, if it is: its numbers, or a form that is not the method's."""
+        federation = self._federation
+        if name := not_finite(message):
+            return f"the upload is not finite ({name[:60]!r})"
+        outcome = Outcome(job.client.id, message, None, {}, Trained())
+        came = federation.arrived(job, outcome)
+        form = federation.method.form
+        if came.refused is not None or form is None:
+            return came.refused or _odd_labels(message, federation.classes)
+        return misfit(form, came.message, Known(federation.method, federation.server, job.client.id, job.message))
+
+    def _emptied(self, message: Message) -> Message:
+        """What a refused upload was about, for the count of releases, and none of its numbers."""
+        method = self._federation.method
+        kinds = {name: isinstance(value, torch.Tensor) for name, value in message.items()}
+        if method.form is not None:
+            kinds = {name: isinstance(entry, Entry) for name, entry in method.form.items() if name in message}
+        empty = read_only({name: torch.empty(0) if alone else {} for name, alone in kinds.items()})
+        try:
+            method.paper_nbytes(empty)
+        except Exception:  # of a method that says no form, whose own count it breaks
+            return read_only({})
+        return empty
+
+    def _judged(self, jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> list[Outcome]:
+        """The same, with uploads refused that the method cannot take in, alone or beside those that it can.
+
+        It is tried on a copy of the server where uploads look otherwise than those that were taken before: other
+        names, types or shapes. Those of the most common look are tried first.
+        """
+        arrived = [self._federation.arrived(job, o) for job, o in zip(jobs, outcomes, strict=True)]
+        messages = {o.client_id: o.message for o in arrived if o.counts}
+        look = {i: _look(message) for i, message in messages.items()}
+        keys = {job.client.id: (job.exchange.name, job.client.architecture, job.variant) for job in jobs}
+        if all(self._forms.get(keys[i]) == form for i, form in look.items()):
+            return list(outcomes)
+        refused: dict[int, str] = {}
+        if self._problem(messages):
+            taken, unfit = self._sifted(messages)
+            refused = {i: f"{_NOT_TAKEN}: {problem}" for i, problem in unfit.items()}
+            if not taken:  # it is the method that fails, as it will say
+                return list(outcomes)
+        self._forms |= {keys[i]: form for i, form in look.items() if i not in refused}
+        return [
+            replace(o, weights=job.client.weights, state=job.client.state, score=None, refused=refused[o.client_id])
+            if o.client_id in refused
+            else o
+            for job, o in zip(jobs, outcomes, strict=True)
+        ]
+
+    def _sifted(self, uploads: Mapping[int, Message]) -> tuple[dict[int, Message], dict[int, str]]:
+        """Those that the method can take in together, of the others why not; the most common look is tried first."""
+        look = {i: _look(message) for i, message in uploads.items()}
+        common, taken, unfit = Counter(look.values()), dict[int, Message](), dict[int, str]()
+        for i in sorted(uploads, key=lambda i: (-common[look[i]], i)):
+            problem = self._problem(dict(sorted({**taken, i: uploads[i]}.items())))
+            if problem is None:
+                taken[i] = uploads[i]
+            else:
+                unfit[i] = problem
+        return dict(sorted(taken.items())), unfit
+
+    def _problem(self, uploads: Mapping[int, Message]) -> str | None:
+        """Why the method cannot take these in, if it cannot; the server stays as it is."""
+        method, server = self._federation.method, self._federation.server
+        trial = copy.copy(server)
+        trial.state, trial.log, trial.memory = shallow(server.state), {}, {}
+        try:
+            method.aggregate(trial, defended(self._federation.defence, method, trial, uploads, Watch()))
+        except Exception as error:
+            return _in_a_line(error)
+        return None
+
+    def _trouble(self, client: Client, reason: Trouble) -> None:
+        node = self._roster.node_of.get(client.id)
+        self._diary.note("trouble", client=client.id, node=node, reason=str(reason))
+        self._federation.say(f"round {self._diary.round}: client {client.id}: {reason}")
+
+
+def _in_a_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)[:_LONGEST]
+
+
+def _too_large(sums: Mapping[str, float], largest: float) -> str | None:
+    return next((name for name, value in sums.items() if not abs(value) <= largest), None)
+
+
+def _odd_labels(message: Message, classes: int) -> str | None:
+    """Of a method that declares no form: "labels", where there are any, are classes of the task."""
+    labels = message.get("labels")
+    if not isinstance(labels, torch.Tensor) or not labels.numel():
+        return None
+    odd = labels.is_complex() or bool(((labels < 0) | (labels >= classes)).any())
+    return f"expected 'labels' that are classes below {classes}, came others" if odd else None
+
+
+def _held(client: Client) -> str:
+    """The mark of what the client's node had when it last counted."""
+    if _HELD not in client.state:
+        return ""
+    number, place = tensor(client.state, _HELD).tolist()
+    return mark(number, place)
+
+
+def _look(message: Message) -> tuple[object, ...]:
+    """Names, types and shapes of what was sent."""
+    return tuple((name, value.dtype, tuple(value.shape)) for name, value in flatten(message).items())

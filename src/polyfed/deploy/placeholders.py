@@ -1,0 +1,126 @@
+"""What the server has in place of clients' networks, weights and data, which are with their nodes."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.config.recipe import Recipe
+from polyfed.core.model_factory import Builder
+from polyfed.data.samples import Samples
+from polyfed.deploy.protocol import Introduction
+from polyfed.engine.weight_store import Layout, Row, Store
+from polyfed.errors import RequestError
+from polyfed.models.split import SplitModel
+from polyfed.models.zoo import build
+from polyfed.registry import MODELS
+
+_SMALL = 2**18  # numbers of an input, or words, for which no network is too large
+_LARGEST = 2**28  # numbers of a network
+UNSEEN = "extractor.unseen"  # the tensor by which an `Unseen` network in a message is known
+
+
+class Elsewhere(Store):
+    """A store whose rows say of which network they are and hold nothing: the weights lie with the nodes."""
+
+    def layout(self, architecture: str, variant: str = "") -> Layout:
+        """See `Store`; an empty one."""
+        return Layout({})
+
+    def fresh(self, architecture: str, variant: str = "") -> Row:
+        """See `Store`; nothing can be written into it."""
+        layout = self.layout(architecture, variant)
+        return Row(architecture, variant, layout, 0, torch.zeros(layout.nbytes, dtype=torch.uint8))
+
+
+class Unseen(SplitModel):
+    """Stands for a network that only its node has: what enters the head is zeros, the head is as the node told.
+
+    Its body has one tensor without entries, by whose name a message with such a network in it is known.
+    """
+
+    def __init__(self, told: Introduction, classes: int) -> None:
+        super().__init__(told.architecture, told.feature_dim)
+        self.extractor = _Named({UNSEEN.partition(".")[2]: [0]})
+        self._classes = classes
+        self.add_module("head", nn.Linear(told.feature_dim, classes) if told.linear else _Named(told.head))
+
+    def extract(self, x: Tensor) -> Tensor:
+        """(N, ...) to (N, D), zeros."""
+        return torch.zeros(len(x), self.feature_dim, device=x.device)
+
+    def transform(self, s_in: Tensor) -> Tensor:
+        """As it is."""
+        return s_in
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, ...) to (N, C)."""
+        z = self.represent(x)
+        return self.head(z) if isinstance(self.head, nn.Linear) else z.new_zeros(len(z), self._classes)
+
+
+class _Named(nn.Module):
+    """Parameters of these names, with dots, and shapes, zeros."""
+
+    def __init__(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        super().__init__()
+        inner: dict[str, dict[str, Sequence[int]]] = {}
+        for name, shape in shapes.items():
+            first, _, rest = name.partition(".")
+            if rest:
+                inner.setdefault(first, {})[rest] = shape
+            else:
+                self.register_parameter(first, nn.Parameter(torch.zeros(*shape)))
+        for first, below in inner.items():
+            self.add_module(first, _Named(below))
+
+
+class _Blank(Samples):
+    """Samples that are not looked at."""
+
+    def __post_init__(self) -> None:
+        """Nothing to check, which would take memory for all of them."""
+
+
+def blank(count: int, told: Introduction) -> Samples:
+    """So many samples of the kind that was told, which take no memory."""
+    x = torch.zeros((), dtype=getattr(torch, told.dtype)).expand(count, *told.shape)
+    return _Blank(x, torch.zeros((), dtype=torch.int64).expand(count))
+
+
+def is_known(said: Introduction, recipe: Recipe) -> bool:
+    """Whether the server can build a client's network: the recipe names it, or polyfed has it."""
+    return said.words >= 0 and (said.architecture in recipe.models.architectures or said.architecture in MODELS)
+
+
+def builder(said: Introduction, recipe: Recipe, classes: int) -> Builder:
+    """What makes a client's network here, or what stands for it."""
+    if not is_known(said, recipe):
+        return functools.partial(Unseen, said, classes)
+    words = said.words or None
+    width, shape = recipe.models.feature_dim, tuple(said.shape)
+    return functools.partial(build, said.architecture, shape, classes, width, words, beside=recipe.beside)
+
+
+def check_size(said: Introduction, recipe: Recipe, classes: int) -> None:
+    """Whether a network that the server builds for a client is one that it can hold; weighed without being built.
+
+    Raises:
+        RequestError: it is not.
+    """
+    if not is_known(said, recipe) or max(math.prod(said.shape), said.words) <= _SMALL:
+        return
+    try:
+        with torch.device("meta"):
+            count = sum(tensor.numel() for tensor in builder(said, recipe, classes)().state_dict().values())
+    except (NotImplementedError, RuntimeError):  # one that cannot be weighed so
+        return
+    if count > _LARGEST:
+        raise RequestError(
+            f"client {said.client}: expected a network of at most {_LARGEST} numbers, came '{said.architecture}' for "
+            f"inputs {tuple(said.shape)} with {count}"
+        )

@@ -1,0 +1,256 @@
+"""What a server and its nodes write each other: plain facts, and a message of tensors as bytes. Nothing is unpickled.
+
+A body is eight bytes of length, a header in JSON (the tensors' order, which safetensors does not keep, empty groups,
+and facts), and safetensors. Any type and shape survives, also bfloat16, booleans and single numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+import torch
+from pydantic import Field, ValidationError
+
+from polyfed.config.recipe import Recipe
+from polyfed.core.message import Group, Message, State, flatten, from_bytes, group, shallow, to_bytes, unflatten
+from polyfed.core.settings import Settings
+from polyfed.engine.evaluation import Score
+from polyfed.errors import RunError
+
+Kind = Literal["hello", "train", "score", "finish"]
+KINDS: tuple[Kind, ...] = ("hello", "train", "score", "finish")
+_WEIGHTS, _OF_STATE = "weights", "state "  # names in a message that is a client
+_LENGTH = 8  # bytes that tell how long the header is
+_REASON = 300  # characters that are told of what is wrong with it
+_TENSORS = 2**14  # and groups, that a message may have at most
+
+Count = Annotated[int, Field(ge=0, le=2**40)]
+_Rows = Annotated[int, Field(ge=0, le=2**31)]
+_Number = Annotated[float, Field(allow_inf_nan=False)]
+_Numbers = Annotated[list[_Number], Field(max_length=2**16)]
+_Name = Annotated[str, Field(max_length=1000)]
+_Names = Annotated[list[_Name], Field(max_length=2**20)]
+_Classes = Annotated[list[_Name], Field(min_length=1, max_length=2**15)]
+_Path = Annotated[str, Field(max_length=200, pattern=r"^[^.]+(\.[^.]+){0,15}$")]  # of a tensor in a network
+_Mark = Annotated[str, Field(pattern=r"^(\d{6}-\d{2})?$")]
+
+
+class Task(Settings):
+    """What a node is asked; which of it counts depends on the kind of letter.
+
+    experiment: which run it is, "" before it is known. settings: see `agreed`. class_names: of the task; None: as the
+    node's own data have them. companion: network beside the clients' own, "" without one. base: mark of what the client
+    was when it last counted, "" at its beginning; mark: of what it will be. parts: of its data that are to be scored.
+    has_message: whether the body is one for the client (an empty one is one, too). The others: see `executors.Job`.
+    about: entry of a run folder's models/index.json.
+    """
+
+    experiment: Annotated[str, Field(pattern=r"^([0-9a-f]{16})?$")] = ""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    class_names: _Names | None = None
+    companion: str = ""
+    round: Count = 0
+    place: Count = 0
+    closing: bool = False
+    variant: str = ""
+    scores: bool = False
+    auc: bool = False
+    base: _Mark = ""
+    mark: _Mark = ""
+    parts: list[Literal["test", "validation"]] = Field(default_factory=list)
+    has_message: bool = False
+    about: dict[str, Any] = Field(default_factory=dict)
+
+
+class Introduction(Settings):
+    """Who a node is: its client's number, its data (counts, classes, what inputs look like), its network.
+
+    shape, dtype: of one stored input. mean, std, table: see `Prepare`. words: of texts, how many ids there are; 0: no
+    texts; -1: they have fixed vectors. architecture: its name. feature_dim: what enters the head. head: its tensors by
+    name. linear: whether it is one linear layer. token: by which the server knows the node again.
+    """
+
+    client: Count
+    token: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    dataset: _Name
+    train: Annotated[int, Field(ge=1, le=2**31)]
+    validation: _Rows
+    test: _Rows
+    class_names: _Classes
+    feature_names: _Names
+    shape: Annotated[list[Count], Field(max_length=16)]
+    dtype: Annotated[str, Field(pattern="^(uint8|float32|int64)$")]
+    mean: _Numbers
+    std: _Numbers
+    table: bool
+    words: Annotated[int, Field(ge=-1, le=2**22)]
+    architecture: _Name
+    feature_dim: Annotated[int, Field(ge=1, le=2**20)]
+    head: Annotated[dict[_Path, Annotated[list[Count], Field(max_length=8)]], Field(max_length=64)]
+    linear: bool
+
+
+class Report(Settings):
+    """What came of a job: see `executors.Outcome`. new: whether the client has new weights. kept: scores after it.
+
+    mark: of what the client now is; "": it is as it was, for the reason `refused`.
+    """
+
+    mark: _Mark
+    variant: str
+    steps: Count
+    samples: Count
+    loss: float
+    bytes_up: Count
+    sums: Annotated[dict[Annotated[str, Field(max_length=100)], _Number], Field(max_length=100)]
+    refused: _Name | None
+    new: bool
+    score: dict[str, Any] | None
+    kept: dict[str, dict[str, Any]]
+
+
+_Facts = TypeVar("_Facts", bound=Settings)
+
+
+def read(kind: type[_Facts], facts: Mapping[str, Any]) -> _Facts:
+    """Facts as they came, checked.
+
+    Raises:
+        RunError: one is missing, unknown or of a wrong type.
+    """
+    try:
+        return kind.model_validate(dict(facts))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        what = kind.__name__.lower()
+        raise RunError(f"expected the facts of a letter ({what}), came others at '{where}': {first['msg']}") from None
+
+
+@dataclass(frozen=True)
+class Letter:
+    """What the server asks of a node, or what the node answers. body: a message, see `pack`; b"": none."""
+
+    kind: Kind
+    facts: Mapping[str, Any]
+    body: bytes = b""
+
+
+class Trouble(str):
+    """Why a node gave no answer."""
+
+
+def pack(message: Message, facts: Mapping[str, Any] | None = None) -> bytes:
+    """A message as bytes, with facts if there are any.
+
+    Raises:
+        RunError: something in it is no tensor.
+    """
+    empty = [name for name, value in message.items() if not isinstance(value, torch.Tensor) and not value]
+    header = json.dumps({"names": list(flatten(message)), "empty": empty, "facts": facts or {}}).encode()
+    return len(header).to_bytes(_LENGTH, "little") + header + to_bytes(message)
+
+
+def unpack(data: bytes) -> tuple[State, dict[str, Any]]:
+    """The inverse of `pack`: message and facts.
+
+    Raises:
+        RunError: they are not what `pack` makes.
+    """
+    try:
+        end = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
+        header = json.loads(data[_LENGTH:end])
+        names, empty, facts = header["names"], header["empty"], dict(header["facts"])
+        if len(names) + len(empty) > _TENSORS:
+            raise ValueError(f"expected at most {_TENSORS} tensors and groups, got {len(names) + len(empty)}")
+        tensors = flatten(from_bytes(data[end:]))
+        if sorted(tensors) != sorted(names):
+            odd = min({*tensors} ^ {*names})
+            raise ValueError(f"header and content do not both have '{odd}'")
+        message = {**unflatten({name: tensors[name] for name in names}), **{str(name): {} for name in empty}}
+        flatten(message)  # a name may be none
+        return message, facts
+    except Exception as error:  # whatever somebody else has put there
+        reason = next(iter(str(error).splitlines()), type(error).__name__)[:_REASON]
+        raise RunError(f"expected a message as bytes, came {len(data)} that are none: {reason}") from None
+
+
+def joined(weights: Mapping[str, torch.Tensor], state: Message) -> State:
+    """A network's weights and the state beside it as one message."""
+    return {_WEIGHTS: dict(weights), **{f"{_OF_STATE}{name}": value for name, value in shallow(state).items()}}
+
+
+def parted(message: Message) -> tuple[Group, State]:
+    """The inverse of `joined`.
+
+    Raises:
+        RunError: it has no group of weights.
+    """
+    state = {name.removeprefix(_OF_STATE): value for name, value in shallow(message).items() if name != _WEIGHTS}
+    return group(message, _WEIGHTS), state
+
+
+def score_told(score: Score) -> dict[str, Any]:
+    """A score in plain numbers."""
+    auc = None if math.isnan(score.auc) else score.auc
+    others = {name: score_told(other) for name, other in score.others.items()}
+    return {"confusion": score.confusion.tolist(), "auc": auc, "others": others}
+
+
+def score_read(told: Mapping[str, Any], classes: int, rows: int, others: Collection[str] = ()) -> Score:
+    """The inverse of `score_told`, of a client with so many rows.
+
+    Args:
+        classes: of the task. others: the other predictors that there may be.
+
+    Raises:
+        RunError: no such counts.
+    """
+    try:
+        counts = torch.tensor(told["confusion"], dtype=torch.int64)
+        if counts.shape != (classes, classes):
+            raise ValueError(f"counts of shape {tuple(counts.shape)}, with {classes} classes")
+        if bool(((counts < 0) | (counts > rows)).any()) or int(counts.sum()) != rows:
+            raise ValueError(f"counts of another number of rows than {rows}")
+        auc = math.nan if told["auc"] is None else float(told["auc"])
+        if not (math.isnan(auc) or 0 <= auc <= 1):
+            raise ValueError(f"an area of {auc:g}")
+        if foreign := [name for name in told["others"] if name not in others]:
+            raise ValueError(f"the predictor {foreign[0][:60]!r}")
+        named = {name: score_read(other, classes, rows) for name, other in told["others"].items()}
+        return Score(counts, auc, named)
+    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
+        raise RunError(f"expected the counts of a score (C, C), came something else: {error}") from None
+
+
+_AGREED = ("method", "training", "evaluation", "privacy", "compression")  # sections on which both sides act
+
+
+_OF_ALL = ("class_names", "mean", "std")  # of [data], what holds for all clients' rows
+
+
+def agreed(recipe: Recipe) -> dict[str, Any]:
+    """What server and nodes must have alike in their recipes, by section and key, as JSON has it."""
+    settings = recipe.to_dict()
+    told = {section: settings[section] for section in _AGREED if section in settings}
+    told["run"] = {"seed": recipe.run.seed, "precision": recipe.run.precision}
+    told["models"] = {"feature_dim": recipe.models.feature_dim}
+    data = {key: settings["data"][key] for key in _OF_ALL if key in settings["data"]}
+    told |= {"data": data} if data else {}
+    return dict(json.loads(json.dumps(told)))
+
+
+def difference(told: Mapping[str, Any], own: Mapping[str, Any], place: str = "") -> str | None:
+    """The first key in which the server's settings and a node's differ, both values with it; None: they do not."""
+    for key in sorted({*told, *own}):
+        theirs, mine = told.get(key), own.get(key)
+        if isinstance(theirs, Mapping) and isinstance(mine, Mapping):
+            if found := difference(theirs, mine, f"{place}{key}."):
+                return found
+        elif theirs != mine:
+            return f"{place}{key} is {theirs!r} at the server and {mine!r} here"
+    return None

@@ -1,0 +1,221 @@
+"""Who may connect to a federation: a certificate authority, the server's certificate, a key pair per node.
+
+    ca.crt, ca.key            the authority; nodes need `ca.crt` to know the server, nobody but its owner `ca.key`
+    server.pem, server.key    the server's certificate, good for the host names and addresses it was made for
+    NAME, NAME.pub            a node's key pair; the server registers the public half, the private one stays on the node
+
+All keys are elliptic-curve ones on P-384. Private files are readable by their owner only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import ipaddress
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from polyfed.deploy.requirements import expect
+from polyfed.errors import RequestError
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+__all__ = ["AUTHORITY", "AUTHORITY_KEY", "SERVER", "SERVER_KEY", "certify", "make_key"]
+
+AUTHORITY, AUTHORITY_KEY, SERVER, SERVER_KEY = "ca.crt", "ca.key", "server.pem", "server.key"
+_HERE = ("localhost", "127.0.0.1")  # where a server's own programs, and a proxy beside it, call it
+_NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")  # one part of a host name
+
+
+def certify(folder: str | Path, hosts: Sequence[str], days: int = 365, force: bool = False) -> list[Path]:
+    """Write a server's certificate, and the authority that signs it where the folder has none yet.
+
+    Args:
+        folder: made if missing; the authority in it is kept, so that a renewed certificate needs no change on nodes.
+        hosts: host names and IP addresses that nodes call the server by, at least one; this machine's own are added.
+        days: how long the certificate is good for, and a new authority ten times as long.
+        force: replace a server's certificate that is there.
+
+    Returns:
+        The files written.
+
+    Raises:
+        RequestError: no host, a host that is neither name nor address, a certificate is there already, half an
+            authority, or `cryptography` is missing.
+    """
+    expect("cryptography", "making keys")
+    place, names = Path(folder), [_subject_name(host) for host in dict.fromkeys((*hosts, *_HERE))]
+    if not hosts:
+        raise RequestError("expected a host name or address that nodes call the server by, came none")
+    if days < 1:
+        raise RequestError(f"expected a certificate that is good for a day or more, came {days} days")
+    taken = [place / name for name in (SERVER, SERVER_KEY) if (place / name).exists()]
+    if taken and not force:
+        raise RequestError(f"{taken[0]} is there already; replace the server's certificate with --force")
+    has = [(place / name).exists() for name in (AUTHORITY, AUTHORITY_KEY)]
+    if any(has) and not all(has):
+        missing, there = (AUTHORITY, AUTHORITY_KEY) if has[1] else (AUTHORITY_KEY, AUTHORITY)
+        raise RequestError(f"expected {missing} beside {place / there}, came none; both make the authority")
+    signer, key, written = _authority(place, days) if all(has) else _new_authority(place, 10 * days)
+    own = _new_key()
+    certificate = _certificate(hosts[0], own, signer, key, days, names)
+    _write(place / SERVER, _pem(certificate))
+    _write(place / SERVER_KEY, _private(own), private=True)
+    return [*written, place / SERVER, place / SERVER_KEY]
+
+
+def make_key(path: str | Path, force: bool = False) -> list[Path]:
+    """Write a node's key pair: `path` and, beside it, `path`.pub, both in OpenSSH's form, as SuperNodes read them.
+
+    Raises:
+        RequestError: one of the files is there already, or `cryptography` is missing.
+    """
+    expect("cryptography", "making keys")
+    from cryptography.hazmat.primitives import serialization as form
+
+    private = Path(path)
+    public = private.with_name(f"{private.name}.pub")
+    for file in (private, public):
+        if file.exists() and not force:
+            raise RequestError(f"{file} is there already; replace the node's keys with --force")
+    key = _new_key()
+    _write(private, key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption()), private=True)
+    _write(public, key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH) + b"\n")
+    return [private, public]
+
+
+def _new_key() -> EllipticCurvePrivateKey:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    return ec.generate_private_key(ec.SECP384R1())
+
+
+def _new_authority(folder: Path, days: int) -> tuple[x509.Certificate, EllipticCurvePrivateKey, list[Path]]:
+    key = _new_key()
+    certificate = _certificate("polyfed federation", key, None, key, days)
+    _write(folder / AUTHORITY, _pem(certificate))
+    _write(folder / AUTHORITY_KEY, _private(key), private=True)
+    return certificate, key, [folder / AUTHORITY, folder / AUTHORITY_KEY]
+
+
+def _authority(folder: Path, days: int) -> tuple[x509.Certificate, EllipticCurvePrivateKey, list[Path]]:
+    """The authority that the folder holds, good for at least `days` more."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        certificate = x509.load_pem_x509_certificate((folder / AUTHORITY).read_bytes())
+        key = load_pem_private_key((folder / AUTHORITY_KEY).read_bytes(), password=None)
+        public = certificate.public_key()
+    except (ValueError, TypeError) as error:
+        raise RequestError(f"expected an authority in {folder}, came files that cannot be read: {error}") from None
+    except OSError as error:
+        raise RequestError(f"expected an authority in {folder}, came {error.strerror}") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != public:
+        raise RequestError(f"expected {AUTHORITY_KEY} to be the key of {AUTHORITY} in {folder}, came another one")
+    if certificate.not_valid_after_utc < _now() + datetime.timedelta(days=days):
+        end = certificate.not_valid_after_utc.date()
+        raise RequestError(
+            f"expected an authority good for {days} days or more in {folder}, came one that ends on {end}"
+        )
+    return certificate, key, []
+
+
+def _certificate(
+    name: str,
+    own: EllipticCurvePrivateKey,
+    signer: x509.Certificate | None,
+    key: EllipticCurvePrivateKey,
+    days: int,
+    hosts: Sequence[x509.GeneralName] = (),
+) -> x509.Certificate:
+    """A certificate of `own` for `hosts`, signed with `key`; without a `signer` that of an authority."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])  # the form's own limit
+    public, signing = own.public_key(), key.public_key()
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject if signer is None else signer.subject)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_now() - datetime.timedelta(hours=1))  # clocks differ
+        .not_valid_after(_now() + datetime.timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=signer is None, path_length=0 if signer is None else None), True)
+        .add_extension(_usage(signs_certificates=signer is None), True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signing), False)
+    )
+    if hosts:
+        builder = builder.add_extension(x509.SubjectAlternativeName(hosts), False)
+        builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False)
+    return builder.sign(key, hashes.SHA384())
+
+
+def _usage(signs_certificates: bool) -> x509.KeyUsage:
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _subject_name(host: str) -> x509.GeneralName:
+    """A host as a certificate names it: an IP address or a DNS name."""
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        if host.isascii() and len(host) <= 253 and all(map(_NAME.fullmatch, host.removesuffix(".").split("."))):
+            return x509.DNSName(host.removesuffix("."))
+        raise RequestError(f"expected a host name (fl.example.org) or an address (10.0.0.5), came '{host}'") from None
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    return bytes(certificate.public_bytes(Encoding.PEM))
+
+
+def _private(key: EllipticCurvePrivateKey) -> bytes:
+    from cryptography.hazmat.primitives import serialization as form
+
+    return bytes(key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption()))
+
+
+def _write(path: Path, data: bytes, private: bool = False) -> None:
+    """A file as a whole; a private one is never readable by others, not for a moment."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with os.fdopen(
+            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644), "wb"
+        ) as f:
+            f.write(data)
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise RequestError(f"expected a place for {path}, came {error.strerror}") from None

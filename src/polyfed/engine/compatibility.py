@@ -1,0 +1,319 @@
+"""Whether these models and data can carry this method: asked before round 1; all that does not is told."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.client import Client, Public
+from polyfed.core.method import Method, Needs
+from polyfed.core.model_factory import BY_SIZE, Architectures
+from polyfed.core.modules import floats, split
+from polyfed.engine.sharing import listed, only_heads_shared
+from polyfed.errors import PolyfedError, RequestError
+from polyfed.functional.feature_pooling import layout
+from polyfed.functional.modes import evaluating
+from polyfed.models.split import SplitModel, cuts
+from polyfed.registry import nearest
+
+
+class Unfit(RequestError):
+    """Models or data do not fit the method.
+
+    Attributes:
+        problems: all that does not fit, a line each. ``str(error)`` is the first, and how many more there are.
+    """
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        more = len(problems) - 1
+        super().__init__(problems[0] + (f" (and {more} more; `polyfed check` lists them)" if more else ""))
+        self.problems = tuple(problems)
+
+
+def check_fit(method: Method, clients: Sequence[Client], architectures: Architectures, public: Public | None) -> None:
+    """Check every architecture against its clients' data and against `method.needs`.
+
+    Raises:
+        Unfit: all that does not fit, each with the client, both sides and what to do.
+    """
+    first = {client.architecture: client for client in reversed(clients)}
+    problems: list[str] = []
+    templates = _working(method, architectures, first, problems)
+    for question in _questions(method, clients, architectures, public, templates, first):
+        try:
+            question()
+        except RequestError as error:
+            problems.append(str(error))
+    if problems:
+        raise Unfit(problems)
+
+
+def _working(
+    method: Method, architectures: Architectures, first: Mapping[str, Client], problems: list[str]
+) -> dict[str, nn.Module]:
+    """The networks that can be made and take their clients' data, in the order of these; why not, of the others."""
+    templates = {}
+    for architecture, client in sorted(first.items(), key=lambda one: one[1].id):
+        try:
+            module = architectures.template(architecture, alone=True)
+            module = module if architectures.together else method.personal(module)
+            _check_forward(client, module)
+        except RequestError as error:
+            problems.append(str(error))
+        else:
+            templates[architecture] = module
+    return templates
+
+
+def _questions(
+    method: Method,
+    clients: Sequence[Client],
+    architectures: Architectures,
+    public: Public | None,
+    templates: Mapping[str, nn.Module],
+    first: Mapping[str, Client],
+) -> Iterator[Callable[[], None]]:
+    """What is to be asked of data, settings and the networks that work, one after the other."""
+    needs, name = method.needs, method.name or type(method).__name__
+    yield lambda: _check_public(name, needs, public)
+    yield lambda: _check_inputs(name, needs, clients, public)
+    yield lambda: _check_rounds(name, needs, clients[0].training.rounds)
+    yield lambda: _check_validation(name, needs, clients)
+    if needs.split_model or needs.one_feature_dim or needs.one_head or needs.linear_head or needs.equal_cuts:
+        whole = [architecture for architecture, module in templates.items() if not isinstance(module, SplitModel)]
+        yield from (functools.partial(_refuse_whole, name, first[a], templates[a]) for a in whole)
+        templates = {architecture: module for architecture, module in templates.items() if architecture not in whole}
+    if needs.linear_head:
+        yield lambda: _check_linear(name, templates, first)
+    for needed, what, facts in (
+        (needs.one_architecture, "one architecture for all clients", {a: a for a in templates}),
+        (needs.one_feature_dim, "one feature width for all clients", _facts(templates, _feature_dim)),
+        (needs.one_head, "heads with the same tensors", _facts(templates, _head)),
+    ):
+        if needed:
+            yield functools.partial(_check_equal, name, needs, what, facts, first)
+    if needs.equal_cuts:
+        what, cut = "equally shaped cuts (into and out of the intermediate part)", _cut_shapes
+        yield lambda: _check_equal(name, needs, what, {a: cut(first[a], m) for a, m in templates.items()}, first)
+    for architecture, module in templates.items() if needs.cuts_on_grids else ():
+        yield functools.partial(_check_grid, name, first[architecture], module)
+    if needs.nested:
+        yield lambda: _check_nested(name, needs, templates, first)
+    if needs.more_than_head:
+        yield lambda: _check_more_than_head(name, needs, templates, clients)
+    if needs.twice_differentiable:
+        yield lambda: _check_second_derivatives(name, needs, templates, first)
+    if architectures.companion and templates:
+        yield lambda: _check_together(method, architectures, {a: first[a] for a in templates})
+
+
+def _refuse_whole(name: str, client: Client, module: nn.Module) -> None:
+    raise RequestError(
+        f"{name} needs split models; client {client.id} ('{client.architecture}') is a plain "
+        f"{type(module).__name__}; split it with polyfed.split(module, head=..., extractor=...)"
+    )
+
+
+def check_companion(method: Method, known: Collection[str]) -> None:
+    """Whether the companion that a method names is among the networks that can be built.
+
+    Raises:
+        RequestError: it is not.
+    """
+    wanted = method.companion
+    if wanted is not None and wanted.network not in (*BY_SIZE, *known):
+        raise RequestError(
+            f"{method.name or type(method).__name__}: expected 'smallest', 'largest' or a network that can be built "
+            f"beside the clients' own, came '{wanted.network}'{nearest(wanted.network, [*BY_SIZE, *known])}"
+        )
+
+
+def one_input(client: Client, module: nn.Module) -> Tensor:
+    """The client's first training sample as `module` takes it, a batch of one."""
+    return client.prepare(client.data.train.x[:1]).to(next(iter(module.parameters())).device)
+
+
+def _check_forward(client: Client, module: nn.Module, who: str = "") -> None:
+    who, x = who or f"client {client.id} ('{client.architecture}')", one_input(client, module)
+    try:
+        with torch.inference_mode(), evaluating(module):
+            scores = module(x)
+    except Exception as error:
+        problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RequestError(f"{who} cannot take inputs of shape {tuple(x.shape[1:])}: {problem}") from error
+    if not isinstance(scores, Tensor) or scores.dim() != 2 or scores.shape[1] < client.classes:
+        came = f"shape {tuple(scores.shape[1:])}" if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
+        raise RequestError(f"expected scores for {client.classes} classes per sample from {who}, came {came}")
+
+
+def _check_together(method: Method, architectures: Architectures, first: Mapping[str, Client]) -> None:
+    """The companion takes every client's inputs, and what is scored of both networks works."""
+    name, companion = method.name or type(method).__name__, architectures.companion
+    who = f"'{companion}', beside the clients' networks,"
+    try:
+        module = architectures.template(companion, alone=True)
+    except PolyfedError:
+        raise
+    except Exception as error:  # the builder may be the user's
+        reason = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+        raise RequestError(f"{who} cannot be built: {reason}") from error
+    if method.needs.split_model and not isinstance(module, SplitModel):
+        raise RequestError(
+            f"{name} needs split models; {who} is a plain {type(module).__name__}; split it with polyfed.split(module, "
+            f"head=..., extractor=...)"
+        )
+    theirs = architectures.template(next(iter(first)), alone=True)
+    if method.needs.one_head and isinstance(theirs, SplitModel) and _head(split(module)) != _head(theirs):
+        raise RequestError(
+            f"{name} needs heads with the same tensors; {who} gives {_head(split(module))}, the clients' networks "
+            f"{_head(theirs)}" + (f"; {method.needs.instead}" if method.needs.instead else "")
+        )
+    for client in first.values():
+        _check_forward(client, module, who)
+    for architecture, client in first.items() if architectures.together else ():
+        _check_forward(client, method.personal(architectures.template(architecture)))
+
+
+def _check_public(name: str, needs: Needs, public: Public | None) -> None:
+    fits = public is not None and needs.public_origin in ("", public.origin)
+    held = len(public) if public is not None and fits else 0
+    if held < needs.public:
+        other = needs.public_origin == "other"
+        rows = "inputs of another data set" if other else "rows that everybody may see"
+        kind = "" if public is None or fits else f" (and {len(public)} of the kind '{public.origin}')"
+        place = "name one as data.public, with" if other else "set data.holdout to"
+        raise RequestError(
+            f"{name} needs {needs.public} {rows}, came {held}{kind}; {place} at least {needs.public} (for every method "
+            f"that is compared alike), or ask the method for fewer; in Python give public=polyfed.Public(...)"
+        )
+
+
+def _check_inputs(name: str, needs: Needs, clients: Sequence[Client], public: Public | None) -> None:
+    inputs = {f"client {client.id}": client.data.train.x for client in clients}
+    if needs.public and public is not None:
+        inputs["what everybody may see"] = public.samples.x
+    kinds = {owner: f"{tuple(x.shape[1:])} {str(x.dtype).removeprefix('torch.')}" for owner, x in inputs.items()}
+    first = next(iter(kinds))
+    for owner, kind in kinds.items() if needs.one_input else ():
+        if kind != kinds[first]:
+            raise RequestError(
+                f"{name} needs stored inputs of one shape and type; {owner} has {kind}, {first} {kinds[first]}"
+            )
+    if needs.makes_inputs and not (inputs[first].is_floating_point() or inputs[first].dtype == torch.uint8):
+        raise RequestError(
+            f"{name} makes inputs of noise and needs bytes or floats for that; {first} has {kinds[first]}; let it draw "
+            f"inputs from data"
+        )
+
+
+def _check_validation(name: str, needs: Needs, clients: Sequence[Client]) -> None:
+    without = [client.id for client in clients if not len(client.data.validation)]
+    if needs.validation and without:
+        raise RequestError(
+            f"{name} needs validation rows at every client, client {without[0]} has none; give data.split a validation "
+            f"part ('8:1:1', 'official:9:1')"
+        )
+
+
+def _check_rounds(name: str, needs: Needs, rounds: int) -> None:
+    if needs.warmup >= rounds:
+        raise RequestError(
+            f"{name} warms up for {needs.warmup} rounds, in which nobody trains, and needs more than these; came "
+            f"training.rounds = {rounds}; raise it, or lower the method's warm-up"
+        )
+
+
+def _check_second_derivatives(
+    name: str, needs: Needs, templates: Mapping[str, nn.Module], first: Mapping[str, Client]
+) -> None:
+    for architecture, module in templates.items():
+        w = {n: p.detach().requires_grad_() for n, p in module.named_parameters() if p.requires_grad}
+        try:
+            with evaluating(module):
+                scores = torch.func.functional_call(module, dict(w), (one_input(first[architecture], module),))
+            grads = torch.autograd.grad(scores.square().sum(), tuple(w.values()), create_graph=True, allow_unused=True)
+            # backward reaches every node, also those that only raise; grad would pass them by, and give too little
+            torch.stack([g.square().sum() for g in grads if g is not None]).sum().backward()
+        except RuntimeError as error:
+            raise RequestError(
+                f"{name} needs networks with second derivatives; client {first[architecture].id} ('{architecture}') "
+                f"has none: {str(error).splitlines()[0]}" + (f"; {needs.instead}" if needs.instead else "")
+            ) from error
+
+
+def _check_linear(name: str, templates: Mapping[str, nn.Module], first: Mapping[str, Client]) -> None:
+    for architecture, module in templates.items():
+        head = split(module).head
+        if not isinstance(head, nn.Linear) or head.bias is None:
+            raise RequestError(
+                f"{name} needs a head that is one linear layer with a bias; client {first[architecture].id} "
+                f"('{architecture}') has {type(head).__name__}"
+            )
+
+
+def _check_equal(name: str, needs: Needs, what: str, facts: Mapping[str, Any], first: Mapping[str, Client]) -> None:
+    """All architectures must give the same fact; the message names the first client and the first that differs."""
+    ordered = sorted(facts, key=lambda architecture: first[architecture].id)
+    for other in ordered[1:]:
+        if facts[other] != facts[ordered[0]]:
+            a, b = first[other], first[ordered[0]]
+            raise RequestError(
+                f"{name} needs {what}; client {a.id} ('{other}') gives {facts[other]}, client {b.id} ('{ordered[0]}') "
+                f"gives {facts[ordered[0]]}" + (f"; {needs.instead}" if needs.instead else "")
+            )
+
+
+def _check_grid(name: str, client: Client, module: nn.Module) -> None:
+    into, _ = cuts(split(module), one_input(client, module))
+    try:
+        layout(into)
+    except ValueError as error:
+        what = f"what enters the intermediate part of client {client.id} ('{client.architecture}')"
+        raise RequestError(f"{name} cannot project {what}: {error}") from None
+
+
+def _check_nested(name: str, needs: Needs, templates: Mapping[str, nn.Module], first: Mapping[str, Client]) -> None:
+    known: dict[str, tuple[tuple[int, ...], str]] = {}
+    for architecture in sorted(templates, key=lambda a: first[a].id):
+        for tensor_name, tensor in floats(templates[architecture], parts=needs.nested_parts).items():
+            shape, owner = known.setdefault(tensor_name, (tuple(tensor.shape), architecture))
+            if shape != tuple(tensor.shape):
+                facts = {architecture: f"'{tensor_name}' {tuple(tensor.shape)}", owner: f"'{tensor_name}' {shape}"}
+                _check_equal(name, needs, "tensors of one name to have one shape", facts, first)
+
+
+def _check_more_than_head(
+    name: str, needs: Needs, templates: Mapping[str, nn.Module], clients: Sequence[Client]
+) -> None:
+    """Averaging by name is meant for networks of one family: among others a head alone would be averaged."""
+    lonely = only_heads_shared({a: templates[a] for a in (client.architecture for client in clients) if a in templates})
+    if not lonely:
+        return
+    first = next(client for client in clients if client.architecture in lonely)
+    what = lonely[first.architecture]
+    raise RequestError(
+        f"{name} would average nothing but the head ({listed(what)}) of client {first.id} ('{first.architecture}') "
+        f"with clients of other architectures; {needs.instead}, or 'by-name' if that is meant"
+    )
+
+
+def _facts(templates: Mapping[str, nn.Module], fact: Any) -> dict[str, Any]:
+    return {architecture: fact(module) for architecture, module in templates.items() if isinstance(module, SplitModel)}
+
+
+def _feature_dim(model: SplitModel) -> int:
+    return model.feature_dim
+
+
+def _head(model: SplitModel) -> str:
+    return ", ".join(f"{name} {tuple(t.shape)}" for name, t in model.head.state_dict().items())
+
+
+def _cut_shapes(client: Client, module: nn.Module) -> str:
+    assert isinstance(module, SplitModel)
+    into, out = cuts(module, one_input(client, module))
+    return f"{tuple(into)} and {tuple(out)}"

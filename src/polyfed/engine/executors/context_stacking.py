@@ -1,0 +1,142 @@
+"""The contexts of several clients' losses as one: which tensors are stacked, which are the same for all.
+
+A context holds tensors, groups of tensors, reference networks, and plain values (a switch, a width). Clients whose
+losses are computed as one must agree in all that is no tensor, and in the shapes of what is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyfed.core.method import Context, Unstackable
+from polyfed.core.modules import Frozen
+
+
+class Watched(Mapping[str, Any]):
+    """A context that notes what is read of it, in `read`."""
+
+    def __init__(self, entries: Context) -> None:
+        self._entries = entries
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._entries[name]
+        self.read.add(name)
+        return value
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+class Partial(Watched):
+    """A context of which only some entries are at hand; `names` are those of all."""
+
+    def __init__(self, entries: Context, names: Mapping[str, Any]) -> None:
+        super().__init__(dict.fromkeys(names) | dict(entries))
+        self._held = entries
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._entries and name not in self._held:
+            raise Unstackable(f"its loss reads '{name}' of the context in some steps only")
+        return self._held[name]
+
+
+def outline(value: Any, exact: bool = False) -> Hashable:
+    """What two contexts, or parts of them, must have in common to be looked at together.
+
+    Args:
+        exact: also what they must have in common to be computed as one: shapes, and numbers that are no tensors.
+    """
+    if isinstance(value, Tensor):
+        return value.dtype, tuple(value.shape) if exact else value.dim()
+    if isinstance(value, Frozen):
+        return Frozen, outline(value.weights, exact)
+    if isinstance(value, Mapping):
+        return tuple(sorted((str(name), outline(entry, exact)) for name, entry in value.items()))
+    if isinstance(value, list | tuple):
+        return type(value), tuple(outline(entry, exact) for entry in value)
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int | float):
+        return type(value), value if exact else None
+    return type(value), id(value) if exact else None
+
+
+class Packed:
+    """The contexts of several clients, in tensors that a vectorised function takes.
+
+    Args:
+        contexts: of one exact `outline`.
+
+    Attributes:
+        tensors: those that differ stacked, (K, ...); those that are the same object for all as they are. axes: 0 or
+        None for each, as `torch.vmap` wants it.
+
+    Raises:
+        Unstackable: an entry is neither a tensor nor the same for all.
+    """
+
+    def __init__(self, contexts: Sequence[Context]) -> None:
+        self.tensors: list[Tensor] = []
+        self.axes: list[int | None] = []
+        self._form = {name: self._pack(name, [context[name] for context in contexts]) for name in contexts[0]}
+
+    def unpacked(self, tensors: Sequence[Tensor]) -> dict[str, Any]:
+        """One client's context; `tensors` in place of its own `tensors`."""
+        return {name: _unpack(entry, tensors) for name, entry in self._form.items()}
+
+    def _pack(self, name: str, values: Sequence[Any]) -> Any:
+        first = values[0]
+        shared = all(value is first for value in values)
+        if isinstance(first, Tensor):
+            self.tensors.append(first if shared else torch.stack(list(values)))
+            self.axes.append(None if shared else 0)
+            return _Slot(len(self.tensors) - 1)
+        if isinstance(first, Frozen):
+            return _Reference(first, self._pack(name, [value.weights for value in values]))
+        if isinstance(first, Mapping):
+            return {key: self._pack(name, [value[key] for value in values]) for key in first}
+        if isinstance(first, list | tuple):
+            return [type(first), *(self._pack(name, entries) for entries in zip(*values, strict=True))]
+        if not shared and not (isinstance(first, int | float | str) and all(value == first for value in values)):
+            raise Unstackable(f"'{name}' in the context of its loss is a {type(first).__name__}, no tensor")
+        return _Constant(first)
+
+
+class _Slot:
+    def __init__(self, place: int) -> None:
+        self.place = place
+
+
+class _Constant:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class _Reference:
+    def __init__(self, network: Frozen, weights: Any) -> None:
+        self.network, self.weights = network, weights
+
+
+def _unpack(entry: Any, tensors: Sequence[Tensor]) -> Any:
+    if isinstance(entry, _Slot):
+        return tensors[entry.place]
+    if isinstance(entry, _Constant):
+        return entry.value
+    if isinstance(entry, _Reference):
+        return entry.network.holding(_unpack(entry.weights, tensors))
+    if isinstance(entry, dict):
+        return {key: _unpack(value, tensors) for key, value in entry.items()}
+    kind, *parts = entry
+    found = [_unpack(part, tensors) for part in parts]
+    return kind(*found) if hasattr(kind, "_fields") else kind(found)

@@ -1,0 +1,281 @@
+"""The clients' work dealt to workers. Which of the executors carries out a run is chosen here, too.
+
+A worker with one computing thread for each core is faster than many threads on one client at a time, and much faster
+beside busy neighbours. The longest jobs go first, so that nobody waits long for the last one. What comes of the jobs is
+put in their order, and no draw depends on who carries out what: the result is that of `Serial`, bit for bit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+from polyfed.core.client import Client
+from polyfed.core.message import read_only
+from polyfed.core.method import Trained
+from polyfed.core.profiling import timed
+from polyfed.core.settings import Training
+from polyfed.engine.executors.base import Executor, Job, Outcome, Scores, Scoring, Serial
+from polyfed.engine.executors.vectorized import Cohort, stack_size
+from polyfed.engine.executors.worker import Crew, Died, Unable, Worker
+from polyfed.errors import PolyfedError, RequestError, RunError
+from polyfed.registry import EXECUTORS
+
+_STEP, _SAMPLE = 3e-4, 4e-10  # seconds per training step; per sample and parameter. Rough: for convolutions too little
+_OURS = ("auto", "serial", "pool", "cohort")
+_LOOKED_AT = 64  # of those that wait
+_WORTH = 0.3  # estimated seconds of a run from which workers, which take some 0.1 s to come and go, are worth having
+
+Say = Callable[[str], None]
+
+
+def chosen(
+    name: str, workers: int | None, crew: Crew, training: Training, say: Say, settings: Mapping[str, Any] | None = None
+) -> Executor:
+    """The executor of a run.
+
+    Args:
+        name: "serial", "pool", "cohort", or "auto": on device "cpu" the pool where it is possible, two or more clients
+            train in a round, and `workers` asks for it, or the work is so much that it pays; on others the cohort. Or
+            one of `EXECUTORS`.
+        workers: so many at the same time, processes or clients of a stack; None: the cores that this process may use,
+            or `cohort.SIZE`.
+        crew: what is worked on. training: how much. say: told when a worker had to be replaced, or of clients that
+            cannot be stacked. settings: of the recipe, if there is one, from which others can make the same clients.
+
+    Raises:
+        RequestError: no such executor, or it is not possible here.
+    """
+    serial = Serial(crew.method, crew.architectures, crew.store, crew.auc)
+    if name not in (*_OURS, *EXECUTORS):
+        known = "', '".join([*_OURS, *list(EXECUTORS)[:-1]])
+        raise RequestError(f"expected the executor '{known}' or '{list(EXECUTORS)[-1]}', came '{name}'")
+    if name in EXECUTORS:
+        other: Executor = EXECUTORS[name](crew, workers, say, settings)
+        return other
+    if name == "serial" and (workers or 1) > 1:
+        raise RequestError(f"expected 1 worker, as the executor 'serial' has one, came {workers}")
+    if name == "cohort" and workers == 1:
+        raise RequestError("expected 2 or more workers, as the executor 'cohort' trains so many clients as one, came 1")
+    drawn = training.drawn(len(crew.clients))
+    device = crew.architectures.device.type
+    if (size := stack_size(name, device, workers)) > 1:
+        return Cohort(crew, size, say)
+    asked = name == "pool" or (name == "auto" and (workers or 1) > 1)
+    if asked and (reason := obstacle(device)):
+        together = "'cohort' or 'auto', by which clients of one network train as one"
+        instead = "'serial' with 1 worker" if device == "cpu" else together
+        raise RequestError(f"expected the executor {instead}, as {reason}")
+    count = min(workers or cores(), len(crew.clients))
+    estimates = _Estimates(crew, training)
+    several = count > 1 and drawn > 1
+    if name == "serial" or (name == "auto" and not several):
+        return serial
+    if not asked and (obstacle(device) or estimates.run() < _WORTH):
+        return serial
+    return Pool(crew, count, estimates, say)
+
+
+def obstacle(device: str) -> str | None:
+    """Why there can be no pool here, or None. device: type of the device where networks compute."""
+    if sys.platform != "linux":
+        return "worker processes need Linux"
+    return None if device == "cpu" else f"worker processes need device 'cpu', and this one is '{device}'"
+
+
+def cores() -> int:
+    """How many cores this process may use: those it is bound to, and its share of them where a container has one."""
+    count = getattr(os, "process_cpu_count", lambda: len(os.sched_getaffinity(0)))()
+    try:
+        share, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        quota = math.inf if share == "max" else int(share) / int(period)
+    except (OSError, ValueError):
+        quota = math.inf
+    return max(1, min(count or 1, math.ceil(quota) if math.isfinite(quota) else sys.maxsize))
+
+
+class _Estimates:
+    """How long a client takes: guessed by its rows and its network's size until it has been measured."""
+
+    def __init__(self, crew: Crew, training: Training) -> None:
+        template = crew.architectures.template
+        self._clients = crew.clients
+        names = {client.architecture for client in crew.clients}
+        self._sizes = {name: sum(p.numel() for p in template(name).parameters()) for name in names}
+        self._training = training
+        self._measured: dict[tuple[int, bool], float] = {}
+
+    def training(self, client: Client) -> float:
+        """Seconds of one round's training, guessed."""
+        rows, settings = len(client.data.train), self._training
+        steps = -(-rows // settings.batch_size)
+        return settings.epochs * (steps * _STEP + rows * self._sizes[client.architecture] * _SAMPLE)
+
+    def run(self) -> float:
+        """Seconds of the training of a whole run, guessed."""
+        mean = sum(map(self.training, self._clients)) / len(self._clients)
+        return self._training.rounds * self._training.drawn(len(self._clients)) * mean
+
+    def seconds(self, asked: Job | Scoring) -> float:
+        """What it took last time, or the guess."""
+        trains = isinstance(asked, Job) and asked.exchange.trains
+        known = self._measured.get((asked.client.id, trains))
+        return self.training(asked.client) if known is None else known
+
+    def note(self, asked: Job | Scoring, seconds: float) -> None:
+        """It took so long."""
+        self._measured[asked.client.id, isinstance(asked, Job) and asked.exchange.trains] = seconds
+
+
+class Pool:
+    """Worker processes that stay for a run: made when they are first needed, ended by `close`.
+
+    A worker that dies is replaced. Its job is done again when the others are through, alone, as memory may have run
+    out; if a worker dies of it again, the client counts as dropped out, or stays without a score.
+
+    Args:
+        crew: what is worked on. workers: how many. estimates: how long things take. say: told of workers that died.
+    """
+
+    def __init__(self, crew: Crew, workers: int, estimates: _Estimates, say: Say) -> None:
+        self.workers = workers
+        self._crew, self._estimates, self._say = crew, estimates, say
+        self._staff: list[Worker] = []
+        self._evaluation = 0
+        self._scored: dict[int, Worker] = {}  # who scored a client last
+        self._instead = Serial(crew.method, crew.architectures, crew.store, crew.auc)  # where no worker can be had
+        self._unable = False
+
+    @timed("idle")
+    def run(self, jobs: Sequence[Job], done: Callable[[int], None]) -> list[Outcome]:
+        """See `Executor`."""
+        if not jobs:
+            return []
+        if not self._staffed():
+            return self._instead.run(jobs, done)
+        found: list[Outcome | None] = self._through(jobs, done)
+        if len(jobs) > 1 and not any(found):
+            raise RunError(f"the worker of every client died, twice, in round {jobs[0].round}; try fewer workers")
+        lost = [Outcome(job.client.id, read_only({}), None, {}, Trained(), dropped=True) for job in jobs]
+        return [one or instead for one, instead in zip(found, lost, strict=True)]
+
+    @timed("idle")
+    def score(self, asked: Sequence[Scoring]) -> list[Scores]:
+        """See `Executor`."""
+        if not asked:
+            return []
+        if not self._staffed():
+            return self._instead.score(asked)
+        self._evaluation += 1
+        found: list[Scores | None] = self._through(asked, lambda _: None)
+        return [one or {} for one in found]
+
+    def close(self) -> None:
+        """See `Executor`."""
+        while self._staff:
+            self._staff.pop().end()
+
+    def _staffed(self) -> bool:
+        """Whether there are workers; those that are missing are made."""
+        if self._unable:
+            return False
+        for gone in [worker for worker in self._staff if not worker.alive()]:
+            self._staff.remove(gone)
+            gone.end()
+        try:
+            fresh = self.workers - len(self._staff)
+            for _ in range(fresh):
+                self._staff.append(Worker(self._crew, self._staff))
+            for worker in self._staff[len(self._staff) - fresh :]:
+                worker.greet()
+        except Unable as reason:
+            self.close()
+            self._say(f"there can be no worker processes ({reason}); all is done by this one")
+            self._unable = True
+        return not self._unable
+
+    def _replace(self, worker: Worker) -> None:
+        self._staff.remove(worker)
+        worker.end()
+        try:
+            self._staff.append(Worker(self._crew, self._staff))
+            self._staff[-1].greet()
+        except Unable as reason:
+            raise RunError(f"a worker died, and there can be no other: {reason}") from None
+
+    def _through(self, asked: Sequence[Any], done: Callable[[int], None]) -> list[Any]:
+        """What came of everything; None where workers died of it, twice."""
+        found: list[Any] = [None] * len(asked)
+        through = 0
+
+        def keep(place: int, result: Any) -> None:
+            nonlocal through
+            found[place], through = result, through + 1
+            done(through)
+
+        order = sorted(range(len(asked)), key=lambda place: -self._estimates.seconds(asked[place]))
+        try:
+            for place in self._dealt(asked, order, keep):
+                for again in self._dealt(asked, [place], keep):
+                    keep(again, None)
+                    self._say(f"{_whose(asked[again])} died again; it counts as dropped out")
+        except BaseException:
+            self.close()  # whatever the others are at
+            raise
+        return found
+
+    def _dealt(self, asked: Sequence[Any], order: Sequence[int], keep: Callable[[int, Any], None]) -> list[int]:
+        """Have what stands at these places done by all workers; the places of those whose worker died.
+
+        Raises:
+            PolyfedError: that of the first in the order of what was asked, as if they were done one after the other.
+        """
+        waiting, busy, died = deque(order), dict[Worker, int](), list[int]()
+        failed: dict[int, PolyfedError] = {}
+        while waiting or busy:
+            for worker in [worker for worker in self._staff if worker not in busy][: len(waiting)]:
+                busy[worker] = self._next(worker, asked, waiting)
+                worker.ask(asked[busy[worker]], self._evaluation)
+            lines = {worker.line: worker for worker in busy}
+            for line in wait(list(lines)):
+                worker = lines[line]  # type: ignore[index]
+                place = busy.pop(worker)
+                try:
+                    result, seconds = worker.answer()
+                except Died as how:
+                    died.append(place)
+                    self._say(f"{_whose(asked[place])} died ({how}); its work is done again")
+                    self._replace(worker)
+                except PolyfedError as error:
+                    failed[place] = error
+                    waiting = deque(one for one in waiting if one < place)
+                else:
+                    self._estimates.note(asked[place], seconds)
+                    keep(place, result)
+        if failed:
+            raise failed[min(failed)]
+        return died
+
+    def _next(self, worker: Worker, asked: Sequence[Any], waiting: deque[int]) -> int:
+        """Take out what the worker shall do next: the first, or of the first few one whose client it scored last.
+
+        As it may remember what the client's network makes of the samples.
+        """
+        place = waiting[0]
+        if isinstance(asked[place], Scoring):
+            known = (p for p in itertools.islice(waiting, _LOOKED_AT) if self._scored.get(asked[p].client.id) is worker)
+            place = next(known, place)
+            self._scored[asked[place].client.id] = worker
+        waiting.remove(place)
+        return place
+
+
+def _whose(asked: Job | Scoring) -> str:
+    return f"round {asked.round}: the worker of client {asked.client.id}"

@@ -1,0 +1,582 @@
+"""The local loop of several clients of one network as one: what `training.train` does, on stacked tensors.
+
+Parameters and buffers are stacked, (K, ...); the losses of all clients are one vectorised call, their gradients one
+backward pass (no client's loss depends on another's weights), and the optimiser, being elementwise, takes one step on
+the stack. Every client draws from its own streams what it draws in `train`. A batch with fewer rows than others is
+filled up with rows of weight 0; where that would change the result (BatchNorm, a loss that does not weigh its rows),
+and where contexts differ in more than values, a step is taken in groups that agree. Who has no batch left leaves.
+
+Whether all this gives what `train` gives is tried on one batch of two clients whenever a step of a new kind comes up.
+
+Shapes: K clients, B rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.client import Client
+from polyfed.core.message import group, tensor
+from polyfed.core.method import Batch, Context, Gradients, Method, Phase, Solved, Trained, Unstackable
+from polyfed.core.modules import load, trainable
+from polyfed.core.profiling import timed
+from polyfed.data.transforms import augmentation
+from polyfed.engine.executors.context_stacking import Packed, Partial, Watched, outline
+from polyfed.engine.local_training import data_of, only, shuffled
+from polyfed.engine.optimizers import Optimiser
+from polyfed.functional.modes import has_batchnorm
+
+_CLOSE = {"cpu": 1e-4}  # of the largest entry: how far a gradient may be off, by type of device
+_ELSEWHERE, _HALF = 1e-2, 1e-1  # where products may be taken in reduced precision, and where they are asked to be
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is known of steps of one kind. read: of the context by the loss. fills: rows of weight 0 change nothing."""
+
+    read: frozenset[str]
+    fills: bool
+
+
+@dataclass
+class Known:
+    """What was tried before: kinds of steps, and phases whose `inputs` must not look at the weights.
+
+    Refusals are kept as text: an exception that was raised would hold the frames it passed, and these the stack.
+
+    Attributes:
+        kinds: what is known of a kind of steps, or why it cannot be stacked.
+        inputs: why the inputs of a phase cannot be drawn for a stack; "" where they can.
+    """
+
+    kinds: dict[Hashable, Kind | str] = field(default_factory=dict)
+    inputs: dict[Hashable, str] = field(default_factory=dict)
+
+
+class Stack:
+    """Clients of one network at work.
+
+    Args:
+        clients: K >= 2, each with its `context`. rows: their networks' tensors, (K, ...) by name, trained in place.
+        method: whose loss. template: the network; what it holds means nothing.
+        known: what was tried before; grows. label: what that may depend on: the network, the exchange.
+        step: gives a block for the passes of each step, see `training.train`.
+    """
+
+    def __init__(
+        self,
+        clients: Sequence[Client],
+        rows: Tensors,
+        method: Method,
+        template: nn.Module,
+        known: Known,
+        label: Hashable = None,
+        step: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> None:
+        self.rows, self._method, self._template = rows, method, template
+        self._known, self._label, self._block = known, label, step
+        self._walks = [_Walk(client, place) for place, client in enumerate(clients)]
+        self._loss = _Loss(method, template)
+        self._device = next(iter(rows.values())).device
+        self._total = torch.zeros(len(clients), dtype=torch.float64, device=self._device)
+        self._sums: Tensors = {}
+        self._own_gradients = type(method).gradients is not Method.gradients
+        self._normed = has_batchnorm(template)
+        self._numbers: dict[Hashable, int] = {}  # of outlines, which are long
+        self._kinds: dict[Hashable, Kind] = {}
+        for walk in self._walks:
+            walk.outline = self._number(outline(walk.client.context))
+
+    @timed("train")
+    def train(self, phases: Sequence[Phase]) -> list[Trained]:
+        """Go through the phases; what it left behind, client by client.
+
+        Raises:
+            Unstackable: these clients cannot train as one; `rows` mean nothing then.
+        """
+        self._template.train()
+        for place, phase in enumerate(phases):
+            for walk in self._walks:
+                walk.client.phase = phase.name
+            with only(self._template, phase):
+                names, _ = trainable(self._template)
+                if names:
+                    self._pass(place, phase, names)
+        for walk in self._walks:
+            walk.client.phase = ""
+        return [
+            Trained(
+                walk.steps,
+                walk.samples,
+                total / max(walk.samples, 1),
+                {name: sums[walk.place] for name, sums in self._sums.items() if name in walk.summed},
+            )
+            for walk, total in zip(self._walks, self._total.tolist(), strict=True)
+        ]
+
+    # a phase --------------------------------------------------------------------------------------------------
+
+    def _pass(self, place: int, phase: Phase, names: Sequence[str]) -> None:
+        held = _Held([walk.client for walk in self._walks], phase, self._device)
+        for walk in self._walks:
+            walk.begin(phase, held.counts[walk.place])
+        label = (self._label, place)
+        if label not in self._known.inputs:
+            self._known.inputs[label] = _trouble(self._try_inputs)
+        if self._known.inputs[label]:
+            raise Unstackable(self._known.inputs[label])
+        masks = self._masks(phase.mask, names)
+        together = [_Part(self._walks, {n: t.clone() for n, t in self.rows.items()}, names, phase, masks)]
+        while together:
+            part = together.pop()
+            turns = part.turns(self._method)
+            if len(turns) < len(part.walks):
+                part.bring_home(self.rows)
+                if not turns:
+                    continue
+                part = part.take([turn.row for turn in turns])
+                turns = [turn.at(row) for row, turn in enumerate(turns)]
+            together += self._step(part, turns, held, label)
+
+    def _masks(self, group_name: str | None, names: Sequence[str]) -> Tensors:
+        """Everybody's masks of the parameters `names`, (K, ...); a client without a mask moves all of its tensor."""
+        if group_name is None:
+            return {}
+        each = [group(walk.client.context, group_name) for walk in self._walks]
+        masked = [name for name in names if any(name in masks for masks in each)]
+        whole = torch.tensor(True)
+        found = {}
+        for name in masked:
+            shape = self.rows[name].shape[1:]
+            rows = [masks.get(name, whole).to(self._device).bool().expand(shape) for masks in each]
+            found[name] = torch.stack(rows)
+        return found
+
+    def _step(self, part: _Part, turns: Sequence[_Turn], held: _Held, label: Hashable) -> list[_Part]:
+        """One step of everybody. Parts that differ in which parameters have a gradient go on apart from each other."""
+        groups: dict[tuple[Kind, Hashable], list[_Turn]] = {}
+        for turn in turns:
+            groups.setdefault(self._group(part, turn, turns, held, label), []).append(turn)
+        found = [self._gradients(part, members, held, kind) for (kind, _), members in groups.items()]
+        for members, (_, loss, sums) in zip(groups.values(), found, strict=True):
+            self._account([part.walks[turn.row] for turn in members], members, loss, sums)
+        rows = [[turn.row for turn in members] for members in groups.values()]
+        if len(found) == 1:
+            part.move(found[0][0])
+            return [part]
+        if all(grads.keys() == found[0][0].keys() for grads, _, _ in found):
+            order = torch.tensor([row for some in rows for row in some]).argsort().to(self._device)
+            part.move({n: torch.cat([grads[n] for grads, _, _ in found])[order] for n in found[0][0]})
+            return [part]
+        parts = [part.take(some) for some in rows]
+        for one, (grads, _, _) in zip(parts, found, strict=True):
+            one.move(grads)
+        return parts
+
+    def _group(
+        self, part: _Part, turn: _Turn, turns: Sequence[_Turn], held: _Held, label: Hashable
+    ) -> tuple[Kind, Hashable]:
+        """What a client's step must have in common with another's, to be taken with it."""
+        walk = part.walks[turn.row]
+        number, given = self._alike(part, turn)
+        alike = (label, number, given)
+        if alike not in self._kinds:
+            full = (label, outline(walk.client.context), given)
+            if full not in self._known.kinds:
+                others = [t for t in turns if t is not turn and self._alike(part, t) == alike[1:]]
+                other = max(others, key=lambda t: held.counts[part.walks[t.row].place], default=turn)
+                self._known.kinds[full] = self._tried(part, [turn, other], held)
+            known = self._known.kinds[full]
+            if isinstance(known, str):
+                raise Unstackable(known)
+            self._kinds[alike] = known
+        kind = self._kinds[alike]
+        if kind not in walk.exact:
+            walk.exact[kind] = self._number(outline(_only_of(walk.client.context, kind.read), exact=True))
+        inputs = outline(_only_of(turn.inputs, kind.read), exact=True) if turn.inputs else ()
+        return kind, (alike, walk.exact[kind], inputs, 0 if kind.fills else turn.count)
+
+    def _alike(self, part: _Part, turn: _Turn) -> tuple[int, Hashable]:
+        return part.walks[turn.row].outline, outline(turn.inputs) if turn.inputs else ()
+
+    def _number(self, found: Hashable) -> int:
+        return self._numbers.setdefault(found, len(self._numbers))
+
+    def _account(self, walks: Sequence[_Walk], turns: Sequence[_Turn], loss: Tensor, sums: Tensors) -> None:
+        rows = torch.tensor([walk.place for walk in walks]).to(self._device)
+        counts = torch.tensor([float(turn.count) for turn in turns], dtype=torch.float64).to(self._device)
+        self._total.index_add_(0, rows, loss.double() * counts)
+        for name, value in sums.items():
+            if name not in self._sums:
+                self._sums[name] = value.new_zeros(len(self._walks), *value.shape[1:])
+            self._sums[name].index_add_(0, rows, value)
+        for walk, turn in zip(walks, turns, strict=True):
+            walk.steps += 1
+            walk.samples += turn.count
+            walk.summed.update(sums)
+
+    # a step -----------------------------------------------------------------------------------------------------
+
+    def _gradients(
+        self, part: _Part, turns: Sequence[_Turn], held: _Held, kind: Kind, trial: bool = False
+    ) -> tuple[Tensors, Tensor, Tensors]:
+        with self._block():
+            return self._passes(part, turns, held, kind, trial)
+
+    def _passes(
+        self, part: _Part, turns: Sequence[_Turn], held: _Held, kind: Kind, trial: bool
+    ) -> tuple[Tensors, Tensor, Tensors]:
+        """Gradients by name, losses and sums of some of the part's clients, (K, ...) each."""
+        walks, rows = [part.walks[turn.row] for turn in turns], [turn.row for turn in turns]
+        whole = rows == list(range(len(part.walks)))
+        tensors = part.tensors if whole else part.some(rows)
+        batch = held.batch(walks, turns, augmented=not trial)
+        names = {**walks[0].client.context, **turns[0].inputs}
+        static = part.packed(walks, kind.read.difference(turns[0].inputs))
+        moving = Packed([_only_of(turn.inputs, kind.read) for turn in turns])
+
+        def context(static_tensors: Sequence[Tensor], moving_tensors: Sequence[Tensor]) -> Partial:
+            return Partial({**static.unpacked(static_tensors), **moving.unpacked(moving_tensors)}, names)
+
+        def loss(tensors: Tensors, batch: Batch, *given: Sequence[Tensor]) -> tuple[Tensor, Tensors]:
+            outcome: Any = torch.func.functional_call(self._loss, self._loss.named(tensors), (batch, context(*given)))
+            return outcome if isinstance(outcome, tuple) else (outcome, {})
+
+        given = (tuple(static.tensors), tuple(moving.tensors))
+        axes = (tuple(static.axes), tuple(moving.axes))
+        losses, sums = torch.func.vmap(loss, in_dims=(0, 0, *axes))(tensors, batch, *given)
+        leaves = {name: tensors[name] for name in part.names}
+        taken = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
+        grads = {name: grad for name, grad in zip(leaves, taken, strict=True) if grad is not None}
+        losses, sums = losses.detach(), {name: value.detach() for name, value in sums.items()}
+        if not whole:
+            part.put_back(rows, tensors)
+        if not self._own_gradients:
+            return grads, losses, sums
+
+        def changed(grads: Tensors, loss: Tensor, sums: Tensors, batch: Batch, *given: Sequence[Tensor]) -> Any:
+            told = context(*given)
+            solved = Solved(Gradients({name: grads.get(name) for name in leaves}, loss, sums), told)
+            made = self._method.gradients(solved, batch, told)
+            return {name: g for name, g in made.grads.items() if g is not None}, made.loss, dict(made.sums)
+
+        found: tuple[Tensors, Tensor, Tensors] = torch.func.vmap(changed, in_dims=(0, 0, 0, 0, *axes))(
+            grads, losses, sums, batch, *given
+        )
+        return found
+
+    # trials -----------------------------------------------------------------------------------------------------
+
+    def _tried(self, part: _Part, turns: Sequence[_Turn], held: _Held) -> Kind | str:
+        """Take a step of this kind with two clients, one after the other and as one, on copies, and compare.
+
+        Returns:
+            What is known of such steps, or why they cannot be stacked.
+        """
+        count = min(turn.count for turn in turns)
+        if not self._normed:  # few enough for other rows to be added with weight 0
+            most = max(held.counts[part.walks[turn.row].place] for turn in turns)
+            count = max(1, min(count, part.walks[0].client.training.batch_size // 2, most // 2))
+        turns = [_Turn(turn.row, turn.chosen[:count], turn.inputs, count) for turn in turns]
+        walks = [part.walks[turn.row] for turn in turns]
+        pair = _Part(walks, part.some([turn.row for turn in turns]), part.names, part.phase, {})
+        read: set[str] = set()
+        try:
+            expected = []
+            for walk, turn in zip(walks, turns, strict=True):
+                load(self._template, {name: t[turn.row].detach() for name, t in part.tensors.items()})
+                watched, batch = Watched({**walk.client.context, **turn.inputs}), held.batch([walk], [turn], False)
+                alone = Batch(*(t[0] for t in batch if t is not None))
+                with self._block():
+                    expected.append(self._method.gradients(self._template, alone, watched))
+                read |= watched.read
+            turns = [turn.at(row) for row, turn in enumerate(turns)]
+            kind = Kind(frozenset(read), fills=False)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("error", message=".*performance drop")  # client by client in truth
+                found = self._gradients(pair, turns, held, kind, trial=True)
+            if not self._agree(found, expected):
+                return "the gradients of two clients as one are not those of one after the other"
+        except Unstackable as reason:
+            return str(reason)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # also one of the method's own, which shows when the client trains alone
+            return self._no_way(error)
+        return replace(kind, fills=not self._normed and self._fills(pair, turns, held, kind, expected))
+
+    def _fills(
+        self, pair: _Part, turns: Sequence[_Turn], held: _Held, kind: Kind, expected: Sequence[Gradients]
+    ) -> bool:
+        """Whether other rows of weight 0 change nothing, as many as there are rows, for one of a pair."""
+        for place, turn in enumerate(turns):
+            extra = held.unlike(pair.walks[place], turn.chosen)
+            if not len(extra):
+                continue
+            filled = [*turns]
+            filled[place] = replace(turn, chosen=torch.cat([turn.chosen, extra[: turn.count]]))
+            try:
+                return self._agree(self._gradients(pair, filled, held, kind, trial=True), expected)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception:  # a loss that wants batches of one size
+                return False
+        return False  # nothing to try it with: copies of the rows that count would change no mean
+
+    def _no_way(self, error: Exception) -> str:
+        text = (str(error).splitlines() or [""])[0]
+        what = "its own way to take gradients" if self._own_gradients else "its loss"
+        return f"{what} cannot be vectorised ({type(error).__name__}: {text})"
+
+    def _agree(self, found: tuple[Tensors, Tensor, Tensors], expected: Sequence[Gradients]) -> bool:
+        """Whether stacked gradients, losses and sums are those of the clients one by one; overflows tell nothing."""
+        grads, losses, sums = found
+        with self._block():
+            half = torch.is_autocast_enabled(self._device.type)
+        close = _HALF if half else _CLOSE.get(self._device.type, _ELSEWHERE)
+        for row, one in enumerate(expected):
+            plain = {name: grad for name, grad in one.grads.items() if grad is not None}
+            if not all(bool(t.isfinite().all()) for t in (one.loss, *plain.values())):
+                continue
+            if grads.keys() != plain.keys() or sums.keys() != one.sums.keys():
+                return False
+            if not _near({n: grads[n][row] for n in grads}, plain, close, 1e-9):
+                return False
+            own, theirs = {n: sums[n][row] for n in sums} | {"": losses[row]}, {**one.sums, "": one.loss}
+            if not all(_near({n: own[n]}, {n: theirs[n]}, close, 1e-6) for n in own):
+                return False
+        return True
+
+    def _try_inputs(self) -> None:
+        """Whether `inputs` leaves the network's weights alone, which it is not given here.
+
+        Raises:
+            Unstackable: it gives something else when they are others.
+        """
+        for walk in self._walks[:2]:
+            seen = []
+            for scale in (1.0, 0.5):
+                load(self._template, {name: scale * t[walk.place] for name, t in _floats(self.rows).items()})
+                seen.append(self._drawn(walk))
+            first, second = (Packed([context]) for context in seen)
+            same = outline(seen[0], exact=True) == outline(seen[1], exact=True)
+            if not same or not all(map(torch.equal, first.tensors, second.tensors)):
+                raise Unstackable("what its `inputs` draws depends on the weights, or changes from call to call")
+
+    def _drawn(self, walk: _Walk) -> Context:
+        """What `inputs` would give next, from a copy of the client's stream."""
+        draws = torch.Generator()
+        draws.set_state(walk.draws.get_state())
+        try:
+            return self._method.inputs(walk.client, walk.steps, draws)
+        except Exception as error:
+            raise Unstackable(self._no_way(error)) from error
+
+
+def _trouble(trial: Callable[[], None]) -> str:
+    """Why the trial fails, "" where it passes."""
+    try:
+        trial()
+    except Unstackable as reason:
+        return str(reason)
+    return ""
+
+
+def _only_of(context: Context, names: frozenset[str]) -> Context:
+    return {name: value for name, value in context.items() if name in names}
+
+
+def _floats(tensors: Tensors) -> Tensors:
+    return {name: t for name, t in tensors.items() if t.is_floating_point()}
+
+
+def _near(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], close: float, least: float) -> bool:
+    """Whether all entries agree up to a share `close` of the largest one, and to `least`; NaN agrees with NaN."""
+    sizes = [t.double().abs().nan_to_num(0.0, 0.0).amax() for t in expected.values() if t.numel()]
+    most = close * float(torch.stack(sizes).max()) + least if sizes else 1.0
+    return all(
+        found[name].shape == t.shape and torch.allclose(found[name].to(t), t, rtol=0.0, atol=most, equal_nan=True)
+        for name, t in expected.items()
+    )
+
+
+class _Loss(nn.Module):
+    """A method's loss as a module around the network, so that `functional_call` reaches the network's tensors."""
+
+    def __init__(self, method: Method, model: nn.Module) -> None:
+        super().__init__()
+        self.method, self.model = method, model
+
+    def forward(self, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
+        """See `Method.loss`."""
+        outcome = self.method.loss(self.model, batch, context)
+        return (outcome[0], dict(outcome[1])) if isinstance(outcome, tuple) else outcome
+
+    @staticmethod
+    def named(tensors: Mapping[str, Tensor]) -> Tensors:
+        """The network's tensors under this module's names."""
+        return {f"model.{name}": t for name, t in tensors.items()}
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """A client's next step. row: where it stands in its part. chosen: rows of its data, the first `count` meant."""
+
+    row: int
+    chosen: Tensor
+    inputs: Context
+    count: int
+
+    def at(self, row: int) -> _Turn:
+        return replace(self, row=row)
+
+
+class _Walk:
+    """A client on its way through its local training, with the streams that it would have alone."""
+
+    def __init__(self, client: Client, place: int) -> None:
+        self.client, self.place = client, place
+        self.draws, self.noise, self._order = (client.generator(name) for name in ("inputs", "augment", "batches"))
+        self.steps = self.samples = 0
+        self.summed: set[str] = set()
+        self.batches: Iterator[Tensor] = iter(())
+        self.outline = 0  # the number of its context's outline, and of that of what the loss reads of it
+        self.exact: dict[Kind, int] = {}
+
+    def begin(self, phase: Phase, held: int) -> None:
+        """A phase; `held` samples of its data."""
+        rows = None if phase.rows is None else tensor(self.client.context, phase.rows)
+        self.batches = shuffled(self.client, phase, held, rows, self._order)
+
+
+@dataclass
+class _Part:
+    """Those who still go through a phase together. tensors: (K, ...) by name; those of `names` are what moves."""
+
+    walks: Sequence[_Walk]
+    tensors: Tensors
+    names: Sequence[str]
+    phase: Phase
+    masks: Tensors
+    optimiser: Optimiser = field(init=False)
+    _contexts: dict[Hashable, Packed] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.tensors |= {name: self.tensors[name].detach().requires_grad_() for name in self.names}
+        client = self.walks[0].client  # all have the same settings, and are in the same round
+        rate = client.training.lr_at(client.round, self.phase.lr)
+        self.optimiser = Optimiser([self.tensors[name] for name in self.names], client.training, rate)
+
+    def turns(self, method: Method) -> list[_Turn]:
+        """The next step of everybody who has one."""
+        found = []
+        for row, walk in enumerate(self.walks):
+            chosen = next(walk.batches, None)
+            if chosen is not None:
+                found.append(_Turn(row, chosen, method.inputs(walk.client, walk.steps, walk.draws), len(chosen)))
+        return found
+
+    def some(self, rows: Sequence[int]) -> Tensors:
+        """Copies of the tensors of some clients; those that move take a gradient."""
+        index = self._index(rows)
+        found = {name: t.detach()[index] for name, t in self.tensors.items()}
+        return found | {name: found[name].requires_grad_() for name in self.names}
+
+    def put_back(self, rows: Sequence[int], tensors: Tensors) -> None:
+        """Take over what a forward pass has changed in such copies: buffers."""
+        index = self._index(rows)
+        for name, t in self.tensors.items():
+            if not t.requires_grad:
+                t[index] = tensors[name]
+
+    def packed(self, walks: Sequence[_Walk], names: frozenset[str]) -> Packed:
+        """The contexts of some clients, as far as they have these names."""
+        key = (names, *(walk.place for walk in walks))
+        if key not in self._contexts:
+            if len(self._contexts) >= 2:  # groups that change from step to step
+                self._contexts.clear()
+            self._contexts[key] = Packed([_only_of(walk.client.context, names) for walk in walks])
+        return self._contexts[key]
+
+    def move(self, grads: Tensors) -> None:
+        """One step of the optimiser; entries whose mask is 0 stay bit for bit."""
+        before = {name: self.tensors[name].detach().clone() for name in self.masks}
+        self.optimiser.step([grads.get(name) for name in self.names])
+        with torch.no_grad():
+            for name, old in before.items():
+                self.tensors[name].copy_(torch.where(self.masks[name], self.tensors[name], old))
+
+    def take(self, rows: Sequence[int]) -> _Part:
+        """Some of the clients, with what the optimiser remembers of them."""
+        index = self._index(rows)
+        masks = {name: mask[index] for name, mask in self.masks.items()}
+        part = _Part([self.walks[row] for row in rows], self.some(rows), self.names, self.phase, masks)
+        part.optimiser.inherit(self.optimiser, index)
+        return part
+
+    def bring_home(self, rows: Tensors) -> None:
+        """Write everybody's tensors to their places in `rows`."""
+        index = torch.tensor([walk.place for walk in self.walks])
+        for name, t in self.tensors.items():
+            rows[name][index.to(t.device)] = t.detach()
+
+    def _index(self, rows: Sequence[int]) -> Tensor:
+        return torch.tensor(rows).to(next(iter(self.tensors.values())).device)
+
+
+class _Held:
+    """The data of a phase, of all its clients in one tensor on the device.
+
+    Attributes:
+        counts: how many samples each client has for the phase.
+    """
+
+    def __init__(self, clients: Sequence[Client], phase: Phase, device: torch.device) -> None:
+        pairs = [data_of(client, phase) for client in clients]
+        self.counts = [len(samples) for samples, _ in pairs]
+        self._prepare: Callable[[Tensor], Tensor] = pairs[0][1]
+        self._augment = augmentation(clients[0].training.augment)
+        self._device = device
+        distinct = {id(samples): samples for samples, _ in pairs if len(samples)}
+        begins = dict(zip(distinct, _begins([len(samples) for samples in distinct.values()]), strict=True))
+        self._begins = [begins.get(id(samples), 0) for samples, _ in pairs]
+        if distinct:
+            self._x = torch.cat([samples.x.to(device) for samples in distinct.values()])
+            self._y = torch.cat([samples.y.to(device) for samples in distinct.values()])
+
+    def unlike(self, walk: _Walk, chosen: Tensor) -> Tensor:
+        """The rows of a client's data, besides `chosen`, whose inputs differ from those of the last row chosen."""
+        begin, count = self._begins[walk.place], self.counts[walk.place]
+        own = self._x[begin : begin + count].reshape(count, -1)
+        differs = (own != own[int(chosen[-1])]).any(dim=1).cpu()
+        differs[chosen] = False
+        return differs.nonzero().flatten()
+
+    def batch(self, walks: Sequence[_Walk], turns: Sequence[_Turn], augmented: bool = True) -> Batch:
+        """A batch of x (K, B, ...) as the network takes it, y, w and rows (K, B), filled up with rows of weight 0."""
+        fill = torch.arange(max(len(turn.chosen) for turn in turns))
+        places = torch.stack([turn.chosen[fill.clamp(max=len(turn.chosen) - 1)] for turn in turns])
+        w = (fill < torch.tensor([turn.count for turn in turns]).unsqueeze(1)).float()
+        begins = torch.tensor([self._begins[walk.place] for walk in walks]).unsqueeze(1)
+        where = (places + begins).to(self._device)
+        x = self._x[where]
+        if self._augment is not None and augmented:
+            for row, (walk, turn) in enumerate(zip(walks, turns, strict=True)):
+                x[row, : turn.count] = self._augment(x[row, : turn.count], walk.noise)
+        x = self._prepare(x.flatten(0, 1)).unflatten(0, places.shape)
+        return Batch(x, self._y[where], w.to(self._device), places.to(self._device))
+
+
+def _begins(counts: Sequence[int]) -> list[int]:
+    return [0, *itertools.accumulate(counts)][: len(counts)]

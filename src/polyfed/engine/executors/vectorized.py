@@ -1,0 +1,180 @@
+"""Clients of one network trained together, as one stack: for a GPU, where one client's steps are too small to fill it.
+
+What comes of it is what `Serial` gives, up to rounding, and the same bits again whenever the same clients train in the
+same stacks. What cannot be stacked is done as `Serial` does it, and one line says so.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Iterator, Sequence
+
+import torch
+from torch import nn
+
+from polyfed.core.client import Client
+from polyfed.core.method import Phase, Unstackable
+from polyfed.engine.executors.base import (
+    Job,
+    Outcome,
+    Scores,
+    Scoring,
+    Serial,
+    at_work,
+    carry_out,
+    hand_in,
+    own_layers,
+    own_weights,
+    placed,
+    receive,
+)
+from polyfed.engine.executors.stacked_clients import Known, Stack, Tensors
+from polyfed.engine.executors.worker import Crew
+from polyfed.engine.local_training import data_of
+
+SIZE = 32  # clients in a stack, unless told; their weights, gradients and activations are in memory at the same time
+
+
+def stack_size(executor: str, device: str, workers: int | None) -> int:
+    """How many clients train as one under these settings of a run, at most; 1: they train one by one."""
+    stacks = executor == "cohort" or (executor == "auto" and device.partition(":")[0] != "cpu")
+    return (workers or SIZE) if stacks else 1
+
+
+class Cohort:
+    """Stacks of clients of one architecture and variant, as far as the method lets one.
+
+    Args:
+        crew: what is worked on. size: of a stack, at most. say: told what is not stacked, and why.
+    """
+
+    workers = 1
+
+    def __init__(self, crew: Crew, size: int, say: Callable[[str], None]) -> None:
+        self._crew, self._size, self._say = crew, size, say
+        self._serial = Serial(crew.method, crew.architectures, crew.store, crew.auc)
+        self._known = Known()
+        self._said: set[str] = set()
+
+    def run(self, jobs: Sequence[Job], done: Callable[[int], None]) -> list[Outcome]:
+        """See `Executor`."""
+        found: dict[int, Outcome] = {}
+        for places in self._stacks(jobs):
+            members = [jobs[place] for place in places]
+            for place, outcome in zip(places, self._together(members), strict=True):
+                found[place] = outcome
+                done(len(found))
+        return [found[place] for place in range(len(jobs))]
+
+    def score(self, asked: Sequence[Scoring]) -> list[Scores]:
+        """See `Executor`; one client after the other."""
+        return self._serial.score(asked)
+
+    def close(self) -> None:
+        """See `Executor`."""
+
+    def _stacks(self, jobs: Sequence[Job]) -> Iterator[list[int]]:
+        """The places of those who may train together: of one network and one kind of data, of similar size."""
+        kinds: dict[Hashable, list[int]] = {}
+        prepares: list[object] = []
+        for place, job in enumerate(jobs):
+            prepare = job.client.prepare
+            if prepare not in prepares:
+                prepares.append(prepare)
+            x = job.client.data.train.x
+            key = (job.client.architecture, job.variant, x.shape[1:], x.dtype, prepares.index(prepare))
+            kinds.setdefault(key, []).append(place)
+        for places in kinds.values():
+            places.sort(key=lambda place: -len(jobs[place].client.data.train))
+            for first in range(0, len(places), self._size):
+                yield sorted(places[first : first + self._size])
+
+    def _together(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
+        """What came of jobs of one kind."""
+        first = jobs[0]
+        kind = (first.client.architecture, first.variant, first.exchange.name)
+        if len(jobs) > 1 and first.exchange.trains:
+            try:
+                yield from self._stacked(jobs, kind)
+                return
+            except Unstackable as reason:
+                self._tell(f"{first.client.architecture}: {reason}")
+        for job in jobs:
+            fresh = functools.partial(self._crew.store.fresh, job.client.architecture, job.variant)
+            yield carry_out(job, self._crew.method, self._crew.architectures, fresh)
+
+    def _tell(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            name = self._crew.method.name or type(self._crew.method).__name__
+            self._say(f"{name}: clients train one after the other; {text}")
+
+    def _stacked(self, jobs: Sequence[Job], kind: Hashable) -> Iterator[Outcome]:
+        """Receive one after the other, train as one, hand in one after the other.
+
+        Raises:
+            Unstackable: before anything has been handed in.
+        """
+        method, architectures, store = self._crew.method, self._crew.architectures, self._crew.store
+        network, variant = jobs[0].client.architecture, jobs[0].variant
+        template = architectures.template(network, variant)
+        if reason := "gradients are bounded row by row" if jobs[0].client.privacy.sgd_clip else _draws(template):
+            raise Unstackable(reason)
+        clients, before, operations = [], [], []
+        rows: list[Tensors] = []
+        for job in jobs:
+            weights = own_weights(job.client, variant, architectures)
+            client = at_work(job.client, variant, architectures, weights)
+            with own_layers(client, job):
+                operations.append(receive(client, job, method, architectures))
+            clients.append(client)
+            before.append(weights)
+            rows.append({name: t.detach().clone() for name, t in _tensors(template).items()})
+        stacked = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+        del rows
+        phases = method.phases(clients[0].training) if jobs[0].exchange.phases is None else jobs[0].exchange.phases
+        stack = Stack(clients, stacked, method, template, self._known, kind, architectures.training)
+        try:
+            _check_data(clients, phases)
+            trained = stack.train(phases)
+        except Unstackable:
+            raise
+        except Exception as error:
+            raise placed(error, clients[0], f"training (with {len(clients) - 1} others)", jobs[0].round) from error
+        for place, (job, client) in enumerate(zip(jobs, clients, strict=True)):
+            tensors = {name: t[place] for name, t in stacked.items()}
+            client.bound = architectures.bound(network, variant, tensors).train()
+            fresh = functools.partial(store.fresh, network, variant)
+            with own_layers(client, job):
+                outcome = hand_in(
+                    client, job, trained[place], method, architectures, fresh, before[place], operations[place]
+                )
+            yield outcome
+
+
+def _tensors(module: nn.Module) -> Tensors:
+    """Parameters and buffers that are part of a client's weights, tied ones once."""
+    held = module.state_dict()
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {name: t for name, t in named.items() if name in held}
+
+
+def _draws(template: nn.Module) -> str | None:
+    """Why the network's layers cannot be run for several clients at once, or None."""
+    kinds = (nn.modules.dropout._DropoutNd,)
+    if any(isinstance(module, kinds) and module.p > 0 for module in template.modules()):
+        return "dropout draws for every client anew"
+    return None
+
+
+def _check_data(clients: Sequence[Client], phases: Sequence[Phase]) -> None:
+    """Whether what each phase trains on can lie in one tensor, and is prepared alike.
+
+    Raises:
+        Unstackable: it cannot.
+    """
+    for phase in phases:
+        pairs = [pair for pair in (data_of(client, phase) for client in clients) if len(pair[0])]
+        kinds = {(samples.x.shape[1:], samples.x.dtype) for samples, _ in pairs}
+        if len(kinds) > 1 or any(prepare != pairs[0][1] for _, prepare in pairs):
+            raise Unstackable(f"inputs of phase '{phase.name or 'training'}' differ in shape or preparation")

@@ -1,0 +1,174 @@
+"""The local loop: the only place where a client's minibatches are walked through."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.client import Client, Prepare
+from polyfed.core.message import Group, group, tensor
+from polyfed.core.method import Batch, Context, Method, Phase, Trained
+from polyfed.core.modules import split, steady
+from polyfed.core.profiling import timed
+from polyfed.data.samples import Samples
+from polyfed.data.transforms import augmentation
+from polyfed.engine.dp_sgd import by_row, draws_of
+from polyfed.engine.optimizers import Optimiser
+from polyfed.errors import RunError
+from polyfed.functional.modes import has_batchnorm
+from polyfed.functional.secure_noise import KeyedUniforms
+
+
+@timed("train")
+def train(
+    client: Client,
+    method: Method,
+    context: Context,
+    most: int | None = None,
+    phases: Sequence[Phase] | None = None,
+    step: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> Trained:
+    """Train `client.model` in place, as `client.training` and the phases say.
+
+    Args:
+        client: at work. method: whose gradients. context: what `receive` returned.
+        most: so many batches of each phase at most, for a trial; None: all.
+        phases: those of the exchange; None: the method's own.
+        step: gives a block for the passes of each step (`Architectures.training`).
+
+    Returns:
+        Steps, samples, mean loss and the method's sums. The loss may be NaN: the caller judges.
+    """
+    model = client.model.train()
+    draws = client.generator("inputs")
+    order = client.generator("batches")
+    noise = client.generator("augment")
+    hiding = draws_of(client, order)
+    steps = samples = 0
+    losses: list[tuple[Tensor, int]] = []  # of the steps, and how many samples each had
+    sums: dict[str, Tensor] = {}
+    for phase in method.phases(client.training) if phases is None else phases:
+        client.phase = phase.name
+        rows = None if phase.rows is None else tensor(context, phase.rows)
+        mask = None if phase.mask is None else group(context, phase.mask)
+        with only(model, phase), steady(model) as (names, parameters), by_row(client, hiding.noise) as bounded:
+            if not parameters:
+                continue
+            optimiser = Optimiser(parameters, client.training, client.training.lr_at(client.round, phase.lr))
+            for batch in itertools.islice(_batches(client, phase, rows, order, noise, hiding.chance), most):
+                with_inputs = {**context, **bounded, **method.inputs(client, steps, draws)}
+                with step():
+                    grads, loss, extra = method.gradients(model, batch, with_inputs)
+                before = {} if mask is None else _copies(names, parameters, mask)
+                optimiser.step([grads.get(name) for name in names])
+                del grads  # at once: the next step's gradients then lie where these did, in the caches
+                if mask is not None:
+                    _restore(dict(zip(names, parameters, strict=True)), before, mask)
+                steps += 1
+                samples += len(batch.y)
+                losses.append((loss.detach(), len(batch.y)))
+                for name, value in extra.items():
+                    sums[name] = sums[name] + value if name in sums else value
+    client.phase = ""
+    total = sum(float(loss) * count for loss, count in losses)  # now, as asking a GPU for a number stops it
+    return Trained(steps, samples, total / max(samples, 1), sums)
+
+
+def data_of(client: Client, phase: Phase) -> tuple[Samples, Prepare]:
+    """What a phase trains on, and how it becomes input."""
+    if phase.data != "public":
+        return getattr(client.data, phase.data), client.prepare
+    if client.public is None:
+        raise RunError("expected data that everybody may see for a phase on 'public', came none; set data.holdout")
+    return client.public.samples, client.public.prepare
+
+
+def _batches(
+    client: Client,
+    phase: Phase,
+    rows: Tensor | None,
+    order: torch.Generator,
+    noise: torch.Generator,
+    chance: torch.Generator | KeyedUniforms,
+) -> Iterator[Batch]:
+    """The minibatches of a phase, see `shuffled` and `by_chance`."""
+    samples, prepare = data_of(client, phase)
+    device = next(iter(client.model.parameters())).device
+    augment = augmentation(client.training.augment)
+    held, by_itself = len(samples), client.privacy.poisson
+    dealt = by_chance(client, phase, held, rows, chance) if by_itself else shuffled(client, phase, held, rows, order)
+    for chosen in dealt:
+        x = samples.x[chosen]
+        x = prepare((x if augment is None or not len(x) else augment(x, noise)).to(device))
+        yield Batch(x, samples.y[chosen].to(device), torch.ones(len(chosen), device=device), chosen.to(device))
+
+
+def shuffled(client: Client, phase: Phase, held: int, rows: Tensor | None, order: torch.Generator) -> Iterator[Tensor]:
+    """Which of the `held` samples of a phase's data make up each of its minibatches, (B,) each, the last one ragged.
+
+    rows: (M,) those that the phase is about; None: all. A single one is left out where BatchNorm could not take it.
+    """
+    rows = torch.arange(held) if rows is None else rows.cpu()
+    size, smallest = client.training.batch_size, 2 if has_batchnorm(client.model) else 1
+    for _ in range(phase.epochs):
+        for places in torch.randperm(len(rows), generator=order).split(size):
+            if len(places) >= smallest:
+                yield rows[places]
+
+
+def by_chance(
+    client: Client, phase: Phase, held: int, rows: Tensor | None, chance: torch.Generator | KeyedUniforms
+) -> Iterator[Tensor]:
+    """As `shuffled`, but every row is in each minibatch by itself, with probability B / M; one may be empty.
+
+    There are as many of them, and B rows in each on average.
+    """
+    rows = torch.arange(held) if rows is None else rows.cpu()
+    size = client.training.batch_size
+    for _ in range(phase.epochs * math.ceil(len(rows) / size)):
+        if isinstance(chance, torch.Generator):
+            drawn = torch.rand(len(rows), generator=chance, dtype=torch.float64)
+        else:
+            drawn = chance((len(rows),))
+        yield rows[drawn < size / len(rows)]
+
+
+@contextlib.contextmanager
+def only(model: nn.Module, phase: Phase) -> Iterator[None]:
+    """Within the block only the phase's parameters take a gradient; layers of which none does run in eval mode."""
+    if phase.trains is None:
+        yield
+        return
+    parts = phase.trains
+    trains = (lambda name: split(model).part_of(name) in parts) if isinstance(parts, tuple) else parts
+    still = [(name, p) for name, p in model.named_parameters() if p.requires_grad and not trains(name)]
+    for _, parameter in still:
+        parameter.requires_grad_(False)
+    learning = {m: [p.requires_grad for p in m.parameters()] for m in model.modules()}
+    resting = [module for module, flags in learning.items() if flags and not any(flags)]
+    for module in resting:
+        module.eval()
+    try:
+        yield
+    finally:
+        for _, parameter in still:
+            parameter.requires_grad_(True)
+        model.train()
+
+
+def _copies(names: Sequence[str], parameters: Sequence[nn.Parameter], mask: Group) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in zip(names, parameters, strict=True) if name in mask}
+
+
+def _restore(parameters: dict[str, nn.Parameter], before: dict[str, Tensor], mask: Group) -> None:
+    """Put back the entries whose mask is 0, bit for bit."""
+    with torch.no_grad():
+        for name, old in before.items():
+            parameters[name].copy_(torch.where(mask[name].to(old.device).bool(), parameters[name], old))

@@ -1,0 +1,176 @@
+"""How much a client computes, and what it holds while it does: counted, so that it is the same on every machine.
+
+Operations are those of matrix products, convolutions and attention, a multiplication and an addition being two of them,
+as PyTorch's dispatcher sees them (`polyfed.engine.round_costs` counts a way forward in the same way). They depend on
+shapes, not on numbers, so that a few steps stand for all of a phase.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from polyfed.core.client import Client
+from polyfed.core.message import shallow, tensor
+from polyfed.core.method import Batch, Context, Method, Phase
+from polyfed.core.modules import steady
+from polyfed.core.randomness import derive, scoped_global
+from polyfed.engine.executors.context_stacking import outline
+from polyfed.engine.local_training import data_of, only
+from polyfed.engine.optimizers import Optimiser
+from polyfed.engine.round_costs import Allocations
+from polyfed.functional.losses import cross_entropy
+from polyfed.functional.modes import has_batchnorm
+
+__all__ = ["Operations", "step_memory", "training_operations"]
+
+Step = Callable[[], AbstractContextManager[Any]]
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> int:
+    return int(sdpa_flop_count(q.shape, k.shape, v.shape))
+
+
+def _attention_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> int:
+    return int(sdpa_backward_flop_count(grad.shape, q.shape, k.shape, v.shape))
+
+
+def _lstm(x: Tensor, of_input: Tensor, of_state: Tensor, *_: Any, **__: Any) -> int:
+    """One direction of one layer; x is (T, B, D), the weights (4 H, D) and (4 H, H)."""
+    return int(2 * x.shape[0] * x.shape[1] * (of_input.numel() + of_state.numel()))
+
+
+def _heads(
+    query: Tensor, key: Tensor, value: Tensor, _: int, __: int, of_inputs: Tensor, *others: Any, **___: Any
+) -> int:
+    """Attention in one operation, with its projections of weights (3 D, D) and (D, D); query is (B, T, D)."""
+    rows, products = query.shape[0] * query.shape[1], 2 * query.shape[1] * key.shape[1]
+    return int(2 * rows * (of_inputs.numel() + others[1].numel()) + 2 * query.shape[0] * products * query.shape[2])
+
+
+def _encoder_layer(x: Tensor, width: int, heads: int, of_inputs: Tensor, *others: Any, **_: Any) -> int:
+    """A transformer's layer in one operation: attention, and two linear layers behind it; x is (B, T, D)."""
+    rows = x.shape[0] * x.shape[1]
+    linear = 2 * rows * (others[10].numel() + others[12].numel())
+    return _heads(x, x, x, width, heads, of_inputs, *others) + int(linear)
+
+
+_aten = torch.ops.aten
+_OTHERS: dict[Any, Callable[..., int]] = {  # that PyTorch's own counter does not know: a CPU's
+    _aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    _aten._native_multi_head_attention: _heads,
+    _aten._transformer_encoder_layer_fwd: _encoder_layer,
+    _aten.mkldnn_rnn_layer: _lstm,
+    _aten.mkldnn_rnn_layer_backward: lambda *args, **named: 2 * _lstm(*args, **named),
+}
+
+
+class Operations(TorchDispatchMode):
+    """Counts the floating-point operations of what is done within the block, which gives what it gives without.
+
+    Attributes:
+        count: so many until now.
+
+    >>> with Operations() as done:
+    ...     product = torch.ones(2, 3) @ torch.ones(3, 5)
+    >>> done.count
+    60
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count: int = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation, in its parts where it is made of such that count."""
+        named, packet = kwargs or {}, func._overloadpacket
+        if packet not in flop_registry and packet not in _OTHERS:
+            with self:
+                made = func.decompose(*args, **named)
+            return func(*args, **named) if made is NotImplemented else made
+        made = func(*args, **named)
+        if packet in _OTHERS:
+            self.count += _OTHERS[packet](*args, **named)
+        else:
+            self.count += int(flop_registry[packet](*args, **named, out_val=made))
+        return made
+
+
+def training_operations(client: Client, method: Method, context: Context, phases: Sequence[Phase], step: Step) -> int:
+    """The operations of what `train` would do now; nothing is changed, and nobody's draws are.
+
+    Of steps that have as many rows, and alike inputs from the method, one is taken.
+
+    Args:
+        client: at work. method: whose gradients. context: what `receive` returned. phases: those to be trained.
+        step: gives a block for the passes of each step (`Architectures.training`).
+    """
+    worker = copy.copy(client)
+    worker.state = shallow(client.state)
+    buffers = [(buffer, buffer.clone()) for buffer in client.model.buffers()]
+    worker.model.train()
+    draws, total, taken = client.generator("inputs"), 0, 0
+    with scoped_global(derive(client.seed, "operations", client.exchange, client.round, client.id)):
+        for phase in phases:
+            worker.phase = phase.name
+            known: dict[Hashable, int] = {}
+            with only(worker.model, phase), steady(worker.model) as (_, parameters):
+                for rows in _sizes(worker, phase, context) if parameters else ():
+                    inputs = method.inputs(worker, taken, draws)
+                    kind = (rows, outline(inputs, exact=True))
+                    if kind not in known:
+                        known[kind] = _one_step(worker, method, {**context, **inputs}, phase, rows, step)
+                    total += known[kind]
+                    taken += 1
+    for buffer, before in buffers:
+        buffer.copy_(before)
+    return total
+
+
+def _sizes(client: Client, phase: Phase, context: Context) -> list[int]:
+    """Rows of each of a phase's minibatches, as `shuffled` deals them."""
+    held = len(data_of(client, phase)[0] if phase.rows is None else tensor(context, phase.rows))
+    size, smallest = client.training.batch_size, 2 if has_batchnorm(client.model) else 1
+    whole, left = divmod(held, size)
+    return phase.epochs * [rows for rows in [size] * whole + [left] if rows >= smallest]
+
+
+def _one_step(client: Client, method: Method, context: Context, phase: Phase, count: int, step: Step) -> int:
+    """The operations of one step with the first `count` rows of a phase's data."""
+    samples, prepare = data_of(client, phase)
+    rows = torch.arange(len(samples)) if phase.rows is None else tensor(context, phase.rows).cpu()
+    chosen, device = rows[:count], next(iter(client.model.parameters())).device
+    ones = torch.ones(count, device=device)
+    batch = Batch(prepare(samples.x[chosen].to(device)), samples.y[chosen].to(device), ones, chosen.to(device))
+    with Operations() as done, step():
+        method.gradients(client.model, batch, context)
+    return int(done.count)
+
+
+def step_memory(client: Client, module: nn.Module) -> int:
+    """Bytes that a network takes while it is trained plainly, by cross entropy: a batch, activations, gradients, the
+    optimiser's state, and the network itself.
+
+    Args:
+        client: whose data and settings. module: stays as it is.
+    """
+    model = copy.deepcopy(module).train()
+    rows = torch.arange(client.training.batch_size) % client.n
+    with steady(model) as (_, parameters), Allocations() as made:
+        device = next(iter(model.parameters())).device
+        optimiser = Optimiser(parameters, client.training, client.lr)
+        for _ in range(2):  # in the second, the optimiser has its state
+            x, y = client.prepare(client.data.train.x[rows].to(device)), client.data.train.y[rows].to(device)
+            loss = cross_entropy(model(x), y, torch.ones(len(y), device=device))
+            optimiser.step(list(torch.autograd.grad(loss, parameters, allow_unused=True)))
+            del x, y, loss
+    held = sum(tensor.nbytes for tensor in module.state_dict().values())
+    return int(held + made.peak)

@@ -1,0 +1,370 @@
+"""The run folder: everything needed to resume, to rebuild tables and figures, and to use the models elsewhere.
+
+    recipe.toml      the resolved settings                     rounds.jsonl   one object per round
+    result.json      written when the run is done              checkpoint/    the last two whole states
+    models/          client-007.safetensors, index.json, which says what each is, and README.md, how each is loaded; of
+                     texts words.txt, the words that have ids
+    tensorboard/     live curves, if they were asked for
+
+Every file is written under a temporary name, flushed to disk and renamed, so that a process killed at any moment leaves
+a folder that resumes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import tomli_w
+from torch import Tensor
+
+from polyfed.core.message import Message, to_bytes
+from polyfed.data.text import WORDS_FILE
+from polyfed.engine.executors.vectorized import stack_size
+from polyfed.engine.longer import obstacle, rounds_of
+from polyfed.errors import RequestError, RunError
+from polyfed.results.schema import (
+    ANALYSIS,
+    ATTACK,
+    CONTINUED,
+    PARTS,
+    RECIPE,
+    RECORD,
+    RESULT,
+    SUM_FILE,
+    check_links,
+    check_shape,
+    parse_json,
+    parse_toml,
+    seal,
+    unseal,
+)
+
+_MADE_FORMS = frozenset({".json", ".csv", ".md", ".png", ".svg"})  # of files that later commands make of a run
+
+
+@contextlib.contextmanager
+def writing(place: Path) -> Iterator[None]:
+    """Within the block, a disk that is full or a folder that may not be written to is one clear line.
+
+    Raises:
+        RunError: what the system said.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RunError(
+            f"cannot write to {place}: {reason}; whole rounds are kept: put that right, then go on with --resume"
+        ) from error
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file so that it is either the old one or the whole new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.unlink(missing_ok=True)
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a file is the half-written one of a process that was killed (see `write_atomically`)."""
+    return name.startswith(tuple(f".{ours}." for ours in PARTS)) and name.endswith(".tmp")
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush a folder's entries to disk, where the system lets one."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+class RunFolder:
+    """One run's folder. Nothing is written before `open`."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the checkpoints lie."""
+        return self.path / "checkpoint"
+
+    def check(self, settings: Mapping[str, Any], resume: bool, force: bool, planned: str = "") -> None:
+        """Whether `open` would succeed.
+
+        Args:
+            settings: of the run. With `resume` they may have more rounds than those of the run that the folder holds.
+            resume, force: see `open`. planned: what of the method depends on the number of rounds.
+
+        Raises:
+            RequestError: the folder holds a run and neither `resume` nor `force` was given, it holds a run of another
+                recipe or one that cannot go on for more rounds, a part of it is a link, or something else lies in its
+                place.
+        """
+        if resume and force:
+            raise RequestError("expected one of --resume and --force, came both")
+        check_links(self.path)
+        if self.path.exists() and not self.path.is_dir():
+            raise RequestError(f"expected a folder for the run, came the file {self.path}")
+        present = [name for name in PARTS if (self.path / name).exists()]
+        if self.path.exists() and not present and not all(_is_ours(entry.name) for entry in self.path.iterdir()):
+            raise RequestError(f"expected an empty or new folder for the run, came {self.path} with other files in it")
+        if present and not resume and not force:
+            raise RequestError(
+                f"{self.path} already holds a run; continue it with --resume (resume=True) or replace it with --force "
+                "(force=True)"
+            )
+        if resume and present:
+            self._same_recipe(settings, planned)
+
+    def _same_recipe(self, settings: Mapping[str, Any], planned: str) -> None:
+        path = self.path / "recipe.toml"
+        try:
+            stored = parse_toml(path.read_bytes())
+            check_shape(stored, RECIPE)
+        except (OSError, ValueError) as error:
+            raise RequestError(f"expected the run's recipe in {path}, came nothing readable: {error}") from None
+        asked = tomllib.loads(tomli_w.dumps(settings))
+        before, now = rounds_of(stored), rounds_of(asked)
+        if before < now:
+            stored = {**stored, "training": {**stored.get("training", {}), "rounds": now}}
+        if difference := _first_difference(stored, asked) or _other_stacks(stored.get("run", {}), asked.get("run", {})):
+            raise RequestError(f"{self.path} holds another recipe's run: {difference}; choose another --out or --force")
+        if before < now and (why := obstacle(asked, self.read_result(), planned)):
+            raise RequestError(
+                f"{self.path} cannot go on from {before} to {now} rounds: {why}; choose another --out or --force"
+            )
+
+    @contextlib.contextmanager
+    def open(self, settings: Mapping[str, Any], resume: bool, force: bool, planned: str = "") -> Iterator[None]:
+        """Make the folder ready, after `check`, and keep other processes out of it within the block.
+
+        With `force` the old run's own files go, with the analyses and attacks made of it, and nothing else. What a
+        killed process left half-written goes too.
+
+        Raises:
+            RequestError: see `check`; or another process is at work in the folder.
+        """
+        self.check(settings, resume, force, planned)
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        with held(self.path):
+            self.check(settings, resume, force, planned)  # it may have changed hands meanwhile
+            with writing(self.path):
+                if force:
+                    self._clear()
+                for place in (self.path, self.checkpoints, self.path / "models"):
+                    for left in place.glob(".*.tmp"):
+                        _remove(left)
+                if not (self.path / "recipe.toml").exists():
+                    self.write_recipe(settings)
+            yield
+
+    def has_fewer_rounds(self, settings: Mapping[str, Any]) -> bool:
+        """Whether the run that the folder holds was to have fewer rounds than these settings."""
+        return rounds_of(parse_toml((self.path / "recipe.toml").read_bytes())) < rounds_of(settings)
+
+    def write_recipe(self, settings: Mapping[str, Any]) -> None:
+        """Keep the settings; they replace those that are there."""
+        with writing(self.path):
+            write_atomically(self.path / "recipe.toml", tomli_w.dumps(settings).encode())
+
+    def clear_made(self) -> None:
+        """Remove the analyses and attacks that were made of the run, and nothing else."""
+        for folder in (self.path / name for name in (ANALYSIS, ATTACK)):
+            for made in [] if folder.is_symlink() else folder.glob("*"):
+                if made.suffix in _MADE_FORMS and made.is_file():
+                    _remove(made)
+            with contextlib.suppress(OSError):  # somebody else's files are in it, or there is none
+                folder.rmdir()
+
+    def _clear(self) -> None:
+        self.clear_made()
+        for name in PARTS:
+            _remove(self.path / name)
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add one round's line."""
+        with writing(self.path), (self.path / "rounds.jsonl").open("ab") as file:
+            file.write(seal(record) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def records(self, upto: int | None = None, sealed: bool = True) -> list[dict[str, Any]]:
+        """The records of rounds 1 to `upto`, or of all; with `sealed`, one without a seal counts as damaged.
+
+        Raises:
+            RequestError: they are not all there, or one is not as it was written.
+        """
+        path = self.path / "rounds.jsonl"
+        lines, kept = self._lines(), list[dict[str, Any]]()
+        for number, line in enumerate(lines[:upto], 1):
+            try:
+                kept.append(unseal(line.rstrip(b"\n"), sealed))
+                check_shape(kept[-1], CONTINUED if sealed else RECORD)
+            except ValueError as error:
+                raise RequestError(f"{path}, line {number}, is damaged: {error}") from None
+        expected = len(lines) if upto is None else upto
+        if len(kept) != expected or any(record.get("round") != number for number, record in enumerate(kept, 1)):
+            raise RequestError(
+                f"expected rounds 1 to {expected} in {path}, as the checkpoint says; they are not all there"
+            )
+        return kept
+
+    def rounds(self, upto: int) -> list[dict[str, Any]]:
+        """`records`; later ones, and a half-written last line, are cut off the file."""
+        kept, lines = self.records(upto), self._lines()
+        if len(lines) > upto:
+            self._write_lines(lines[:upto])
+        return kept
+
+    def replace_last(self, record: Mapping[str, Any]) -> None:
+        """Put another record in the place of the last one."""
+        self._write_lines([*self._lines()[:-1], seal(record) + b"\n"])
+
+    def _write_lines(self, lines: Sequence[bytes]) -> None:
+        with writing(self.path):
+            write_atomically(self.path / "rounds.jsonl", b"".join(lines))
+
+    def _lines(self) -> list[bytes]:
+        path = self.path / "rounds.jsonl"
+        try:
+            return path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        except OSError as error:
+            raise RequestError(f"cannot read {path}: {error.strerror or error}") from None
+
+    def write_result(self, result: Mapping[str, Any]) -> None:
+        """The last thing written of a run."""
+        with writing(self.path):
+            write_atomically(self.path / "result.json", (json.dumps(result, indent=2) + "\n").encode())
+
+    def read_result(self) -> dict[str, Any] | None:
+        """The result of a finished run, or None."""
+        path = self.path / "result.json"
+        if not path.exists():
+            return None
+        try:
+            result = parse_json(path.read_bytes())
+            check_shape(result, RESULT)
+        except (OSError, ValueError) as error:
+            raise RequestError(f"expected a run's result in {path}, came something else: {error}") from None
+        return dict(result)
+
+    def finished(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The result of a run that has all the rounds of these settings behind it, or None."""
+        result, planned = self.read_result(), rounds_of(settings)
+        return None if result is None or result.get("rounds", planned) < planned else result
+
+    @contextlib.contextmanager
+    def models(self) -> Iterator[Callable[[int, Mapping[str, Tensor], Message, Mapping[str, Any]], None]]:
+        """Within the block, a function that writes one client's model: (number, weights, state, what it is).
+
+        Weights go to ``client-007.safetensors``, a state that is not empty to ``client-007.state.safetensors``; at the
+        end `index.json` says what each is, with checksums, and `index.json.sha256` has its own.
+        """
+        folder, index = self.path / "models", {}
+        with writing(folder):
+            folder.mkdir(exist_ok=True)
+
+        def write(number: int, weights: Mapping[str, Tensor], state: Message, about: Mapping[str, Any]) -> None:
+            name = f"client-{number:03d}.safetensors"
+            plain = {key: tensor.detach().cpu().contiguous() for key, tensor in weights.items()}
+            files = {name: safetensors.torch.save(plain)}
+            if state:
+                files[f"client-{number:03d}.state.safetensors"] = to_bytes(state)
+            with writing(folder):
+                for file, data in files.items():
+                    write_atomically(folder / file, data)
+            sums = {file: hashlib.sha256(data).hexdigest() for file, data in files.items()}
+            index[name] = {**about, "sha256": sums}
+
+        yield write
+        listed = (json.dumps(index, indent=2) + "\n").encode()
+        with writing(folder):
+            write_atomically(folder / "index.json", listed)
+            write_atomically(folder / SUM_FILE, f"{hashlib.sha256(listed).hexdigest()}  index.json\n".encode())
+
+    def write_words(self, words: Sequence[str]) -> str:
+        """Write the words that have ids beside the models, one a line; gives the file's checksum."""
+        data = "".join(f"{word}\n" for word in words).encode()
+        with writing(self.path):
+            write_atomically(self.path / "models" / WORDS_FILE, data)
+        return hashlib.sha256(data).hexdigest()
+
+    def write_guide(self, text: str) -> None:
+        """How the models are loaded, beside them."""
+        with writing(self.path):
+            write_atomically(self.path / "models" / "README.md", text.encode())
+
+
+def _remove(entry: Path) -> None:
+    whole = entry.is_dir() and not entry.is_symlink()
+    shutil.rmtree(entry) if whole else entry.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """The folder for this process alone, where the system has such locks; they end with the process."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    with writing(folder):
+        handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RequestError(f"another process is at work in {folder}; let it end, or choose another --out") from None
+        yield
+    finally:
+        os.close(handle)
+
+
+def _other_stacks(stored: Mapping[str, Any], asked: Mapping[str, Any]) -> str | None:
+    """How two ``[run]`` sections differ in which clients train as one, on which the last bits of a result depend."""
+    old, new = (
+        stack_size(run.get("executor", "auto"), run.get("device", "cpu"), run.get("workers")) for run in (stored, asked)
+    )
+    said = [f"clients trained in stacks of {size}" if size > 1 else "clients trained one by one" for size in (old, new)]
+    return None if old == new else f"{said[0]}, now {said[1].removeprefix('clients trained ')} (run.executor)"
+
+
+_MAY_DIFFER = {f"run.{key}" for key in ("out", "checkpoint_every", "executor", "workers", "label", "track")}
+_MAY_DIFFER |= {"run.published", "run.profile_note", "run.changed"}  # what stands beside results or is said of them
+_MAY_DIFFER |= {"run.modules"}  # where modules lie, on this machine
+
+
+def _first_difference(stored: Mapping[str, Any], asked: Mapping[str, Any], place: str = "") -> str | None:
+    """Where two resolved settings differ; where, how often and by whom may, and what is said of the results."""
+    for key in [*stored, *(k for k in asked if k not in stored)]:
+        here = f"{place}{key}"
+        if here in _MAY_DIFFER:
+            continue
+        old, new = stored.get(key), asked.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            if found := _first_difference(old, new, f"{here}."):
+                return found
+        elif old != new:
+            return f"{here} was {old!r}, now {new!r}"
+    return None

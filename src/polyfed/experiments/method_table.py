@@ -1,0 +1,342 @@
+"""The methods side by side: what each is, sends, keeps and takes; and which of them a recipe's models and data carry.
+
+What is said of a method is said once, in its own file: class variables of `Method` and the comments beside the knobs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import io
+import itertools
+import re
+import textwrap
+import tokenize
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from polyfed.errors import PolyfedError
+from polyfed.registry import METHODS
+from polyfed.units import human_bytes, human_seconds
+
+if TYPE_CHECKING:
+    from polyfed.config.recipe import Recipe
+    from polyfed.experiments.session import Prepared
+
+__all__ = ["Fit", "Knob", "describe", "fits", "fits_lines", "knobs", "page", "shown", "to_markdown", "to_text"]
+
+_TIMED_BATCHES = 3  # of each network and method
+_SIZES = len("1023.9 KiB to 1023.9 KiB")
+_SYMBOLS = (
+    ("P", "floats of a client's network: weights and float buffers; P(r): of its slice of width r; P(l): of level l"),
+    ("P_h, P_G", "of its head, of a generator of features"),
+    ("P_m", "of the network beside the clients' own"),
+    ("K (m + n + 1)", "an m x n matrix as its K largest singular values and their vectors"),
+    ("C, S, D", "classes of the task, classes that the client has, features that enter the head"),
+    ("L, r", "inputs that everybody sees, columns of the mean kernel's factor"),
+    ("n_S, q", "pairs of intermediate features, floats of one"),
+    ("M, M_k", "models of others, entries that stay with client k"),
+    ("S(r), S(l)", "floats of BatchNorm's statistics at width r, at level l"),
+    ("w, phi, h", "weights, those before the head, those of the head; w_k, h_k: client k's own"),
+    ("c, m, a, A", "control variates, momentum or masks, anchors, affinities; c_k, m_k, a_k: client k's own"),
+)
+
+
+_KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text", type(None): "none"}
+_SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A setting of a method. name: as a recipe has it. default: its value. about: what the comment beside it says."""
+
+    name: str
+    default: Any
+    about: str
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Whether a recipe can run a method.
+
+    Attributes:
+        method: its name, or a variant's of the recipe. why: what does not fit; None where all does.
+        down, up: network -> bytes to and from one client in round 2; empty where it does not fit.
+        seconds: of a round on average, where that was asked for.
+    """
+
+    method: str
+    why: str | None
+    down: Mapping[str, int] = field(default_factory=dict)
+    up: Mapping[str, int] = field(default_factory=dict)
+    seconds: float | None = None
+
+
+# what a method is -------------------------------------------------------------------------------------------------
+
+
+def describe() -> list[dict[str, Any]]:
+    """One row per registered method: name, paper, differs, down, up, states, scored, needs, knobs (name -> default)
+    and about (name -> what the knob does).
+    """
+    return [_described(name, kind) for name, kind in METHODS.items()]
+
+
+def page(name: str, beside: Sequence[str] = ()) -> dict[str, Any]:
+    """All that is said of one method: a row of `describe`, and kinds (knob -> what values it takes), summary, text (how
+    it works) and deviations (from its paper).
+
+    Args:
+        name: of a registered method, or ``"package.module:Class"``. beside: folders in which the module is looked for.
+
+    Raises:
+        RequestError: no such method, or it is none.
+    """
+    from polyfed.own_methods import method_class, with_knobs
+
+    kind: Any = with_knobs(name, method_class(name, beside))
+    summary, _, own = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")
+    _, _, whole = (inspect.getdoc(inspect.getmodule(kind)) or "").partition("\n\n")
+    text, head, deviations = (own or whole).partition("Deviations from the paper")
+    kinds = typing.get_type_hints(kind, include_extras=True)
+    return {
+        **_described(name, kind),
+        "kinds": {field.name.rstrip("_"): kind_of(kinds[field.name]) for field in dataclasses.fields(kind)},
+        "summary": " ".join(summary.split()),
+        "text": text.strip("\n"),
+        "deviations": " ".join(f"{head}{deviations}".split()),
+    }
+
+
+def _described(name: str, kind: Any) -> dict[str, Any]:
+    method, own = kind(), knobs(kind)
+    told = {key: getattr(kind, key) for key in ("paper", "differs", "down", "up", "states")}
+    row = {"name": name, **told, "scored": method.scored, "needs": _needs(method.needs)}
+    return row | {"knobs": {k.name: k.default for k in own}, "about": {k.name: k.about for k in own}}
+
+
+def kind_of(hint: Any) -> str:
+    """What values a knob of this type takes, in words.
+
+    >>> kind_of(bool), kind_of(Literal["a", "b"]), kind_of(int | None)
+    ('true or false', '"a" or "b"', 'whole number or none')
+    """
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        said = [getattr(one, "metadata", ()) for one in inner[1:]]
+        bounds = [word for one in itertools.chain(*said) for word in _bounds(one)]
+        return " ".join([kind_of(inner[0]), " and ".join(bounds)]).rstrip()
+    if origin is Literal:
+        return " or ".join(shown(value) for value in inner)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(map(kind_of, inner))
+    return _KINDS.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _bounds(rule: Any) -> list[str]:
+    """A bound of pydantic's as it is written."""
+    return [f"{sign} {getattr(rule, key):g}" for key, sign in _SIGNS.items() if hasattr(rule, key)]
+
+
+def knobs(kind: type[Any]) -> list[Knob]:
+    """The fields of a method's class in order. Where its source cannot be read, nothing is said about them."""
+    said = {name: words for base in reversed(kind.__mro__) for name, words in _comments(base).items() if words}
+    return [Knob(f.name.rstrip("_"), f.default, said.get(f.name, "")) for f in dataclasses.fields(kind)]
+
+
+def _needs(needs: Any) -> list[str]:
+    """What is not off."""
+    given = {f.name: getattr(needs, f.name) for f in dataclasses.fields(needs) if f.name != "instead"}
+    off = {f.name: f.default for f in dataclasses.fields(needs)}
+    return [name if value is True else f"{name}={value}" for name, value in given.items() if value != off[name]]
+
+
+@functools.cache
+def _comments(kind: type[Any]) -> dict[str, str]:
+    """Name of a class's attribute -> the comment at the end of its line, or else those on the lines above it."""
+    try:
+        source = textwrap.dedent(inspect.getsource(kind))
+    except (OSError, TypeError):
+        return {}
+    found: dict[str, str] = {}
+    above: list[str] = []
+    for line in _lines(source):
+        words = [token.string for token in line if token.type != tokenize.COMMENT]
+        said = [token.string.lstrip("# ") for token in line if token.type == tokenize.COMMENT]
+        if words[1:2] == [":"]:
+            found[words[0]] = " ".join(said or above)
+        above = [] if words or not said else [*above, *said]  # a comment before an empty line is another's
+    return found
+
+
+def _lines(source: str) -> Iterator[list[tokenize.TokenInfo]]:
+    """The logical lines of a source, comments included, without what only tells of their shape."""
+    shape = {tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    line: list[tokenize.TokenInfo] = []
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type in (tokenize.NEWLINE, tokenize.NL) and (token.type == tokenize.NEWLINE or not _open(line)):
+            yield line
+            line = []
+        elif token.type not in shape and token.type != tokenize.NL:
+            line.append(token)
+
+
+def _open(line: Sequence[tokenize.TokenInfo]) -> bool:
+    """Whether a bracket is still open, so that the line goes on."""
+    words = [token.string for token in line if token.type == tokenize.OP]
+    return sum(word in "([{" for word in words) > sum(word in ")]}" for word in words)
+
+
+# showing ----------------------------------------------------------------------------------------------------------
+
+
+def to_text(rows: Sequence[Mapping[str, Any]], width: int = 100) -> str:
+    """The rows of `describe` for a terminal: a paragraph per method, a line per knob."""
+    lines = []
+    for row in rows:
+        lines += [f"{row['name']}: {row['paper']}"]
+        for head, value in (
+            ("may differ", row["differs"]),
+            ("down", row["down"]),
+            ("up", row["up"]),
+            ("keeps", row["states"]),
+            ("scored", row["scored"]),
+            ("needs", ", ".join(row["needs"]) or "nothing"),
+        ):
+            lines += textwrap.wrap(f"{head:<10}  {value}", width, initial_indent="  ", subsequent_indent=" " * 14)
+        for name, default in row["knobs"].items():
+            head = f"{name} = {shown(default)}"
+            about = f"  # {row['about'][name]}" if row["about"][name] else ""
+            lines += textwrap.wrap(head + about, width, initial_indent="    ", subsequent_indent=" " * 8)
+        lines.append("")
+    for symbol, meaning in _SYMBOLS:
+        lines += textwrap.wrap(f"{symbol:<11} {meaning}", width, subsequent_indent=" " * 12)
+    return "\n".join(lines)
+
+
+def symbols_in(text: str) -> list[tuple[str, str]]:
+    """The symbols, and their meanings, that come up in what is said of sizes."""
+    words = set(re.findall(r"[A-Za-z]+(?:_\w+)?", text))
+    return [entry for entry in _SYMBOLS if words & set(re.findall(r"[A-Za-z]+(?:_\w+)?", entry[0]))]
+
+
+def to_markdown() -> str:
+    """The table of methods as docs/methods/README.md has it."""
+    heads = ["method", "paper", "may differ between clients", "down", "up", "kept between rounds", "scored", "knobs"]
+    lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join("---" for _ in heads) + " |"]
+    for row in describe():
+        own = ", ".join(f"`{name}` {shown(default)}" for name, default in row["knobs"].items())
+        cells = [
+            f"[{row['name']}]({row['name']}.md)",
+            *(row[key] for key in ("paper", "differs", "down", "up", "states")),
+        ]
+        lines.append("| " + " | ".join(_cell(cell) for cell in (*cells, f"`{row['scored']}`", own or "none")) + " |")
+    symbols = "\n".join(f"| {_cell(symbol)} | {_cell(meaning)} |" for symbol, meaning in _SYMBOLS)
+    return (
+        "# Methods\n\n"
+        "Made by `polyfed methods --markdown`; `polyfed methods` also says what each knob does. Sizes are in\n"
+        "numbers, of 4 bytes where nothing else is said, per client and round. For bytes with models and data of\n"
+        "your own, and for what does not fit them: `polyfed methods --fits RECIPE.toml`.\n\n"
+        + "\n".join(lines)
+        + "\n\n| symbol | |\n| --- | --- |\n"
+        + symbols
+        + "\n"
+    )
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def shown(value: Any) -> str:
+    """A value as a recipe has it."""
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def fits_lines(found: Iterable[Fit], timed: bool = False) -> Iterator[str]:
+    """The answers of `fits` for a terminal, each as it comes: bytes per client, least to most, or why not.
+
+    timed: with the seconds of a round.
+    """
+    column = max(map(len, METHODS))
+    up = f"{'up, per client':<{_SIZES}}  a round" if timed else "up, per client"
+    yield f"{'method':<{column}}  runs  {'down, per client':<{_SIZES}}  {up}"
+    for one in found:
+        why = None if one.why is None else " ".join(one.why.removeprefix(one.method).split())
+        last = "" if one.seconds is None else _short(one.seconds)
+        answer = (
+            f"yes   {_range(one.down):<{_SIZES}}  {_range(one.up):<{_SIZES}}  {last}" if why is None else f"no    {why}"
+        )
+        yield f"{one.method:<{column}}  {answer}".rstrip()
+
+
+def _short(seconds: float) -> str:
+    return f"{1000 * seconds:.0f} ms" if seconds < 1 else human_seconds(seconds)
+
+
+def _range(sizes: Mapping[str, int]) -> str:
+    if not sizes:
+        return ""
+    low, high = human_bytes(min(sizes.values())), human_bytes(max(sizes.values()))
+    return low if low == high else f"{low} to {high}"
+
+
+# what fits a recipe -----------------------------------------------------------------------------------------------
+
+
+def fits(
+    recipe: str | Path | Recipe,
+    overrides: Sequence[str] = (),
+    measure: bool = True,
+    *,
+    methods: Sequence[str] | None = None,
+    timed: bool = False,
+) -> Iterator[Fit]:
+    """For every method, and every variant in the recipe's ``[methods]``: does it run on these models and data?
+
+    With the knobs that the recipe gives to a method; the others have their defaults. Bytes are those of messages, from
+    two rounds of one batch each with one client of every network. Nothing is written.
+
+    Args:
+        recipe: a TOML file, or a `Recipe`. overrides: ``"data.clients=20"``, as ``--set`` on the command line.
+        measure: play the rounds; False: only ask whether models and data fit, and tell no bytes.
+        methods: only these methods and variants. timed: play them with some batches more, and all of the clients' data,
+            for the seconds of a round.
+
+    Raises:
+        RequestError: the recipe is wrong, a method is not known, or the data are not there.
+    """
+    from polyfed.config.recipe import Recipe
+    from polyfed.experiments.session import Prepared
+
+    base = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe, overrides)
+    names = list(dict.fromkeys([*METHODS, *base.variants()] if methods is None else methods))
+    for name in names if methods is not None else ():
+        base.choose(name)
+    data = Prepared()
+    data.dealt(base)
+    for name in names:
+        try:
+            yield _fit(name, base, data, measure, timed)
+        except PolyfedError as error:
+            yield Fit(name, str(error))
+
+
+def _fit(name: str, base: Recipe, data: Prepared, measure: bool, timed: bool) -> Fit:
+    from polyfed.experiments import dry_run
+    from polyfed.experiments.session import prepare
+
+    federation = prepare(base.choose(name), data=data)
+    if timed:
+        found = dry_run.measure(federation, batches=_TIMED_BATCHES)
+        down, up = ({kind.name: getattr(kind, way)[1] for kind in found.architectures} for way in ("down", "up"))
+        return Fit(name, None, down, up, found.seconds_round)
+    down, up = dry_run.message_bytes(federation) if measure else ({}, {})
+    return Fit(name, None, down, up)

@@ -1,0 +1,373 @@
+"""A client's personal model out of a finished run's folder, and what it says of new inputs.
+
+Everything needed lies in the run folder's ``models/``: the weights, and `index.json`, which says what network they are
+of and in what form it takes its inputs. Neither the data set nor the recipe is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from polyfed.core.build_models import architectures_of
+from polyfed.core.client import as_floats
+from polyfed.core.device import named_device
+from polyfed.core.message import Message, from_bytes
+from polyfed.core.method import Method
+from polyfed.core.modules import exported
+from polyfed.core.randomness import scoped_global
+from polyfed.data.inference_inputs import Form, Inputs, numbered, read
+from polyfed.data.text import WORDS_FILE, Vocabulary, Words
+from polyfed.data.transforms import Prepare
+from polyfed.errors import RequestError, described
+from polyfed.escaping import csv_text
+from polyfed.models.zoo import build
+from polyfed.own_methods import method_class
+from polyfed.registry import check_trusted
+from polyfed.results.schema import MODEL, PREPARE, SUM_FILE, check_links, check_shape, parse_json
+
+__all__ = ["ClientModel", "Predictions", "load_model", "predict"]
+
+CHUNK = 128  # rows per forward pass
+_BUILDING = ("architecture", "companion", "method", "knobs")  # what of an entry of the index networks are made by
+_MOST = 2**24  # classes, words, or anything else that an entry of the index says how many there are of
+_LARGEST_INPUT = 2**28  # numbers of one input
+_WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
+_TYPES = {
+    str(kind).removeprefix("torch."): kind
+    for kind in (*_WHOLE, torch.float16, torch.bfloat16, torch.float32, torch.float64)
+}
+
+
+@dataclass(frozen=True, eq=False)
+class ClientModel:
+    """A client's personal model, ready to score inputs.
+
+    client: number. architecture: name. network: in eval mode, on `device`. method: whose `predict` makes the scores.
+    state: the named tensors that `predict` sees. form: how inputs are stored. prepare: stored inputs to the network's.
+    """
+
+    client: int
+    architecture: str
+    network: nn.Module
+    method: Method
+    state: Message
+    form: Form
+    prepare: Callable[[Tensor], Tensor]
+    device: torch.device
+
+    def scores(self, x: Tensor) -> Tensor:
+        """Scores (N, C), on the CPU, of inputs (N, ...) as the run stored them."""
+        with torch.inference_mode():
+            parts = [
+                self.method.predict(self.network, self.prepare(p.to(self.device)), self.state) for p in x.split(CHUNK)
+            ]
+            return torch.cat(parts).cpu()
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What a model says.
+
+    names: of the inputs, a row's number or a file's name. scores: (N, C). labels: (N,) int64, where they are known.
+    class_names: one per class. unknown: names of the texts of which the run knew no word, so that nothing but their
+    length speaks in their scores.
+    """
+
+    names: tuple[str, ...]
+    scores: Tensor
+    labels: Tensor | None
+    class_names: tuple[str, ...]
+    unknown: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        right = "" if self.accuracy is None else f", accuracy {self.accuracy:.4f}"
+        return f"Predictions({len(self.names)} inputs, {self.scores.shape[1]} classes{right})"
+
+    @property
+    def classes(self) -> Tensor:
+        """The predicted classes, (N,) int64."""
+        return self.scores.argmax(dim=1)
+
+    @property
+    def probabilities(self) -> Tensor:
+        """(N, C): the softmax of the scores."""
+        return self.scores.float().softmax(dim=1)
+
+    @property
+    def accuracy(self) -> float | None:
+        """The share that is right; None without labels."""
+        return None if self.labels is None else float((self.classes == self.labels).double().mean())
+
+    def rows(self, probabilities: bool = False) -> list[dict[str, Any]]:
+        """One per input: name, class, class_name, probability; on request ``probability_<class>`` of all classes."""
+        rows = []
+        for name, label, shares in zip(self.names, self.classes.tolist(), self.probabilities.tolist(), strict=True):
+            called = self.class_names[label] if label < len(self.class_names) else str(label)
+            row = {"name": name, "class": label, "class_name": called, "probability": shares[label]}
+            every = {f"probability_{number}": share for number, share in enumerate(shares)}
+            rows.append({**row, **(every if probabilities else {})})
+        return rows
+
+    def to_csv(self, probabilities: bool = False) -> str:
+        """`rows` under a heading; probabilities with six decimals."""
+        rows = self.rows(probabilities)
+        lines = [{k: f"{v:.6f}" if isinstance(v, float) else v for k, v in row.items()} for row in rows]
+        return csv_text(list(rows[0]), lines)
+
+
+def predict(
+    run: str | Path,
+    client: int,
+    data: str | Path | Tensor | NDArray[Any],
+    *,
+    device: str = "cpu",
+    image_column: str | None = None,
+    label_column: str | None = None,
+    text_column: str | None = None,
+    resize: bool = False,
+    trust: bool = False,
+) -> Predictions:
+    """What a client's personal model says of new inputs.
+
+    Args:
+        run: a finished run's folder. client: number.
+        data: files as `polyfed.data.inference_inputs.read` takes them, or inputs (N, ...) as the run stored them.
+        device: where the network computes.
+        image_column, label_column, text_column: of Parquet files, where they cannot be told; of CSV files the last two.
+        resize: bring images of another size to that of the run's, bilinear; without it they are refused.
+        trust: whether code that the folder names may be imported, see `load_model`.
+
+    Raises:
+        RequestError: see `load_model` and `polyfed.data.inference_inputs.read`.
+    """
+    model = load_model(run, client, device, trust)
+    form = _resizing(model.form) if resize else model.form
+    if isinstance(data, Tensor | np.ndarray):
+        inputs = numbered(torch.as_tensor(data), form, "the tensor given")
+    elif not isinstance(data, str | os.PathLike):
+        raise RequestError(f"data: expected the path of files, or inputs as a tensor, got {described(data)}")
+    else:
+        inputs = read(Path(data), form, image_column, label_column, text_column)
+    return _predicted(model, inputs)
+
+
+def _resizing(form: Form) -> Form:
+    """The form, for images of any size."""
+    if not form.images:
+        raise RequestError(f"resize is of images, got it where the run's inputs are {form}")
+    height, width = form.shape[1:]
+    return dataclasses.replace(form, image_size=(height, width))
+
+
+def _predicted(model: ClientModel, inputs: Inputs) -> Predictions:
+    try:
+        scores = model.scores(inputs.x)
+    except IndexError:
+        if inputs.x.dtype != torch.int64:
+            raise
+        low, high = inputs.x.aminmax()
+        raise RequestError(f"expected ids of the run's vocabulary, came {int(low)} to {int(high)}") from None
+    return Predictions(inputs.names, scores, inputs.y, model.form.class_names, inputs.unknown)
+
+
+# loading ----------------------------------------------------------------------------------------------------------
+
+
+def load_model(run: str | Path, client: int, device: str = "cpu", trust: bool = False) -> ClientModel:
+    """A client's personal model from a finished run's folder; nothing is unpickled.
+
+    Args:
+        run: the folder. client: number. device: where the network computes.
+        trust: whether networks and methods that are not polyfed's ("package.module:name") may be imported, from where
+            the run found them. Whoever wrote the folder says what that is: trust your own folders, and those whose code
+            you have read.
+
+    Raises:
+        RequestError: no finished run, no such client, code that is not trusted, a damaged file, a link, weights that do
+            not fit the network, a network that a run folder cannot rebuild.
+    """
+    folder, place = Path(run) / "models", named_device(device)
+    check_links(Path(run))
+    name, entry = _entry(Path(run), client)
+    check_trusted(run, {key: entry.get(key) for key in _BUILDING}, trust)
+    try:
+        check_shape(entry, MODEL)
+        _check_sizes(entry, name)
+        if not entry["zoo"]:
+            raise RequestError(
+                f"client {client}'s network came as a module, which a run folder does not hold; make it again and "
+                f"load {folder / name} into it with safetensors.torch.load_model"
+            )
+        if entry.get("vectors") is not None:
+            raise RequestError(
+                f"client {client}'s network looks words up in the vectors of '{entry['vectors']}', which a run folder "
+                f"does not hold; such runs are scored while they train"
+            )
+        form = Form(
+            tuple(entry["input"]["shape"]),
+            _TYPES[entry["input"]["type"]],
+            entry["image_size"],
+            tuple(entry["class_names"]),
+            tuple(entry.get("feature_names", ())),
+            entry.get("label_column"),
+            _vocabulary(entry, folder),
+        )
+        prepare = _prepare(entry["prepare"], client)
+        method = _method(entry["method"], entry["knobs"], entry.get("modules", []))
+        files = {file: _checked(folder / file, wanted) for file, wanted in entry["sha256"].items()}
+        state = next((from_bytes(data) for file, data in files.items() if file != name), {})
+        with scoped_global(0):  # initial weights are drawn, and overwritten
+            network = method.personal(_built(entry, method, form.shape))
+        _fill(network, files[name], folder / name)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        raise RequestError(
+            f"expected {folder / 'index.json'} as this version writes it, came another: {why}"
+        ) from error
+    state = {
+        k: v.to(place) if isinstance(v, Tensor) else {n: t.to(place) for n, t in v.items()} for k, v in state.items()
+    }
+    return ClientModel(client, entry["architecture"], network.to(place).eval(), method, state, form, prepare, place)
+
+
+def _prepare(said: Any, client: int) -> Callable[[Tensor], Tensor]:
+    """From stored inputs to the network's, as an entry of the index says."""
+    if said is None:
+        raise RequestError(
+            f"client {client}'s inputs went through a function of your own (prepare), which a run folder does not "
+            "hold; make the network as models/README.md shows, and prepare its inputs as for the run"
+        )
+    if said == "plain":
+        return as_floats
+    check_shape(said, PREPARE, "prepare")
+    return Prepare(tuple(said["mean"]), tuple(said["std"]), bool(said.get("table")))
+
+
+def _vocabulary(entry: Mapping[str, Any], folder: Path) -> Vocabulary | None:
+    """How the run read texts; None where its inputs were none, or its folder does not say."""
+    texts = entry.get("texts")
+    if texts is None:
+        return None
+    words = _checked(folder / WORDS_FILE, texts["sha256"]).decode().split("\n")[:-1]
+    return Vocabulary(tuple(words), entry["input"]["shape"][0], texts["column"], entry["vocabulary"])
+
+
+def _built(entry: Mapping[str, Any], method: Method, shape: tuple[int, ...]) -> nn.Module:
+    """The network that the client trained, as an entry of the index says; its weights are any."""
+    own, companion = entry["architecture"], entry.get("companion")
+    words = None if entry.get("vocabulary") is None else Words(vocabulary=entry["vocabulary"]).ids
+    builders = {
+        name: functools.partial(
+            build,
+            name,
+            shape,
+            entry["classes"],
+            entry["feature_dim"],
+            words,
+            fetch=False,
+            beside=entry.get("modules", []),
+        )
+        for name in (own, companion)
+        if name is not None
+    }
+    architectures = architectures_of(method, builders, 0, torch.device("cpu"), companion=companion)
+    return architectures.template(own, entry["variant"])
+
+
+def _method(name: str, knobs: Mapping[str, Any], beside: Sequence[str]) -> Method:
+    """The method with the knobs of a JSON file, in which tuples are lists."""
+    kind = method_class(name, beside)
+    return TypeAdapter(kind).validate_json(json.dumps(knobs)) if dataclasses.is_dataclass(kind) else kind()
+
+
+def _check_sizes(entry: Mapping[str, Any], name: str) -> None:
+    """Whether what an entry of the index says of sizes, types and files can be; name: of the weights' file."""
+    shape, size, kind = entry["input"]["shape"], entry["image_size"], entry["input"]["type"]
+    of_images = [] if size is None else size if isinstance(size, list) else [size]
+    numbers = [entry[key] for key in ("classes", "feature_dim", "vocabulary") if entry.get(key) is not None]
+    if not shape or not all(isinstance(n, int) and 1 <= n <= _MOST for n in [*shape, *of_images, *numbers]):
+        raise ValueError(f"expected sizes from 1 to {_MOST}, got {shape}, {size} and {numbers}")
+    if size is not None and ([size, size] if isinstance(size, int) else size) != shape[1:]:
+        raise ValueError(f"expected images of the size of the input, {shape[1:]}, got {size}")
+    if math.prod(shape) > _LARGEST_INPUT:
+        raise ValueError(f"expected an input of at most {_LARGEST_INPUT} numbers, got {shape}")
+    if kind not in _TYPES:
+        raise ValueError(f"expected an input's type among {', '.join(_TYPES)}, got '{kind}'")
+    allowed = {name, name.replace(".safetensors", ".state.safetensors")}
+    if strange := sorted(entry["sha256"].keys() - allowed):
+        raise ValueError(f"expected checksums of {' and '.join(sorted(allowed))}, got one of '{strange[0]}'")
+
+
+def _entry(run: Path, client: int) -> tuple[str, Mapping[str, Any]]:
+    """The name of a client's weights, and what the index says of them."""
+    if isinstance(client, bool) or not isinstance(client, int | np.integer):
+        raise RequestError(f"client: expected the number of a client, got {described(client)}")
+    if not (run / "result.json").exists():
+        came = f"{run}, which holds no result.json" if run.is_dir() else f"{run}, which is no folder"
+        raise RequestError(f"expected the folder of a finished run, came {came}")
+    path = run / "models" / "index.json"
+    try:
+        index, name = parse_json(_listed(path)), f"client-{client:03d}.safetensors"
+        if not isinstance(index, dict):
+            raise ValueError(f"expected models by their files' names, got {described(index)}")
+        if name in index:
+            return name, dict(index[name])
+    except (OSError, ValueError, TypeError) as error:
+        raise RequestError(f"expected a list of models in {path}, came nothing readable: {error}") from None
+    numbers = [file.removeprefix("client-").partition(".")[0].lstrip("0") or "0" for file in index]
+    known = ", ".join(numbers[:10]) + (f", ... {numbers[-1]}" if len(numbers) > 10 else "")
+    raise RequestError(f"expected a client whose model is in {path.parent} ({known}), came {client}")
+
+
+def _listed(path: Path) -> bytes:
+    """The list's bytes, as they were written, where their checksum lies beside it."""
+    sums = path.with_name(SUM_FILE)
+    return _checked(path, sums.read_bytes()[:64].decode("ascii", "replace")) if sums.exists() else path.read_bytes()
+
+
+def _checked(path: Path, wanted: str) -> bytes:
+    """A file's bytes, as they were written."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise RequestError(f"cannot read {path}: {error.strerror or error}") from None
+    if hashlib.sha256(data).hexdigest() != wanted:
+        raise RequestError(f"{path} is damaged: it is not what its checksum says")
+    return data
+
+
+def _fill(network: nn.Module, data: bytes, path: Path) -> None:
+    """Exported weights into the network: all of them, and of its shapes."""
+    try:
+        weights = safetensors.torch.load(data)
+    except (SafetensorError, TypeError, OverflowError, RuntimeError, MemoryError) as error:
+        raise RequestError(f"expected weights as safetensors in {path}, came something else: {error}") from None
+    own = exported(network)
+    if strange := sorted(own.keys() ^ weights.keys()):
+        whose = "the network" if strange[0] in own else "the file"
+        raise RequestError(f"{path} does not fit the network as it is built now: only {whose} has '{strange[0]}'")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            if tensor.shape != weights[name].shape:
+                built, came = tuple(tensor.shape), tuple(weights[name].shape)
+                raise RequestError(
+                    f"{path} does not fit the network as it is built now: '{name}' is {came}, not {built}"
+                )
+            tensor.copy_(weights[name])

@@ -1,0 +1,137 @@
+"""What finished runs have cost in privacy, counted anew from their records: by two accountants, at any delta."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from polyfed.core.releases import Release, Unit
+from polyfed.engine.accounting import counted, epsilon_of
+from polyfed.engine.privacy_ledger import UNITS, read
+from polyfed.errors import RequestError
+from polyfed.functional.gaussian_mechanism import classic_epsilon
+from polyfed.report.run_records import RunRecord, find_runs
+from polyfed.report.text_tables import Column, percent, text_block
+
+_DELTA = 1e-5
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What the client that has given away most has, in one run and of one unit.
+
+    Attributes:
+        run: its name. seed, accuracy: of the run; the accuracy in [0, 1], or None.
+        unit: "client" (whether it takes part) or "sample" (what one of its rows holds).
+        what: which releases it is about. client: whose. releases: how many.
+        noise: of one of them, over the most that it can change; the least. drawn: share of the rows that it is about.
+        delta: at which epsilon is told.
+        rdp, pld: epsilon, by two accountants; one exact answer where no rows are drawn.
+        classic: epsilon of that one release by the classic formula, which knows of no drawing.
+    """
+
+    run: str
+    seed: int | None
+    accuracy: float | None
+    unit: Unit
+    what: tuple[str, ...]
+    client: int
+    releases: int
+    noise: float
+    drawn: float
+    delta: float
+    rdp: float
+    pld: float
+    classic: float
+
+
+def spent(folders: Sequence[Path | str], delta: float | None = None) -> list[Spent]:
+    """Of every finished run below these folders that has released anything with noise, a line for each unit.
+
+    Args:
+        delta: at which; None: as each run says.
+
+    Raises:
+        RequestError: no such run, a delta that is none, or dp-accounting is needed and not installed.
+    """
+    if delta is not None and not 0 < delta < 1:
+        raise RequestError(f"--delta: expected a number above 0 and below 1, came {delta:g}")
+    found = [one for run in find_runs(folders) if run.finished for one in _of_run(run, delta)]
+    if not found:
+        raise RequestError(
+            "expected runs with noise on what clients send or in how they train ([privacy], a method's feature_clip), "
+            "came none"
+        )
+    return found
+
+
+def _of_run(run: RunRecord, delta: float | None) -> list[Spent]:
+    accounts: dict[int, list[Release]] = {}
+    for record in run.rounds:
+        for client, releases in read(record.get("releases", ())).items():
+            accounts.setdefault(client, []).extend(releases)
+    at = delta or float(run.result.get("delta", _DELTA))
+    found = []
+    for unit in UNITS:
+        mine = {i: _merged([one for one in account if one.unit == unit]) for i, account in accounts.items()}
+        if any(mine.values()):
+            found.append(_line(run, unit, mine, at))
+    return found
+
+
+def _merged(releases: Sequence[Release]) -> tuple[Release, ...]:
+    return tuple(dataclasses.replace(one, times=times) for one, times in counted(releases).items())
+
+
+def _line(run: RunRecord, unit: Unit, accounts: dict[int, tuple[Release, ...]], delta: float) -> Spent:
+    epsilons = {account: epsilon_of(account, delta) for account in set(accounts.values())}
+    client = max(accounts, key=lambda i: epsilons[accounts[i]])
+    worst = accounts[client]
+    loudest = min(worst, key=lambda one: one.noise)
+    with warnings.catch_warnings():  # the table says so of all of them
+        warnings.simplefilter("ignore")
+        classic = classic_epsilon(loudest.noise, 1.0, delta)
+    return Spent(
+        run=run.name or run.method,
+        seed=run.result.get("seed"),
+        accuracy=run.result.get("accuracy"),
+        unit=unit,
+        what=tuple(sorted({one.what for one in worst})),
+        client=client,
+        releases=sum(one.times for one in worst),
+        noise=loudest.noise,
+        drawn=loudest.drawn / loudest.held if loudest.sampled else 1.0,
+        delta=delta,
+        rdp=epsilons[worst],
+        pld=max(epsilon_of(account, delta, "pld") for account in epsilons),
+        classic=classic,
+    )
+
+
+def to_text(lines: Sequence[Spent], width: int = 100) -> str:
+    """A table, and what its numbers cover."""
+    columns = [
+        Column("run", [one.run for one in lines], words=True),
+        Column("seed", ["-" if one.seed is None else str(one.seed) for one in lines]),
+        Column("accuracy", [percent(one.accuracy) for one in lines]),
+        Column("unit", [one.unit for one in lines], words=True),
+        Column("of", [", ".join(one.what) for one in lines], words=True),
+        Column("releases", [str(one.releases) for one in lines]),
+        Column("noise", [f"{one.noise:.3g}" for one in lines]),
+        Column("rows", [percent(one.drawn) for one in lines]),
+        Column("epsilon\nRDP", [f"{one.rdp:.4g}" for one in lines]),
+        Column("epsilon\nPLD", [f"{one.pld:.4g}" for one in lines]),
+        Column("one release,\nclassic", [f"{one.classic:.4g}{'*' if one.classic > 1 else ''}" for one in lines]),
+    ]
+    deltas = ", ".join(f"{delta:g}" for delta in sorted({one.delta for one in lines}))
+    notes = [
+        f"epsilon at delta {deltas}, of the client that has given away most; noise over what it hides; rows drawn in %",
+    ]
+    if any(one.classic > 1 for one in lines):
+        notes.append("* above 1 the classic formula is not proved: no guarantee")
+    if any("features" in one.what and "training" not in one.what for one in lines):
+        notes.append("features: for given weights, which were trained without noise and go up as they are")
+    return "\n".join([text_block(columns, width), "", *notes])

@@ -1,0 +1,280 @@
+"""A grid over settings: every combination is run, Local beside it, and one is chosen by validation, never by test.
+
+Like a comparison, a sweep is checked as a whole before its first run; what is done already is not run again, what was
+interrupted goes on, and a run that fails does not keep the others from running.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from polyfed.config.recipe import Recipe, parse_override
+from polyfed.engine.federation import Tracker
+from polyfed.errors import RequestError
+from polyfed.experiments.session import Member, Prepared, check_all, run_all
+from polyfed.markup import notes, paragraph
+from polyfed.report.run_records import RunRecord, find_runs, show_value
+from polyfed.report.sweeps import Cell, SweepRow, SweepTable, draw, short_names, tabulate, to_html, to_text, write
+from polyfed.tracking.console import Console
+
+__all__ = ["Sweep", "parse", "sweep"]
+
+_OWN = ("method", "methods")  # the tables of a method's own knobs, which mean nothing to Local
+_SLUG = 100  # characters of a folder's name
+_TOKEN = re.compile(r""" "(?:\\.|[^"\\])*" | '[^']*' | . """, re.VERBOSE | re.DOTALL)  # a TOML string, or a character
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What `sweep` leaves behind. failures: ``"lr=0.1, seed 0"`` -> why; files: table and figure in `folder`.
+
+    unlearnt: likewise, the line on each run, where nothing was learnt with any of the settings.
+    """
+
+    folder: Path
+    table: SweepTable | None
+    files: tuple[Path, ...] = ()
+    failures: Mapping[str, str] = field(default_factory=dict)
+    unlearnt: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def chosen(self) -> SweepRow | None:
+        """The combination chosen by validation; None where none was run with all seeds."""
+        return None if self.table is None else self.table.chosen
+
+    def __str__(self) -> str:
+        return "no run was finished" if self.table is None else to_text(self.table)
+
+    def __repr__(self) -> str:
+        failed = f", {len(self.failures)} runs failed" if self.failures else ""
+        return f"Sweep({self.table!r}{failed}, in {self.folder})"
+
+    def _repr_html_(self) -> str:
+        shown = paragraph(str(self)) if self.table is None else to_html(self.table)
+        return f"{shown}{notes(f'{run} failed: {why}' for run, why in self.failures.items())}"
+
+
+@dataclass(frozen=True)
+class _Point:
+    """One combination. settings: of the swept keys. words: all settings, as the command line takes them."""
+
+    name: str
+    slug: str
+    recipe: Recipe
+    settings: Mapping[str, Any]
+    words: tuple[str, ...] = ()
+
+
+def parse(texts: Sequence[str]) -> dict[str, list[Any]]:
+    """``["method.lr=0.1,1", "data.clients=5"]`` to ``{"method.lr": [0.1, 1], "data.clients": [5]}``.
+
+    Commas within TOML's quotes and brackets separate nothing. A key given twice has the values given last.
+
+    Raises:
+        RequestError: no ``SECTION.KEY=VALUE``, or nothing between two commas.
+    """
+    found: dict[str, list[Any]] = {}
+    for text in texts:
+        key, _, values = text.partition("=")
+        pieces = _split(values)
+        if len(pieces) > 1 and not all(pieces):
+            raise RequestError(f"expected values with commas between ({key}=A,B), came '{text}'")
+        parsed = [parse_override(f"{key}={piece}" if "=" in text else text) for piece in pieces]
+        name = ".".join(parsed[0][0])
+        found.pop(name, None)
+        found[name] = [value for _, value in parsed]
+    return found
+
+
+def _split(text: str) -> list[str]:
+    """At the commas that lie in no quotes and no brackets."""
+    pieces, depth = [""], 0
+    for token in _TOKEN.findall(text):
+        depth += (token in ("[", "{")) - (token in ("]", "}"))
+        if token == "," and depth <= 0:
+            pieces.append("")
+        else:
+            pieces[-1] += token
+    return [piece.strip() for piece in pieces]
+
+
+def sweep(
+    recipe: str | Path,
+    settings: Mapping[str, Any],
+    *,
+    method: str | None = None,
+    seeds: Sequence[int] = (0,),
+    out: str | Path | None = None,
+    force: bool = False,
+    progress: bool = False,
+    device: str | None = None,
+    workers: int | None = None,
+    profile: str | None = None,
+) -> Sweep:
+    """Run all combinations of settings x seeds, and choose one by validation accuracy. Local runs beside them.
+
+    Chosen is the combination with the highest validation accuracy of the method's main stage in the last evaluated
+    round, mean over seeds, among those that were run with all seeds; the first where several are equal.
+
+    Args:
+        recipe: a TOML file; the data need validation rows.
+        settings: dotted key -> a list of values to try, or one value that holds throughout:
+            ``{"method.header_lr": [0.01, 0.1], "training.rounds": 5}``. A value that is a list stands in a list.
+        method: a method's or a variant's name, in place of the recipe's own.
+        seeds: one run of every combination for each.
+        out: folder; default ``runs/<recipe>-sweep``. Runs lie in ``<out>/<settings>/seed-<n>``; the table (md, csv,
+            json) and, for one or two swept keys of which one is a number, the figure (png, svg) in `out`.
+        force: run again what is already done.
+        progress: show how it gets on, on standard error.
+        device, workers, profile: as for `polyfed.run`.
+
+    Raises:
+        RequestError: the request is wrong, or there are no validation rows; nothing has been written.
+        Interrupted: Ctrl-C; call it again to go on.
+    """
+    values = {key: list(value) if isinstance(value, list | tuple) else [value] for key, value in settings.items()}
+    swept = _swept(values, seeds)
+    options = {"method": method, "device": device, "workers": workers, "profile": profile}
+    points = list(_points(recipe, values, swept, **options))
+    _check_different(points)
+    folder = Path(out if out is not None else points[0].recipe.run.out or f"runs/{points[0].recipe.stem}-sweep")
+    beside = {point.slug: _local(point) for point in points if point.recipe.method.name != "local"}
+    every = [*{local.slug: local for local in beside.values()}.values(), *points]
+    members = [
+        Member(point.name, point.recipe.with_run(seed=seed, out=None), folder / point.slug / f"seed-{seed}")
+        for seed in dict.fromkeys(seeds)
+        for point in every
+    ]
+    data = Prepared()
+    pending = check_all(members, folder, force, data)
+    _check_validation(pending, data)
+    watchers: list[Tracker] = [Console()] if progress else []
+    failures = run_all(members, pending, force, data, watchers)
+    runs = _by_slug(members, failures)
+    cells = [
+        Cell(
+            point.settings,
+            runs[point.slug],
+            complete=len(runs[point.slug]) == len(set(seeds)),
+            beside=runs[beside[point.slug].slug] if point.slug in beside else (),
+            words=point.words,
+        )
+        for point in every
+    ]
+    table = tabulate(swept, cells, [f"{title} failed: {reason}" for title, reason in failures.items()])
+    files = () if table is None else (*write(table, folder), *draw(table, folder))
+    return Sweep(folder, table, files, failures, _unlearnt(points, runs))
+
+
+def _unlearnt(points: Sequence[_Point], runs: Mapping[str, Sequence[RunRecord]]) -> dict[str, str]:
+    """``"lr=1e6, seed 0"`` -> the line on a run that learnt nothing; empty if any run, with any settings, did."""
+    every = {f"{point.name}, seed {run.seed}": run.result for point in points for run in runs[point.slug]}
+    told = {title: str(result["nothing_learnt"]) for title, result in every.items() if result.get("nothing_learnt")}
+    return told if len(told) == len(every) else {}
+
+
+# the grid -----------------------------------------------------------------------------------------------------------
+
+
+def _swept(values: Mapping[str, Sequence[Any]], seeds: Sequence[int]) -> list[str]:
+    """The keys with several values, once it is known that they can be swept."""
+    for key, given in values.items():
+        if not given:
+            raise RequestError(f"{key}: expected at least one value, came none")
+        if key == "run.seed":
+            raise RequestError("run.seed: expected a setting of the experiment; for seeds give --seeds 0,1")
+        if key.startswith("run.") and len(given) > 1:
+            raise RequestError(f"{key}: expected one value, as [run] is no part of the experiment, came {len(given)}")
+    if not seeds:
+        raise RequestError("expected at least one seed, came none")
+    swept = [key for key, given in values.items() if len(given) > 1]
+    if not swept:
+        raise RequestError("expected several values for at least one setting (--set training.lr=0.01,0.1), came none")
+    return swept
+
+
+def _points(
+    recipe: str | Path, values: Mapping[str, Sequence[Any]], swept: Sequence[str], **options: Any
+) -> Iterator[_Point]:
+    """Every combination, the last key's values changing fastest; `options` are those of `Recipe.load`."""
+    named = [word for key in ("profile", "method") if options[key] for word in (f"--{key}", options[key])]
+    for combination in itertools.product(*values.values()):
+        asked = dict(zip(values, combination, strict=True))
+        resolved = Recipe.load(recipe, [f"{key}={_toml(value)}" for key, value in asked.items()], **options)
+        words = itertools.chain(*(("--set", f"{key}={_word(key, value)}") for key, value in asked.items()))
+        settings = {key: asked[key] for key in swept}
+        yield _Point(_name(settings), _slug(settings), resolved, settings, (*named, *words))
+
+
+def _local(point: _Point) -> _Point:
+    """Local with the same settings, but for the method's own knobs."""
+    settings = {key: value for key, value in point.settings.items() if key.partition(".")[0] not in _OWN}
+    name, slug = (", ".join(["local", _name(settings)]), f"local_{_slug(settings)}") if settings else ("local", "local")
+    return _Point(name, slug, point.recipe.choose("local"), settings)
+
+
+def _name(settings: Mapping[str, Any]) -> str:
+    names = short_names(list(settings))
+    return ", ".join(f"{names[key]}={show_value(value)}" for key, value in settings.items())
+
+
+def _slug(settings: Mapping[str, Any]) -> str:
+    """A folder's name; where the settings cannot be read from it, it ends with their digest."""
+    plain = _name(settings).replace(", ", "_")
+    slug = re.sub(r"[^A-Za-z0-9_.+=-]+", "-", plain)[:_SLUG]
+    exact = json.dumps(dict(settings), sort_keys=True, default=str)
+    return slug if slug == plain else f"{slug}-{hashlib.blake2b(exact.encode(), digest_size=4).hexdigest()}"
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML writes it."""
+    try:
+        return tomli_w.dumps({"value": value}).partition(" = ")[2].strip()
+    except TypeError:
+        raise RequestError(f"expected values that a recipe can hold, came {value!r}") from None
+
+
+def _word(key: str, value: Any) -> str:
+    """The same as short as ``--set`` takes it: text that reads as nothing else needs no quotes."""
+    bare = isinstance(value, str) and _split(value) == [value] and parse_override(f"{key}={value}")[1] == value
+    return str(value) if bare else _toml(value)
+
+
+def _check_different(points: Sequence[_Point]) -> None:
+    """Two combinations that come to the same experiment would be one row too many, and one key without effect."""
+    seen: dict[str, _Point] = {}
+    for point in points:
+        settings = json.dumps(point.recipe.with_run(changed=[]).to_dict(), sort_keys=True, default=str)
+        if settings in seen:
+            raise RequestError(
+                f"expected values that make a difference, came {seen[settings].name} and {point.name}, which come to "
+                "the same settings"
+            )
+        seen[settings] = point
+
+
+def _check_validation(pending: Sequence[Member], data: Prepared) -> None:
+    for member in pending:
+        if not any(len(client.validation) for client in data.dealt(member.recipe).clients):
+            raise RequestError(
+                f"a sweep chooses by validation accuracy: expected validation rows ({member.title}), came none with "
+                f"data.split = '{member.recipe.data.split}'; use for instance '8:1:1' or 'official:9:1'"
+            )
+
+
+def _by_slug(members: Sequence[Member], failures: Mapping[str, str]) -> dict[str, list[RunRecord]]:
+    """The finished runs of each combination, in order of seeds."""
+    done = [member.folder for member in members if member.title not in failures]
+    found: dict[str, list[RunRecord]] = {member.folder.parent.name: [] for member in members}
+    for run in find_runs(done) if done else ():
+        found[run.path.parent.name].append(run)
+    return {slug: sorted(runs, key=lambda run: run.seed) for slug, runs in found.items()}

@@ -1,0 +1,115 @@
+"""Matrices that travel in fewer bytes: half precision, or 8-bit integers with one scale per column.
+
+    precision   members                                            bytes of (L, R)
+    float32     values float32 (L, R)                              4 L R
+    float16     values float16 (L, R), scale float32 ()            2 L R + 4
+    int8        values int8 (L, R), scale float32 (R,)             L R + 4 R
+
+The matrix is scale * values. Rounding is to the nearest: in float16 an entry is off by at most 2^-11 of itself, or
+2^-25 of the largest entry if that is more; in int8 by at most 1/254 of the largest entry of its column.
+
+Shapes: L rows, R columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from polyfed.functional.centering import nonzero
+
+Precision = Literal["float32", "float16", "int8"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+
+_STEPS = 127  # int8 on either side of 0; -128 is not used
+
+
+@torch.no_grad()
+def pack(matrix_LR: Tensor, precision: Precision) -> dict[str, Tensor]:
+    """The members of the table above, new tensors on the matrix's device.
+
+    float16 is divided by max|matrix| first, so that nothing overflows; int8 by each column's largest entry.
+
+    Raises:
+        ValueError: an unknown precision; not a matrix of finite numbers with rows and columns.
+
+    >>> pack(torch.tensor([[1.0, 0.0], [-127.0, 0.0]]), "int8")
+    {'values': tensor([[   1,    0],
+            [-127,    0]], dtype=torch.int8), 'scale': tensor([1., 0.])}
+    """
+    _known(precision)
+    if matrix_LR.dim() != 2 or matrix_LR.numel() == 0 or not matrix_LR.is_floating_point():
+        found = f"{matrix_LR.dtype} of shape {tuple(matrix_LR.shape)}"
+        raise ValueError(f"expected a matrix of floats with rows and columns, got {found}")
+    wide = matrix_LR.to(torch.float32, copy=True)
+    if not bool(wide.isfinite().all()):
+        raise ValueError("expected finite float32 numbers to pack, got inf or nan")
+    if precision == "float32":
+        return {"values": wide}
+    if precision == "float16":
+        scale = wide.abs().amax()
+        return {"values": (wide / nonzero(scale)).to(torch.float16), "scale": scale}
+    scale_R = wide.abs().amax(dim=0) / _STEPS
+    return {"values": (wide / nonzero(scale_R)).round().clamp(-_STEPS, _STEPS).to(torch.int8), "scale": scale_R}
+
+
+@torch.no_grad()
+def unpack(group: Mapping[str, Tensor]) -> Tensor:
+    """What ``pack`` made, as float32 (L, R); its precision is read off its types.
+
+    Raises:
+        ValueError: what ``pack`` does not make: other names, types or shapes, inf or nan, a negative scale.
+    """
+    tensors = all(isinstance(member, Tensor) for member in group.values())
+    if not tensors or "values" not in group or not set(group) <= {"values", "scale"}:
+        raise ValueError(f"expected a packed matrix of tensors 'values' and 'scale', got {_listed(group)}")
+    values_LR, scaled = group["values"], "scale" in group
+    named = {torch.float32: "float32", torch.float16: "float16", torch.int8: "int8"}
+    precision = named.get(values_LR.dtype)
+    if precision is None or values_LR.dim() != 2 or values_LR.numel() == 0:
+        raise ValueError(
+            f"expected 'values' as a matrix of float32, float16 or int8, got {values_LR.dtype} of shape "
+            f"{tuple(values_LR.shape)}"
+        )
+    if scaled != (precision != "float32"):
+        raise ValueError(f"expected {'no' if scaled else 'a'} 'scale' beside 'values' of {precision}")
+    matrix_LR = values_LR.to(torch.float32, copy=True)
+    if scaled:
+        scale = group["scale"]
+        shape = () if precision == "float16" else (values_LR.shape[1],)
+        if scale.dtype != torch.float32 or scale.shape != shape:
+            raise ValueError(
+                f"expected 'scale' of {precision} as float32 of shape {shape}, got {scale.dtype} of shape "
+                f"{tuple(scale.shape)}"
+            )
+        if bool((scale < 0).any()):
+            raise ValueError(f"expected 'scale' of at least 0, got {float(scale.min())}")
+        matrix_LR *= scale
+    if not bool(matrix_LR.isfinite().all()):
+        raise ValueError("expected a packed matrix of finite numbers, got inf or nan")
+    return matrix_LR
+
+
+def packed_nbytes(rows: int, columns: int, precision: Precision) -> int:
+    """Bytes of all members of a packed (rows, columns) matrix.
+
+    Raises:
+        ValueError: an unknown precision.
+
+    >>> packed_nbytes(5000, 128, "int8")
+    640512
+    """
+    _known(precision)
+    return {"float32": 4 * rows * columns, "float16": 2 * rows * columns + 4, "int8": (rows + 4) * columns}[precision]
+
+
+def _known(precision: str) -> None:
+    if precision not in PRECISIONS:
+        raise ValueError(f"expected a precision among {', '.join(PRECISIONS)}, got '{precision}'")
+
+
+def _listed(group: Mapping[str, Tensor]) -> str:
+    return ", ".join(f"'{name}'" for name in sorted(group)) or "nothing"

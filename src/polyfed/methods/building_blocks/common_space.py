@@ -1,0 +1,112 @@
+"""FedIN's pairs in one common shape, where clients' networks differ in width or family.
+
+A client has two matrices: P_in (C, c) for the channels of what enters its intermediate part, P_out (F, D) for its
+representation. It sends g x g places and their summary, with C channels, and F numbers (`functional.feature_pooling`);
+it takes others' inputs back through the transpose of P_in, and compares its own outputs by way of P_out:
+
+    l_IN = mean (P_out f(P_in' s_in; w_in) - s_out)^2
+
+The matrices are orthogonal, and begin as a function of the run's seed and of the widths alone, so that networks of one
+width have the same ones. Fixed ones stay so. Trained ones are each client's own: after its local training they take one
+step against the mean gradient of l_IN, plus that of mean (P_in' P_in s_in - s_in)^2 + mean (P_out' P_out s_out -
+s_out)^2 on what it is about to send, and become the nearest orthogonal matrices to that, so that a transpose goes on
+being the inverse and no matrix shrinks to fit all pairs.
+
+In a context: "p_in", "p_out", and "cut" (1, ...), a sample of what enters the intermediate part, for its shape.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from polyfed.core import inference
+from polyfed.core.acting import ActsWith
+from polyfed.core.client import Client
+from polyfed.core.message import Group, group
+from polyfed.core.method import Context, Trained
+from polyfed.core.modules import split
+from polyfed.core.randomness import generator
+from polyfed.functional.feature_pooling import from_common, layout, nearest_orthogonal, orthogonal, to_common
+
+Projection = Literal["none", "fixed", "trained"]
+Size = Annotated[int, Field(ge=1), ActsWith("projection", ("fixed", "trained"))]  # of the common shape
+Rate = Annotated[float, Field(gt=0), ActsWith("projection", ("trained",))]
+_MATRICES = ("p_in", "p_out")
+
+
+@dataclass(frozen=True)
+class Common:
+    """The common shape of pairs: (1 + grid grid, channels) and (features).
+
+    lr: step size of the matrices; None: they are fixed.
+    """
+
+    channels: int
+    grid: int
+    features: int
+    lr: float | None = None
+
+    def matrices(self, client: Client) -> dict[str, Tensor]:
+        """What a context needs, of a client at work, on its network's device; trained ones take a gradient."""
+        model = split(client.model)
+        cut = inference.apply(model.extract, model, client.data.train.x[:1], client.prepare)
+        if "projections" in client.state:
+            own: Group = group(client.state, "projections")
+        else:
+            c, d, seed = layout(cut.shape[1:]).channels, model.feature_dim, client.seed
+            own = {"p_in": _begun(seed, "in", self.channels, c), "p_out": _begun(seed, "out", self.features, d)}
+        moving = self.lr is not None
+        return {"cut": cut, **{n: own[n].to(cut, copy=True).requires_grad_(moving) for n in _MATRICES}}
+
+    def project(self, pairs: Group, matrices: Group) -> dict[str, Tensor]:
+        """Pairs of the client's own shapes in the common one."""
+        p_in, p_out = (matrices[name].to(pairs["s_in"].device) for name in _MATRICES)
+        return {"s_in": to_common(pairs["s_in"], p_in, self.grid), "s_out": pairs["s_out"] @ p_out.T}
+
+    def send(self, client: Client, pairs: Group, trained: Trained) -> dict[str, Tensor]:
+        """The client's own pairs as they are sent after training; moves its matrices first, where they are trained."""
+        matrices = self.matrices(client)
+        if self.lr is not None:
+            matrices |= _moved(matrices, pairs, trained.sums or {}, self.lr, self.grid)
+            client.state |= {"projections": {name: matrices[name].cpu() for name in _MATRICES}}
+        return self.project(pairs, matrices)
+
+
+def misfit(model: Any, context: Context) -> Tensor:
+    """l_IN on the pairs "s_in" and "s_out" of a context, which are in the common shape where it has matrices."""
+    s_in, s_out = context["s_in"], context["s_out"]
+    if "p_in" in context:
+        found = model.transform(from_common(s_in, context["p_in"], context["cut"].shape[1:])) @ context["p_out"].T
+    else:
+        found = model.transform(s_in)
+    loss: Tensor = (found - s_out).square().mean()
+    return loss
+
+
+def moving(context: Context) -> dict[str, Tensor]:
+    """The matrices of a context that are trained, by name."""
+    return {name: context[name] for name in _MATRICES if name in context and context[name].requires_grad}
+
+
+@functools.lru_cache(maxsize=64)
+def _begun(seed: int, cut: str, size: int, width: int) -> Tensor:
+    return orthogonal(size, width, generator(seed, f"projection {cut}", size, width))
+
+
+def _moved(matrices: Group, pairs: Group, sums: Mapping[str, Tensor], lr: float, grid: int) -> dict[str, Tensor]:
+    """The matrices after their step. sums: of the gradients of l_IN by matrix, and of "in_steps"; {} without pairs."""
+    p_in, p_out = leaves = [matrices[name].detach().requires_grad_() for name in _MATRICES]
+    s_in, s_out = (pairs[part].to(p_in) for part in ("s_in", "s_out"))
+    with torch.enable_grad():
+        again = from_common(to_common(s_in, p_in, grid), p_in, s_in.shape[1:])
+        lost = (again - s_in).square().mean() + (s_out @ p_out.T @ p_out - s_out).square().mean()
+    found = dict(zip(_MATRICES, torch.autograd.grad(lost, leaves), strict=True))
+    found = {name: g + sums[name] / sums["in_steps"] if name in sums else g for name, g in found.items()}
+    return {name: nearest_orthogonal(matrices[name].detach() - lr * g) for name, g in found.items()}

@@ -1,0 +1,99 @@
+"""Learning towards class prototypes: a whole method but for how the server makes them (FedProto, FedTGP).
+
+Client k:  E local epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(x) - P[y])^2;
+           C_k[c] = mean of phi_k(x) over its samples of class c, in eval mode, after training.
+A sample whose class has no prototype counts in the cross entropy alone; so does everything before there are any.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from polyfed.core.client import Client
+from polyfed.core.inference import represent
+from polyfed.core.message import Message, group, nbytes, tensor
+from polyfed.core.method import Batch, Context, Method, Needs, Trained, knobs
+from polyfed.core.settings import Stage
+from polyfed.core.upload_forms import COUNTS, LABELS, Form, rows_of
+from polyfed.functional.class_targets import dense, nearest, pull
+from polyfed.functional.losses import cross_entropy
+from polyfed.methods.building_blocks import class_statistics
+
+
+@knobs
+class Prototypes(Method):
+    """The client half. The server sends "labels" and "prototypes" (S, D), and further ones in the group "others"."""
+
+    differs: ClassVar[str] = "anything before equally many features"
+    form: ClassVar[Form | None] = {"labels": LABELS, "prototypes": rows_of("D"), "counts": COUNTS}
+
+    lambda_: Annotated[float, Field(ge=0)] = 1.0  # weight of the squared distance, mean over D; 0 is Local
+    predictor: Literal["prototype", "head"] = "prototype"  # the nearest prototype's class, or the head's highest score
+    candidates: Literal["all", "own"] = "all"  # prototypes to choose from: all, or of the classes that the client has
+
+    @property
+    def needs(self) -> Needs:
+        instead = "set models.feature_dim to add a projection, or use fedhenn, which compares kernels"
+        return Needs(split_model=True, one_feature_dim=True, instead=instead)
+
+    @property
+    def scored(self) -> Stage:
+        return "received" if self.predictor == "prototype" else "personal"
+
+    @property
+    def also_scored(self) -> Mapping[str, Method]:
+        other: Literal["prototype", "head"] = "head" if self.predictor == "prototype" else "prototype"
+        return {other: dataclasses.replace(self, predictor=other)}
+
+    @property
+    def accepts_late(self) -> bool:
+        return True  # a prototype of an earlier round is one like any other
+
+    def receive(self, client: Client, message: Message) -> Context:
+        """Keep the prototypes among which the client will choose; those of all classes are learnt towards."""
+        if "prototypes" not in message:
+            return {}
+        parts = [message, *([group(message, "others")] if "others" in message else [])]
+        labels = torch.cat([tensor(part, "labels") for part in parts])
+        order = labels.argsort()
+        labels, rows = labels[order], torch.cat([tensor(part, "prototypes") for part in parts])[order]
+        among = torch.isin(labels, client.data.train.y) if self.candidates == "own" else labels == labels
+        if among.any():
+            client.state |= {"labels": labels[among], "prototypes": rows[among]}
+        prototypes, known = dense(rows.to(next(client.model.parameters())), labels, client.classes)
+        return {"prototypes": prototypes, "known": known} if self.lambda_ else {}
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
+        """CE, and the distance to the own class's prototype."""
+        z = model.represent(batch.x)
+        task = cross_entropy(model.head(z), batch.y, batch.w)
+        if "prototypes" not in context:
+            return task
+        distance = pull(z, batch.y, batch.w, context["prototypes"], context["known"])
+        return task + self.lambda_ * distance, {"distance": distance}
+
+    def upload(self, client: Client, trained: Trained) -> Message:
+        """The means of the trained network's representations."""
+        return self._means(client, counts=False)
+
+    def _means(self, client: Client, counts: bool) -> Message:
+        z = represent(client.model, client.data.train.x, client.prepare).cpu()
+        return class_statistics.means(client, z, "prototypes", counts)
+
+    def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
+        """By the prototypes that the client keeps, or by the head; also by the head before there are any."""
+        z = model.represent(x)
+        scores: Tensor = model.head(z)
+        if self.predictor == "head" or "prototypes" not in context:
+            return scores
+        return nearest(z, tensor(context, "prototypes").to(z), tensor(context, "labels"), scores.shape[1])
+
+    def paper_nbytes(self, message: Message) -> int:
+        """Prototypes of the client's own classes alone: no labels, no counts, nothing for choosing among the others."""
+        return nbytes({"prototypes": message["prototypes"]}) if "prototypes" in message else 0

@@ -1,0 +1,380 @@
+"""What methods that cut one large network by width are made of: HeteroFL, FedRolex, FjORD, ScaleFL.
+
+The server keeps the large network; a client is sent the channels that its rate and the method's window say, and sends
+them back; every entry becomes the mean over those who hold it. Windows are made again from the round's number, so that
+none is sent. Where the network has BatchNorm, its running statistics are by default not kept in training (the widths'
+would not agree): after the average, clients report the statistics of the new sub-models on their data, in a passage of
+its own, and the server averages these rate by rate.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import AfterValidator, Field
+from torch import Tensor, nn
+
+from polyfed.core.client import Client
+from polyfed.core.message import Message, group, nbytes, tensor
+from polyfed.core.method import Batch, Context, Exchange, Gradients, Method, Needs, Trained, knobs
+from polyfed.core.modules import floats, load, static_statistics
+from polyfed.core.server import Server
+from polyfed.core.settings import Stage
+from polyfed.core.upload_forms import MOST, Entry, Form, Known, Members, alike, as_sent
+from polyfed.functional.channel_slices import OUTPUT, ChannelPlan, Kept, Part, covered_mean, first, take
+from polyfed.functional.clipping import clipped
+from polyfed.functional.losses import cross_entropy, only_classes
+from polyfed.methods.building_blocks import static_batchnorm, weight_averaging
+from polyfed.methods.building_blocks.channel_groups import narrow, plan_of
+
+RATES = {"a": 1.0, "b": 1 / 2, "c": 1 / 4, "d": 1 / 8, "e": 1 / 16}
+STATISTICS = "statistics"  # the passage in which they are reported
+Statistics = Literal["all", "selected", "running"]
+
+# rates ----------------------------------------------------------------------------------------------------------
+
+
+def _levels(rates: str) -> dict[str, int]:
+    """Level -> its share, as a string of rates has them."""
+    return {level[0]: int(level[1:]) for level in rates.partition("_")[2].split("-")}
+
+
+def _checked(rates: str) -> str:
+    form = "expected 'dynamic_' or 'fix_', then levels a to e, each with its share, as in 'dynamic_a1-b1-c1-d1-e1'"
+    if not re.fullmatch(r"(dynamic|fix)_[a-e][0-9]+(-[a-e][0-9]+)*", rates):
+        raise ValueError(f"{form}; came '{rates}'")
+    named = rates.partition("_")[2].split("-")
+    if len(_levels(rates)) != len(named) or not all(_levels(rates).values()):
+        raise ValueError(f"{form}, every level once and no share 0; came '{rates}'")
+    return rates
+
+
+Rates = Annotated[str, AfterValidator(_checked)]
+
+
+def level(server: Server, rates: str, client_id: int) -> str:
+    """The client's level, "a" to "e": "dynamic" draws it anew in every round, "fix" deals levels in blocks, once."""
+    levels = _levels(rates)
+    *_, whole = ends = list(itertools.accumulate(levels.values()))
+    if rates.startswith("dynamic"):
+        place = int(torch.randint(whole, (), generator=server.generator("rates", client_id)))
+    else:
+        place, clients = server.everybody.index(client_id), len(server.everybody)
+        ends = [end * clients // whole for end in ends]
+    return next(name for name, end in zip(levels, ends, strict=True) if place < end)
+
+
+def rate(variant: str) -> float:
+    """The rate of a level; of the network as it is, 1."""
+    return RATES[variant] if variant else 1.0
+
+
+# the network ------------------------------------------------------------------------------------------------------
+
+
+def build(model: nn.Module, rate: float, statistics: Statistics) -> nn.Module:
+    """The network cut in place to the first channels, with BatchNorm that keeps no statistics.
+
+    Args:
+        model: what `plan_of` understands. rate: share of every group's channels.
+        statistics: "running" lets BatchNorm keep its running statistics in training.
+
+    Raises:
+        RequestError: the network cannot be cut.
+    """
+    plan = plan_of(model)
+    if statistics != "running":
+        static_batchnorm.make_static(model)
+    if rate < 1:
+        narrow(model, plan.kept(lambda size: first(size, rate)))
+    return model
+
+
+@dataclass(frozen=True)
+class _Prefixes:
+    """The widths of a network: its plan, and which channels each has, the narrowest first."""
+
+    plan: ChannelPlan
+    kept: Sequence[Kept]
+
+
+def ordered(model: nn.Module, rates: Sequence[float]) -> nn.Module:
+    """The network cut in place to the last of the rates, that can also be run at the others (`narrower`).
+
+    Args:
+        model: what `plan_of` understands. rates: ascending shares of every group's channels.
+
+    Raises:
+        RequestError: the network cannot be cut.
+    """
+    plan = plan_of(model)
+    kept = [plan.kept(partial(first, rate=rate)) for rate in rates]
+    build(model, rates[-1], statistics="all")
+    model.prefixes = _Prefixes(plan_of(model), kept)  # type: ignore[assignment]  # no module: an attribute like others
+    return model
+
+
+def widths(model: nn.Module) -> int:
+    """At how many widths an `ordered` network can be run."""
+    return len(_prefixes(model).kept)
+
+
+def narrower(model: nn.Module, place: int, x: Tensor) -> Tensor:
+    """What an `ordered` network gives at one of its widths, counted from the narrowest, 0.
+
+    The gradient reaches the parameters that the width has.
+    """
+    if place == widths(model) - 1:
+        whole: Tensor = model(x)
+        return whole
+    prefixes = _prefixes(model)
+    weights = take(prefixes.plan, dict(model.named_parameters()), prefixes.kept[place])
+    outcome: Tensor = torch.func.functional_call(model, weights, (x,))
+    return outcome
+
+
+def _prefixes(model: nn.Module) -> _Prefixes:
+    found: Any = model.prefixes
+    assert isinstance(found, _Prefixes)
+    return found
+
+
+# server -----------------------------------------------------------------------------------------------------------
+
+
+def exchanges(statistics: Statistics) -> Sequence[Exchange]:
+    """Training, and the passage in which BatchNorm's statistics are reported by "all" or by the "selected"."""
+    if statistics == "running":
+        return (Exchange(),)
+    return Exchange(), Exchange(STATISTICS, who=statistics, trains=False)
+
+
+def start(server: Server) -> None:
+    """Seeded initial weights of the large network into the server's state."""
+    initial = server.initial(server.architectures[0])
+    server.state["model"] = {name: initial[name] for name in _weights(_large(server))}
+
+
+def kept(server: Server, window: Callable[[int], Tensor]) -> dict[int, Tensor]:
+    """The channels of a sub-model, by group. window: number of channels -> those that are kept."""
+    return plan_of(_large(server)).kept(window)
+
+
+def send(server: Server, variant: str, kept: Kept) -> Message:
+    """A sub-model with the latest statistics of its variant; to report these, the sub-model alone, if it has any.
+
+    Of the large network's tensors it has those that the variant's network has: all, where that is cut in width alone.
+    """
+    plan, own = plan_of(_large(server)), _own(server, variant)
+    held = floats(own)
+    model = take(plan, {name: t for name, t in group(server.state, "model").items() if name in held}, kept)
+    if server.exchange == STATISTICS:
+        return {"average": model} if static_statistics(own) else {}
+    known = {"statistics": take(plan, group(server.state, key), kept)} if (key := _key(variant)) in server.state else {}
+    return {"model": model, **known}
+
+
+def average(
+    server: Server,
+    uploads: Mapping[int, Message],
+    variants: Mapping[int, str],
+    kept: Mapping[int, Kept],
+    weighting: weight_averaging.Weighting,
+) -> None:
+    """Entry-wise means over those who hold the entry: of the weights, or by variant of the statistics.
+
+    Rows of the classes are averaged over those who say that they have the class, where clients say so.
+
+    Args:
+        server: holds the large network. uploads: of the present passage.
+        variants, kept: client number -> its variant, its channels. weighting: how much each client's weights count.
+    """
+    plan = plan_of(_large(server))
+    if server.exchange != STATISTICS:
+        if uploads:
+            parts = [_part(plan, message, kept[i]) for i, message in uploads.items()]
+            shares = [float(server.clients[i].n) if weighting == "samples" else 1.0 for i in uploads]
+            server.state["model"] = covered_mean(plan, group(server.state, "model"), parts, shares)
+        return
+    reports = {i: message for i, message in uploads.items() if message}
+    for name in sorted({variants[i] for i in reports}):
+        members = [i for i in reports if variants[i] == name]
+        parts = [Part(group(reports[i], "statistics"), kept[i]) for i in members]
+        batches = [float(tensor(reports[i], "batches")) for i in members]
+        base = group(server.state, _key(name)) if _key(name) in server.state else _fresh(server, name)
+        server.state[_key(name)] = covered_mean(plan, base, parts, batches)
+
+
+def _large(server: Server) -> nn.Module:
+    return server.model(server.architectures[0], {})  # as a template: its weights are whoever's used it last
+
+
+def _own(server: Server, variant: str) -> nn.Module:
+    return server.model(server.architectures[0], {}, variant)  # as above
+
+
+def _fresh(server: Server, variant: str) -> dict[str, Tensor]:
+    """New statistics, as wide as the large network's, of the layers that the variant has."""
+    held = static_statistics(_own(server, variant))
+    return {name: t for name, t in static_batchnorm.fresh(_large(server)).items() if name in held}
+
+
+def _key(variant: str) -> str:
+    return f"statistics {variant}"
+
+
+def _weights(module: nn.Module) -> dict[str, Tensor]:
+    """What is averaged: all but the statistics of BatchNorm that keeps none in training."""
+    reported = static_statistics(module)
+    return {name: tensor for name, tensor in floats(module).items() if name not in reported}
+
+
+def _part(plan: ChannelPlan, message: Message, kept: Kept) -> Part:
+    model = group(message, "model")
+    if "classes" not in message:
+        return Part(model, kept)
+    rows = {OUTPUT: tensor(message, "classes").nonzero().flatten()}
+    return Part(take(plan, model, rows), {**kept, **rows})
+
+
+# client -----------------------------------------------------------------------------------------------------------
+
+
+def receive(client: Client, message: Message, masked: bool) -> Context:
+    """Load the sub-model; what the loss needs: with `masked`, which classes the client has."""
+    if client.exchange == STATISTICS:
+        return {name: group(message, name) for name in message}
+    statistics = group(message, "statistics") if "statistics" in message else {}
+    load(client.model, {**group(message, "model"), **statistics})
+    return {"classes": _classes(client).to(next(client.model.parameters()).device)} if masked else {}
+
+
+def loss(model: Any, batch: Batch, context: Context) -> Tensor:
+    """CE, with the logits of absent classes set to 0 where the context says which classes are there."""
+    logits = model(batch.x)
+    return cross_entropy(only_classes(logits, context["classes"]) if "classes" in context else logits, batch.y, batch.w)
+
+
+def clip(found: Gradients, most: float) -> Gradients:
+    """The same with gradients of this common norm at most; 0 is no limit."""
+    return found._replace(grads=clipped(found.grads, most))
+
+
+def upload(client: Client, masked: bool) -> Message:
+    """The trained weights, and with `masked` which classes the client has; or BatchNorm's statistics on its data."""
+    if client.exchange == STATISTICS:
+        if "average" not in client.context:
+            return {}
+        model, x = copy.deepcopy(client.model), client.data.train.x
+        load(model, client.context["average"])
+        statistics, batches = static_batchnorm.collect(model, x, client.prepare, client.training.batch_size)
+        return {"statistics": statistics, "batches": torch.tensor(batches)} if batches else {}
+    return {"model": _weights(client.model), **({"classes": _classes(client)} if masked else {})}
+
+
+def _classes(client: Client) -> Tensor:
+    """Which classes the client has training samples of, (C,) bool."""
+    return torch.bincount(client.data.train.y, minlength=client.classes) > 0
+
+
+def _reported(known: Known, name: str) -> Members:
+    """BatchNorm's statistics of the sub-model that came down."""
+    down = known.sent.get("average", {})
+    sizes = {} if isinstance(down, Tensor) else down
+    held = static_statistics(_own(known.server, known.method.variant(known.server, known.client_id)))
+    return alike({key: sizes.get(key, t) for key, t in held.items()})
+
+
+FORM: Form = {
+    "model": as_sent,
+    "classes": Entry(("C",), (torch.bool,)),
+    "statistics": _reported,
+    "batches": Entry((), (torch.int64,), 1, MOST),
+}
+
+
+class Slicing(Method):
+    """Clients train slices of one network that the server keeps: what all such methods have in common."""
+
+    changes: ClassVar[tuple[str, ...]] = ("model",)
+    comparable: ClassVar[tuple[str, ...]] = ("statistics",)
+    form: ClassVar[Form | None] = FORM
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(one_architecture=True)
+
+    @property
+    def scored(self) -> Stage:
+        return "received"
+
+    def start(self, server: Server) -> None:
+        start(server)
+
+    def paper_nbytes(self, message: Message) -> int:
+        """Of the sub-model alone, in training; the papers do not count the passage for statistics."""
+        return nbytes({"model": group(message, "model")}) if "model" in message else 0
+
+
+@knobs
+class Narrowing(Slicing):
+    """Clients train slices that their rates and `window` choose: HeteroFL but for the window."""
+
+    differs: ClassVar[str] = "the width: slices of one network"
+    down: ClassVar[str] = "P(r) + S(r), and P(r) for the statistics"
+    up: ClassVar[str] = "P(r) + C bytes, and S(r) + 1 for the statistics"
+    states: ClassVar[str] = "server: w, BatchNorm's statistics by rate"
+    starts_blank: ClassVar[bool] = True
+
+    rates: Rates = "dynamic_a1-b1-c1-d1-e1"  # levels and shares; "dynamic" redraws every round, "fix" never
+    masked: bool = True  # logits and rows of absent classes play no part
+    clip: Annotated[float, Field(ge=0)] = 0.0  # largest norm of a step's gradient; 0 is off
+    statistics: Statistics = "all"  # who reports BatchNorm's; "running": kept in training and averaged instead
+    weighting: weight_averaging.Weighting = "uniform"  # of the mean of an entry; "samples": by training samples
+
+    def exchanges(self, round: int) -> Sequence[Exchange]:
+        return exchanges(self.statistics)
+
+    # server ------------------------------------------------------------------------------------------------
+    def variant(self, server: Server, client_id: int) -> str:
+        return level(server, self.rates, client_id)
+
+    def build(self, model: Any, variant: str) -> nn.Module:
+        return build(model, rate(variant), self.statistics)
+
+    def window(self, server: Server, size: int, rate: float) -> Tensor:
+        """The channels, of a group of so many, that this rate keeps in the present round: int64, in order."""
+        return first(size, rate)
+
+    def _kept(self, server: Server, client_id: int) -> Kept:
+        share = rate(self.variant(server, client_id))
+        return kept(server, lambda size: self.window(server, size, share))
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        return send(server, self.variant(server, client_id), self._kept(server, client_id))
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        variants = {i: self.variant(server, i) for i in uploads}
+        average(server, uploads, variants, {i: self._kept(server, i) for i in uploads}, self.weighting)
+
+    # client ------------------------------------------------------------------------------------------------
+    def receive(self, client: Client, message: Message) -> Context:
+        return receive(client, message, self.masked)
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        return loss(model, batch, context)
+
+    def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
+        return clip(super().gradients(model, batch, context), self.clip)
+
+    form: ClassVar[Form | None] = FORM
+
+    def upload(self, client: Client, trained: Trained) -> Message:
+        return upload(client, self.masked)

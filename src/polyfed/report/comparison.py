@@ -1,0 +1,371 @@
+"""The comparison table: methods down, accuracy, cost and the difference to Local across; one table per experiment.
+
+Runs of one name are averaged over their seeds. "±" is the sample standard deviation over seeds (n - 1) and is left
+blank with one seed: a spread over one run is unknown, not zero. The best round is the one best on validation data,
+never on test data. Intervals, differences seed by seed and what a target took are `polyfed.report.statistics`, the
+papers' numbers `polyfed.report.paper_results`; all of it is shown and written by `polyfed.report.comparison_formats`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from polyfed.errors import RequestError
+from polyfed.registry import nearest
+from polyfed.report import paper_results
+from polyfed.report.atomic_files import make_folder, write_whole
+from polyfed.report.comparison_formats import (
+    FORMATS,
+    Row,
+    Section,
+    Table,
+    sheets,
+    to_csv,
+    to_json,
+    to_latex,
+    to_markdown,
+    to_text,
+)
+from polyfed.report.findings import finding
+from polyfed.report.grouping import Group, group_runs
+from polyfed.report.run_records import RunRecord
+from polyfed.report.statistics import SEEDS, Paired, Target, leader, margin_of, paired, to_target
+from polyfed.report.text_tables import finite, mean_of, percent, std_of
+
+__all__ = [
+    "Row",
+    "Section",
+    "Table",
+    "comparison",
+    "sheets",
+    "to_csv",
+    "to_json",
+    "to_latex",
+    "to_markdown",
+    "to_text",
+    "write",
+]
+
+
+_EPSILON = {
+    "client": "of the bounded entries of all uploads of a client, for whether it takes part",
+    "sample": "of what a client's uploads tell of what one of its rows holds; see the runs' records for which of them",
+}
+
+
+# building -------------------------------------------------------------------------------------------------------
+def comparison(
+    runs: Iterable[RunRecord], stage: str | None = None, target: Target | str | float | None = None
+) -> Table:
+    """Compare runs, grouped by name over seeds; different data, clients or rounds give separate tables.
+
+    Args:
+        runs: from ``find_runs``.
+        stage: which stage to compare; by default each run's own evaluation.
+        target: an accuracy, as `Target.parse` takes it: also tell the rounds, bytes and seconds that it took.
+
+    Raises:
+        RequestError: no finished run, two runs with the same name and seed, a run without the stage, or a target that
+            is none.
+    """
+    wanted = target if target is None or isinstance(target, Target) else Target.parse(target)
+    groups, notes = group_runs(runs, stage)
+    return Table(tuple(_section(group, stage, wanted) for group in groups), notes)
+
+
+def _section(group: Group, stage: str | None, target: Target | None) -> Section:
+    notes = list(group.notes)
+    local = [name for name, runs in group.rows.items() if runs[0].method == "local"]
+    if len(local) > 1:
+        notes.append(f"several Local rows ({', '.join(local)}): no difference to Local is shown")
+    reference = group.rows[local[0]] if len(local) == 1 else ()
+    stages = group.stages(stage)
+    scores = {name: _by_seed(runs, stages[name]) for name, runs in group.rows.items()}
+    wanted = _accuracy_of(target, scores, local, notes)
+    rows = tuple(
+        _row(name, runs, stages[name], reference, notes, _rival(name, group, scores), wanted)
+        for name, runs in group.rows.items()
+    )
+    several = any(len(row.seeds) > 1 for row in rows)
+    spread = "; ± is the sample standard deviation over seeds" if several else ""
+    if any(row.difference is not None for row in rows if row.method != "local"):
+        spread += f"; the difference to Local{' is paired by seed and' if several else ''} is in percentage points"
+    over_clients = "std and min are over clients" + (" (mean over seeds)" if several else "")
+    notes.insert(0, f"accuracy in % after the last round{spread}; {over_clients}; bytes of one whole run")
+    for unit in dict.fromkeys(unit for row in rows for unit in row.epsilon):
+        deltas = {run.result["delta"] for runs in group.rows.values() for run in runs if "delta" in run.result}
+        notes.append(
+            f"epsilon {unit}: {_EPSILON[unit]}, at delta {', '.join(f'{delta:g}' for delta in sorted(deltas))}"
+        )
+    if any(row.accuracy_by_predictor for row in rows):
+        notes.append("by ...: the same models in the same stage, predicting in another of their method's ways")
+    most = max(len(row.seeds) for row in rows)
+    if most < SEEDS:
+        notes.append(
+            "two seeds: no interval is told, which takes three"
+            if several
+            else "one seed: neither a spread nor an interval is known"
+        )
+    leaders = _leaders(group, stages, scores)
+    notes += _about_leaders(leaders)
+    if target is not None and wanted is not None:
+        notes.append(_about_target(target, wanted, group))
+    notes += _about_published(group, rows)
+    footnotes = dict.fromkeys(name for row in rows for one in row.published for name in one.footnotes)
+    numbers = {name: number for number, name in enumerate(footnotes, start=1)}
+    first = group.runs[0]
+    facts = {
+        "dataset": first.result["dataset"],
+        "clients": first.result["clients"],
+        "rounds": first.result["rounds"],
+        "seeds": list(group.seeds),
+        "test": group.evaluation.get("test"),
+        "mean": group.evaluation.get("mean"),
+        "profile": first.profile or None,
+    }
+    return Section(
+        finding=finding(rows),
+        caption=f"{group.about}, {group.seeds_text()}. Accuracy: {group.scoring(stage)}.{group.profile_text()}",
+        facts=facts,
+        rows=rows,
+        notes=(*notes, *(f"[{number}] {paper_results.footnote(name)}" for name, number in numbers.items())),
+        models=tuple(first.recipe.get("models", {}).get("architectures", ())),
+        versions=dict(first.result.get("versions") or {}),
+        published=first.published,
+        footnotes=numbers,
+        leaders=leaders,
+    )
+
+
+def _leaders(
+    group: Group, stages: Mapping[str, str], scores: Mapping[str, Mapping[int, float | None]]
+) -> dict[str, str]:
+    """Who leads in accuracy, in that of the best round, and in each stage; runs that learnt nothing lead nowhere."""
+    rows = {n: runs for n, runs in group.rows.items() if not any(run.result.get("nothing_learnt") for run in runs)}
+    best = {
+        name: {
+            run.seed: finite(run.result.get("accuracy_best_by_validation")) if run.stage == stages[name] else None
+            for run in runs
+        }
+        for name, runs in rows.items()
+    }
+    columns: dict[str, dict[str, dict[int, float | None]]] = {"best_by_validation": best}
+    columns["accuracy"] = {name: dict(scores[name]) for name in rows}
+    every = [runs[0].result.get("accuracy_by_stage") or {} for runs in rows.values()]
+    for stage in dict.fromkeys(stage for scored in every for stage in scored):
+        columns[stage] = {name: _by_seed(runs, stage) for name, runs in rows.items()}
+    found = {column: leader(of_rows) for column, of_rows in columns.items()}
+    return {column: name for column, name in found.items() if name is not None}
+
+
+def _about_leaders(leaders: Mapping[str, str]) -> Iterator[str]:
+    """What is bold, and why."""
+    if leaders:
+        columns = {
+            name: [column.replace("_", " ") for column in leaders if leaders[column] == name]
+            for name in dict.fromkeys(leaders.values())
+        }
+        told = "; ".join(f"{name} ({', '.join(where)})" for name, where in columns.items())
+        yield (
+            "highest, and bold, as the 95 % interval of the difference to the next, paired by seed, leaves out zero: "
+            f"{told}"
+        )
+
+
+def _by_seed(runs: Sequence[RunRecord], stage: str) -> dict[int, float | None]:
+    return {run.seed: _score(run, stage)["mean"] for run in runs}
+
+
+def _accuracy_of(
+    target: Target | None, scores: Mapping[str, Mapping[int, float | None]], local: Sequence[str], notes: list[str]
+) -> float | None:
+    """The accuracy to be reached; None, and a note, where it is a share of what is not known."""
+    if target is None:
+        return None
+    means = {name: mean_of(list(found.values())) for name, found in scores.items()}
+    known = [mean for mean in means.values() if mean is not None]
+    wanted = target.accuracy(means[local[0]] if len(local) == 1 else None, max(known, default=None))
+    if wanted is None:
+        notes.append(f"no target: {target} is not known, as there is no such accuracy")
+    return wanted
+
+
+def _about_target(target: Target, wanted: float, group: Group) -> str:
+    every = max(int(run.result["evaluation"].get("every") or 1) for run in group.runs)
+    scored = f"; scored was every {every}th round" if every > 1 else ""
+    of = f", {percent(wanted)} %" if target.of else ""
+    return (
+        f"target {target}{of}: first scored round, counted from 1, with at least this accuracy; bytes (both ways) and "
+        f"time are of all rounds up to it; below it again: seeds with a later round below the target{scored}"
+    )
+
+
+def _about_published(group: Group, rows: Sequence[Row]) -> Iterator[str]:
+    """What a reader must know of ours beside the papers'."""
+    first = group.runs[0]
+    if any(row.published for row in rows):
+        yield (
+            f"beside the paper: ours after the last round, {group.on_what()}; ± is the sample standard deviation over "
+            f"seeds, the paper's as printed; '{paper_results.DIFFERS}': the difference is more than "
+            f"{paper_results.SPREADS} spreads, each the root of the sum of both squares (the paper's alone for one "
+            "seed)"
+        )
+        if first.scaled_down:
+            yield "scaled down: not the paper's experiment at its size, so that no difference is marked"
+        if any(each.mark == paper_results.OTHER_SETTINGS for row in rows for each in row.published):
+            yield "other settings: not the paper's experiment, as --set has changed it, so that no difference is marked"
+    done = {paper_results.row_name(run) for run in group.runs}
+    missing = dict.fromkeys(entry.method for entry in paper_results.column(first) if entry.method not in done)
+    if missing:
+        yield f"rows of the paper that were not run here: {', '.join(missing)}"
+    if places := paper_results.without_column(first):
+        yield f"{', '.join(places)} has no column for these data and settings, so that nothing stands beside"
+    if quantities := paper_results.unmeasured(first):
+        yield f"printed there, and not measured here: {', '.join(quantities)}"
+
+
+def _rival(name: str, group: Group, scores: Mapping[str, Mapping[int, float | None]]) -> tuple[str, Paired]:
+    """The best other row but Local, and the difference to it: of those that share most seeds, the highest on these."""
+    mine, none = scores[name], ("", Paired())
+    if group.rows[name][0].method == "local":
+        return none
+    found = []
+    for other, runs in group.rows.items():
+        shared = [scores[other][seed] for seed in mine if seed in scores[other]]
+        mean = mean_of(shared)
+        if other != name and runs[0].method != "local" and mean is not None:
+            found.append((len(shared), mean, other))
+    if not found:
+        return none
+    best = max(found, key=lambda one: one[:2])[2]  # the first of equals
+    return best, paired(mine, scores[best])
+
+
+def _row(
+    name: str,
+    runs: Sequence[RunRecord],
+    stage: str,
+    local: Sequence[RunRecord],
+    notes: list[str],
+    rival: tuple[str, Paired],
+    target: float | None,
+) -> Row:
+    scores = [_score(run, stage) for run in runs]
+    accuracies = [score["mean"] for score in scores]
+    stages = [run.result.get("accuracy_by_stage") or {} for run in runs]
+    architectures = [(run.result.get("accuracy_per_architecture") or {}) if run.stage == stage else {} for run in runs]
+    metrics, predictors = (
+        [(run.result.get(key) or {}).get(stage) or {} for run in runs] for key in ("metrics", "accuracy_by_predictor")
+    )
+    difference = _difference(runs, stage, local, notes, name)
+    best = [run.result.get("accuracy_best_by_validation") if run.stage == stage else None for run in runs]
+    return Row(
+        name=name,
+        method=runs[0].method,
+        stage=stage,
+        seeds=tuple(run.seed for run in runs),
+        accuracy=mean_of(accuracies),
+        accuracy_std_seeds=std_of(accuracies),
+        accuracy_margin=margin_of(accuracies),
+        accuracy_std_clients=mean_of([score["std"] for score in scores]),
+        accuracy_min_client=mean_of([score["min"] for score in scores]),
+        accuracy_best_by_validation=mean_of(best),
+        accuracy_best_std_seeds=std_of(best),
+        accuracy_best_margin=margin_of(best),
+        accuracy_worst_tenth=mean_of([score["worst_tenth"] for score in scores]),
+        accuracy_by_stage=_means(stages),
+        accuracy_by_predictor=_means(predictors),
+        accuracy_per_architecture=_means(architectures),
+        metrics=_means(metrics),
+        bytes_up=mean_of([run.result.get("bytes_up") for run in runs]),
+        bytes_down=mean_of([run.result.get("bytes_down") for run in runs]),
+        seconds=mean_of([run.result.get("seconds") for run in runs]),
+        simulated_seconds=mean_of([run.result.get("simulated_seconds") for run in runs]),
+        refused=sum(int(run.result.get("refused") or 0) for run in runs),
+        nothing_learnt=sum(bool(run.result.get("nothing_learnt")) for run in runs),
+        difference=difference.mean,
+        difference_std=difference.std,
+        difference_margin=difference.margin,
+        difference_seeds=difference.seeds,
+        rival=rival[0],
+        against_rival=rival[1],
+        to_target=None if target is None else to_target(runs, target, stage),
+        epsilon=_largest([run.result.get("epsilon") or {} for run in runs]),
+        published=paper_results.beside(runs, stage),
+        runs=tuple(
+            {
+                "seed": run.seed,
+                "path": str(run.path),
+                "accuracy": score["mean"],
+                **{key: finite(run.result.get(key)) for key in ("bytes_up", "bytes_down", "seconds", "refused")},
+                "knobs": run.result.get("knobs"),
+            }
+            for run, score in zip(runs, scores, strict=True)
+        ),
+    )
+
+
+def _score(run: RunRecord, stage: str) -> dict[str, float | None]:
+    """Mean, std and min over clients of the run's last evaluation in a stage; None for what it does not tell."""
+    found: Mapping[str, Any] = (run.result.get("accuracy_by_stage") or {}).get(stage) or {}
+    score: dict[str, float | None] = {key: finite(found.get(key)) for key in ("mean", "std", "min", "worst_tenth")}
+    if stage == run.stage:
+        clients = [value for value in map(finite, run.result.get("accuracy_per_client") or []) if value is not None]
+        score["mean"] = finite(run.result["accuracy"])
+        score["std"] = finite(run.result.get("accuracy_std")) if score["std"] is None else score["std"]
+        score["min"] = min(clients, default=None) if score["min"] is None else score["min"]
+    return score
+
+
+def _difference(
+    runs: Sequence[RunRecord], stage: str, local: Sequence[RunRecord], notes: list[str], name: str
+) -> Paired:
+    """The row's accuracy minus Local's, seed by seed."""
+    if not local or runs[0].method == "local":
+        return Paired()
+    mine = _by_seed(runs, stage)
+    its, compared = _by_seed(local, stage), stage
+    if any(its[seed] is None for seed in mine if seed in its):
+        compared = local[0].stage
+        its = _by_seed(local, compared)
+        notes.append(f"{name}: its stage {stage} is compared with Local's stage {compared}")
+    return paired(mine, its)
+
+
+def _means(summaries: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, float]:
+    """The means of every entry that all runs have, over the runs."""
+    shared = [key for key in summaries[0] if all(key in other for other in summaries)]
+    found = {key: mean_of([summary[key].get("mean") for summary in summaries]) for key in shared}
+    return {key: mean for key, mean in found.items() if mean is not None}
+
+
+def _largest(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The largest of every entry that any run has."""
+    return {key: max(one[key] for one in found if key in one) for key in dict.fromkeys(k for one in found for k in one)}
+
+
+# files ----------------------------------------------------------------------------------------------------------
+def write(
+    table: Table, folder: str | Path, formats: Sequence[str] = ("md", "csv", "json", "tex"), name: str = "comparison"
+) -> list[Path]:
+    """Write ``<name>.<format>`` for each format into the folder (made if missing), each file whole or not at all.
+
+    Args:
+        table: from ``comparison``.
+        folder: where to.
+        formats: of md, csv, json, tex, txt.
+        name: the files' name without its ending.
+
+    Returns:
+        The files written.
+
+    Raises:
+        RequestError: unknown format, or the folder cannot be written to.
+    """
+    for form in formats:
+        if form not in FORMATS:
+            raise RequestError(f"unknown table format '{form}'{nearest(form, FORMATS)}")
+    path = make_folder(folder)
+    return [write_whole(path / f"{name}.{form}", FORMATS[form](table).encode("utf-8")) for form in formats]

@@ -1,0 +1,297 @@
+"""The papers' numbers, and ours beside them.
+
+``published.csv`` holds the numbers as printed, one a line: paper, table, setting, dataset, method, quantity, mean,
+spread, unit, footnote (one or more names of ``published-footnotes.csv``, with blanks between), stage (in which we score
+what the paper means; empty for a run's own). A recipe names its papers' tables: ``published = ["fedgh/table3"]`` in
+``[run]``. Which column it is follows from its data: the data set's name, and a setting such as
+"clients=10, classes_per_client=2", which must be the recipe's own. Which row, from the variant's or the method's name.
+
+Quantities that runs are measured in: "accuracy" (%), "rounds to 90 %", "bytes to 90 %", "bytes per client and round",
+"parameters sent" (up, million). They are counted as the papers do: bytes both ways and as a method's own paper counts
+them, four to a parameter; a method that sends nothing has no rounds; what is told of a client and round is the median
+over rounds of what was sent divided by the clients asked.
+
+Ours differs where the difference is more than three spreads. A spread is sqrt(s^2 + o^2), s the paper's and o ours, the
+sample standard deviation over seeds; with one seed it is s alone. A row without s is not judged, nor is a run at a
+smaller size than the paper's, or with a setting that ``--set`` changed and the column does not name.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import math
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polyfed.errors import RequestError
+from polyfed.registry import nearest
+from polyfed.report.run_records import RunRecord, show_value
+from polyfed.report.statistics import paper_bytes, to_target
+from polyfed.report.text_tables import finite, mean_of, std_of
+
+__all__ = [
+    "DIFFERS",
+    "NOT_REACHED",
+    "NO_SPREAD",
+    "OTHER_SETTINGS",
+    "SCALED_DOWN",
+    "WITHIN",
+    "Beside",
+    "Entry",
+    "beside",
+    "column",
+    "entries",
+    "footnote",
+    "tables",
+    "unmeasured",
+    "without_column",
+]
+
+SOURCE = Path(__file__).parent  # where published.csv and published-footnotes.csv lie
+SPREADS = 3
+DIFFERS, WITHIN, NO_SPREAD = "differs", f"within {SPREADS} spreads", "no spread given"
+SCALED_DOWN, OTHER_SETTINGS, NOT_REACHED = "scaled down", "other settings", "not reached"
+_BYTES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_TO = re.compile(r"(rounds|bytes) to ([0-9.]+) ?%")
+_PER_CLIENT, _PARAMETERS = "bytes per client and round", "parameters sent"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One printed number. mean, spread: in `unit`; None where the paper prints none. footnotes: names. stage: or "".
+
+    place: ``"fedgh/table3"``.
+    """
+
+    paper: str
+    table: str
+    setting: str
+    dataset: str
+    method: str
+    quantity: str
+    mean: float | None
+    spread: float | None
+    unit: str
+    footnotes: tuple[str, ...]
+    stage: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.paper}/{self.table}"
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Ours beside the paper's, all in `unit`; None is "not known". Plain values, for JSON too.
+
+    Attributes:
+        table, setting: ``"fedgh/table3"`` and its column. quantity, unit: what, in what. stage: the one scored in.
+        ours, ours_spread: mean and sample standard deviation over `seeds`.
+        theirs, theirs_spread: as printed.
+        difference: ours minus theirs.
+        spread: of the difference, see the top of this file.
+        mark: DIFFERS, WITHIN, NO_SPREAD, SCALED_DOWN, OTHER_SETTINGS; NOT_REACHED where not all of our runs reached the
+            target; empty where one of the two is missing otherwise.
+        footnotes: their names.
+    """
+
+    table: str
+    setting: str
+    quantity: str
+    unit: str
+    stage: str
+    ours: float | None
+    ours_spread: float | None
+    seeds: tuple[int, ...]
+    theirs: float | None
+    theirs_spread: float | None
+    difference: float | None
+    spread: float | None
+    mark: str
+    footnotes: tuple[str, ...]
+
+
+# reading ----------------------------------------------------------------------------------------------------------
+def entries() -> tuple[Entry, ...]:
+    """All printed numbers, in the file's order."""
+    return _entries(SOURCE)
+
+
+@functools.lru_cache(maxsize=2)
+def _entries(source: Path) -> tuple[Entry, ...]:
+    with (source / "published.csv").open(encoding="utf-8", newline="") as file:
+        return tuple(_entry(line) for line in csv.DictReader(file))
+
+
+def _entry(line: Mapping[str, str]) -> Entry:
+    return Entry(
+        paper=line["paper"],
+        table=line["table"],
+        setting=line["setting"],
+        dataset=line["dataset"],
+        method=line["method"],
+        quantity=line["quantity"],
+        mean=float(line["mean"]) if line["mean"] else None,
+        spread=float(line["spread"]) if line["spread"] else None,
+        unit=line["unit"],
+        footnotes=tuple(line["footnote"].split()),
+        stage=line["stage"],
+    )
+
+
+def footnote(name: str) -> str:
+    """A footnote's text.
+
+    Raises:
+        RequestError: no such footnote.
+    """
+    texts = _footnotes(SOURCE)
+    if name not in texts:
+        raise RequestError(f"published.csv names a footnote '{name}' that is not there{nearest(name, texts)}")
+    return texts[name]
+
+
+@functools.lru_cache(maxsize=2)
+def _footnotes(source: Path) -> dict[str, str]:
+    with (source / "published-footnotes.csv").open(encoding="utf-8", newline="") as file:
+        return {line["footnote"]: line["text"] for line in csv.DictReader(file)}
+
+
+# which column -----------------------------------------------------------------------------------------------------
+def tables() -> tuple[str, ...]:
+    """The tables that there are: ``"fedgh/table3"``."""
+    return tuple(dict.fromkeys(entry.place for entry in entries()))
+
+
+def column(run: RunRecord) -> list[Entry]:
+    """The printed numbers of the columns that a run is made after, all of their rows; none where it names no table."""
+    data = run.recipe.get("data", {})
+    return [
+        entry
+        for entry in (entries() if run.published else ())
+        if entry.place in run.published and entry.dataset in (data.get("name"), "") and _is_set(entry.setting, data)
+    ]
+
+
+def without_column(run: RunRecord) -> list[str]:
+    """The tables that the run names, in which there is no column for its data and settings."""
+    found = {entry.place for entry in column(run)}
+    return [place for place in run.published if place not in found]
+
+
+def unmeasured(run: RunRecord) -> list[str]:
+    """The quantities of the run's columns that runs are not measured in."""
+    every = dict.fromkeys(entry.quantity for entry in column(run))
+    return [name for name in every if name not in ("accuracy", _PER_CLIENT, _PARAMETERS) and not _TO.fullmatch(name)]
+
+
+def _is_set(setting: str, data: Mapping[str, Any]) -> bool:
+    """Whether "clients=10, classes_per_client=2" is what the recipe's data say; true of no setting at all."""
+    asked = [part.partition("=") for part in setting.split(",") if part.strip()]
+    return all(show_value(data.get(key.strip())) == value.strip() for key, _, value in asked)
+
+
+def row_name(run: RunRecord) -> str:
+    """Which of the paper's rows is the run's: the variant's name or, where it is none, the method's."""
+    return str(run.result.get("label") or run.method)
+
+
+# ours beside theirs -----------------------------------------------------------------------------------------------
+def beside(runs: Sequence[RunRecord], stage: str) -> tuple[Beside, ...]:
+    """A row's figures beside those that the paper prints for it, in its order; none where it prints none.
+
+    Args:
+        runs: of one row, one per seed. stage: whose accuracy, where the table's file does not say.
+    """
+    printed = [entry for entry in column(runs[0]) if entry.method == row_name(runs[0])]
+    named = {entry.place: entry.stage for entry in printed if entry.stage}  # of a table's rounds and bytes, too
+    found = [(entry, of, _measured(entry, runs, of)) for entry in printed for of in [named.get(entry.place, stage)]]
+    return tuple(_judged(entry, runs, of, ours) for entry, of, ours in found if ours is not None)
+
+
+def _measured(entry: Entry, runs: Sequence[RunRecord], stage: str) -> tuple[float | None, float | None] | None:
+    """Mean and standard deviation over seeds of the quantity, in the entry's unit; None where it is none of ours."""
+    if entry.quantity == "accuracy":
+        values = [accuracy_of(run, stage) for run in runs]
+        return _scaled(mean_of(values), std_of(values), 0.01 if entry.unit == "%" else 1.0)
+    if entry.quantity == _PER_CLIENT:
+        values = [_per_client(run, ("up", "down")) for run in runs]
+        return _scaled(mean_of(values), std_of(values), _BYTES[entry.unit])
+    if entry.quantity == _PARAMETERS:
+        values = [_per_client(run, ("up",)) for run in runs]
+        return _scaled(mean_of(values), std_of(values), 4e6)
+    if found := _TO.fullmatch(entry.quantity):
+        needed = to_target(runs, float(found[2]) / 100, stage)
+        if found[1] == "bytes":
+            return _scaled(needed.bytes_as_in_paper, needed.bytes_as_in_paper_std, _BYTES[entry.unit])
+        silent = all(paper_bytes(run.rounds) == 0 for run in runs)
+        return (0.0, 0.0 if len(runs) > 1 else None) if silent else (needed.rounds, needed.rounds_std)
+    return None
+
+
+def accuracy_of(run: RunRecord, stage: str) -> float | None:
+    """The mean accuracy over clients in a stage, after the last scored round; in [0, 1]."""
+    if stage == run.stage:
+        return finite(run.result["accuracy"])
+    return finite(((run.result.get("accuracy_by_stage") or {}).get(stage) or {}).get("mean"))
+
+
+def _scaled(mean: float | None, spread: float | None, unit: float) -> tuple[float | None, float | None]:
+    return (None if mean is None else mean / unit, None if spread is None else spread / unit)
+
+
+def _per_client(run: RunRecord, ways: Sequence[str]) -> float | None:
+    """Bytes. Median over rounds, so that a first round in which there is nothing to send yet does not count for all."""
+    sent = [
+        total / len(record["clients"])
+        for record in run.rounds
+        if record.get("clients") and not record.get("closing") and (total := paper_bytes([record], ways)) is not None
+    ]
+    return statistics.median(sent) if sent else None
+
+
+def _judged(entry: Entry, runs: Sequence[RunRecord], stage: str, measured: tuple[float | None, float | None]) -> Beside:
+    ours, ours_spread = measured
+    difference = None if ours is None or entry.mean is None else ours - entry.mean
+    spread = None if entry.spread is None else math.hypot(entry.spread, ours_spread or 0.0)
+    return Beside(
+        table=entry.place,
+        setting=entry.setting,
+        quantity=entry.quantity,
+        unit=entry.unit,
+        stage=stage,
+        ours=ours,
+        ours_spread=ours_spread,
+        seeds=tuple(run.seed for run in runs),
+        theirs=entry.mean,
+        theirs_spread=entry.spread,
+        difference=difference,
+        spread=spread,
+        mark=_mark(entry, ours, spread, runs),
+        footnotes=entry.footnotes,
+    )
+
+
+def _mark(entry: Entry, ours: float | None, spread: float | None, runs: Sequence[RunRecord]) -> str:
+    if ours is None:
+        return NOT_REACHED if _TO.fullmatch(entry.quantity) else ""
+    if entry.mean is None:
+        return ""
+    if any(run.scaled_down for run in runs):
+        return SCALED_DOWN
+    if any(is_changed(entry, run) for run in runs):
+        return OTHER_SETTINGS
+    if spread is None:
+        return NO_SPREAD
+    return DIFFERS if abs(ours - entry.mean) > SPREADS * spread else WITHIN
+
+
+def is_changed(entry: Entry, run: RunRecord) -> bool:
+    """Whether ``--set`` changed something of the run's recipe that the entry's column does not name."""
+    named = {f"data.{part.partition('=')[0].strip()}" for part in entry.setting.split(",")}
+    return any(text.partition("=")[0] not in named for text in run.changed)

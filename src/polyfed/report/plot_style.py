@@ -1,0 +1,297 @@
+"""How every figure looks: title and caption above, legend below, one width, one set of lines, fills and shades.
+
+Figures are `WIDTH` inches wide with text of 8 points and more, which still reads in a column of 3.4 inches; tables and
+maps of many cells are wider. Nothing is told by colour alone: lines differ in marker and dash, bars in hatch, and
+`SHADES` darkens steadily. Figures are objects of their own; pyplot and the user's matplotlib settings are not touched.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polyfed.escaping import csv_text
+from polyfed.palette import COLORS
+from polyfed.report.atomic_files import make_folder, write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "HEIGHT",
+    "LOCAL_STYLE",
+    "SHADES",
+    "WIDTH",
+    "Drawing",
+    "blank",
+    "canvas",
+    "colour_bar",
+    "fills",
+    "inches",
+    "legend",
+    "legends",
+    "looks",
+    "save",
+    "settle",
+    "shortened",
+    "styles",
+    "tidy",
+]
+
+WIDTH = 5.6  # inches
+HEIGHT = 3.1  # inches, of axes and their labels
+SHADES = "YlGnBu"  # light to dark, steadily in grey too
+LOCAL_STYLE: dict[str, Any] = {"color": "black", "marker": "x", "linestyle": (0, (1.5, 2)), "linewidth": 1.6}
+GREY = "#444444"
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+_DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (3, 1.5)))
+_TINTS = ("#9ecae1", "#fdae6b", "#a1d99b", "#dadaeb", "#fdd0a2", "#c7e9f1", "#bdbdbd")
+_HATCHES = ("", "///", "...", "xxx", "\\\\\\", "++", "oo", "---", "**")
+_TITLE, _TEXT, _CAPTION = 11, 9, 8.5  # points
+_MARGIN = 0.06  # inches, around all
+_LINE = 1.3  # a line's height over its size
+_DPI = 200  # texts are measured as they are drawn: at other resolutions they are hinted to other widths
+_KEY = 0.6  # inches of a legend's entry before its name
+_LETTER = 0.078  # inches of a letter in a legend
+_ACROSS = 60  # letters of a legend's name in a line, at most
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure and what it shows.
+
+    Attributes:
+        stem: the files' name without ending. figure: ready to save.
+        data: all that is drawn, as JSON takes it. rows: the same as lines of a table, each with the same keys.
+    """
+
+    stem: str
+    figure: Figure
+    data: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]]
+
+    def write(self, folder: str | Path) -> list[Path]:
+        """``<stem>.png``, ``.svg``, ``.json`` and ``.csv`` in the folder (made if missing), each whole or not at all.
+
+        Raises:
+            RequestError: the folder cannot be written to.
+        """
+        place, table = make_folder(folder), csv_text(list(self.rows[0]), self.rows)
+        texts = {"json": json.dumps(self.data, indent=1, ensure_ascii=False) + "\n", "csv": table}
+        beside = [write_whole(place / f"{self.stem}.{form}", text.encode("utf-8")) for form, text in texts.items()]
+        return [*save(self.figure, place, self.stem), *beside]
+
+
+def save(figure: Figure, folder: str | Path, stem: str) -> list[Path]:
+    """Write ``<stem>.png`` and ``<stem>.svg`` into the folder (made if missing), each whole or not at all.
+
+    Raises:
+        RequestError: the folder cannot be written to.
+    """
+    place, written = make_folder(folder), []
+    for form in ("png", "svg"):
+        stream = io.BytesIO()
+        metadata = {"Date": None} if form == "svg" else None
+        figure.savefig(stream, format=form, dpi=_DPI, metadata=metadata, facecolor="white")
+        written.append(write_whole(place / f"{stem}.{form}", stream.getvalue()))
+    return written
+
+
+# lines and fills --------------------------------------------------------------------------------------------------
+
+
+def styles() -> Iterator[dict[str, Any]]:
+    """How lines look, one after the other, without end; the first 180 differ (20 colours, 9 markers, 5 dashes)."""
+    for colour, marker, dash in zip(*map(itertools.cycle, (COLORS, _MARKERS, _DASHES)), strict=False):
+        yield {"color": colour, "marker": marker, "linestyle": dash, "linewidth": 1.8}
+
+
+def fills() -> Iterator[dict[str, Any]]:
+    """How bars look, without end; the first 63 differ (7 tints, 9 hatches)."""
+    for tint, hatch in zip(*map(itertools.cycle, (_TINTS, _HATCHES)), strict=False):
+        yield {"facecolor": tint, "edgecolor": "black", "hatch": hatch, "linewidth": 0.8}
+
+
+def looks(
+    methods: Iterable[str], others: Iterator[dict[str, Any]], local: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """The look of each row: Local's own, the next of the others for every other method, and for variants of Local."""
+    waiting = True
+    for method in methods:
+        yield dict(local) if method == "local" and waiting else next(others)
+        waiting = waiting and method != "local"
+
+
+# the sheet --------------------------------------------------------------------------------------------------------
+
+
+def blank(title: str, about: str, height: float = HEIGHT, width: float = WIDTH) -> tuple[Figure, Any]:
+    """A figure and its empty axes, under a title and a sentence that says what is shown."""
+    figure, ((axes,),) = canvas(title, about, height, width=width)
+    tidy(axes)
+    return figure, axes
+
+
+def canvas(
+    title: str, about: str, height: float, rows: int = 1, columns: int = 1, width: float = WIDTH, **options: Any
+) -> tuple[Figure, list[list[Any]]]:
+    """A figure with a grid of axes under a title and a caption, which are wrapped to its width.
+
+    Args:
+        title, about: what is over it. height, width: inches of the grid; title, caption and legend come on top.
+        rows, columns: of the grid. options: for `matplotlib.figure.Figure.subplots`.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    used = _MARGIN
+    for text, size, weight, colour in ((title, _TITLE, "bold", "black"), (about, _CAPTION, "normal", GREY)):
+        lines = _wrapped(figure, text, size, weight, width - 2 * _MARGIN)
+        figure.text(0, 1, "\n".join(lines), parse_math=False)  # placed below, by points from the top left corner
+        label = figure.texts[-1]
+        label.set(size=size, weight=weight, color=colour, va="top", linespacing=_LINE - 0.15)
+        label.set_transform(_from_the_top(figure, _MARGIN, used))
+        used += len(lines) * size * _LINE / 72
+    _resize(figure, head=used + 0.04, body=height, foot=0)
+    axes = figure.subplots(rows, columns, squeeze=False, **options)
+    for one in axes.flat:
+        one.tick_params(labelsize=_TEXT)
+        one.xaxis.label.set_size(_TEXT + 0.5)
+        one.yaxis.label.set_size(_TEXT + 0.5)
+    return figure, [list(row) for row in axes]
+
+
+def tidy(axes: Any, grid: str = "both") -> None:
+    """A light grid behind the data, and no frame on top and right."""
+    axes.grid(True, axis=grid, color="#dddddd", linewidth=0.7)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def legend(axes: Any, handles: Sequence[Any], names: Iterable[str]) -> None:
+    """What the lines or bars are called, below the axes, in as many columns as fit; the figure grows by it."""
+    legends(axes.figure, [(handles, names)])
+
+
+def legends(figure: Any, beside: Sequence[tuple[Sequence[Any], Iterable[str]]]) -> None:
+    """Legends side by side below the axes, each (handles, names) with an equal share of the width."""
+    share = figure.get_figwidth() / len(beside)
+    made = [_legend(figure, handles, names, share) for handles, names in beside]
+    heights = [one.get_window_extent(figure.canvas.get_renderer()).height / figure.dpi for one in made]
+    for number, one in enumerate(made):
+        one.set_bbox_to_anchor((number * share, max(heights) + _MARGIN), transform=figure.dpi_scale_trans)
+    head, body, _ = _parts(figure)
+    _resize(figure, head, body, max(heights) + _MARGIN)
+
+
+def _legend(figure: Any, handles: Sequence[Any], names: Iterable[str], width: float) -> Any:
+    """A legend in as many columns, up to four, as fit into this many inches."""
+    letters = min(_ACROSS, int((width - _KEY) / _LETTER))
+    labels = ["\n".join(textwrap.wrap(name, letters)) for name in names]
+
+    def in_columns(columns: int) -> Any:
+        made = figure.legend(
+            handles, labels, loc="upper left", borderaxespad=0.2, ncols=columns, frameon=False, fontsize=_TEXT,
+            handlelength=3.2, columnspacing=1.2,
+        )  # fmt: skip
+        for text in made.get_texts():
+            text.set_parse_math(False)
+        return made
+
+    for columns in range(min(4, len(labels)), 1, -1):
+        made = in_columns(columns)
+        extent = made.get_window_extent(figure.canvas.get_renderer())
+        if extent.width / figure.dpi <= width - _MARGIN:
+            return made
+        made.remove()
+    return in_columns(1)
+
+
+def settle(figure: Figure) -> None:
+    """Lay out square maps before they are saved: matplotlib approaches their place pass by pass."""
+    for _ in range(2):
+        figure.draw_without_rendering()
+
+
+def colour_bar(figure: Figure, shown: Any, axes: Sequence[Any], label: str) -> None:
+    """The scale of shades, to the right of the axes."""
+    shrink = min(0.9, 2.6 / _parts(figure)[1])
+    bar = figure.colorbar(shown, ax=axes, shrink=shrink, pad=0.02, aspect=22, anchor=(0, 1))
+    bar.set_label(label, size=_TEXT)
+    bar.ax.tick_params(labelsize=_TEXT - 0.5)
+    bar.outline.set_linewidth(0.6)
+
+
+# words ------------------------------------------------------------------------------------------------------------
+
+
+def inches(texts: Iterable[str], size: float) -> float:
+    """The width of the widest of these texts, in this many points."""
+    from matplotlib.textpath import TextPath
+
+    return max((TextPath((0, 0), text, size=size).get_extents().x1 / 72 for text in texts if text.strip()), default=0.0)
+
+
+def shortened(names: Sequence[str], most: int) -> list[str]:
+    """Names for ticks: of one longer than `most` letters the middle is left out, unless two would then be alike.
+
+    >>> shortened(["a long name of the first", "short"], 11)
+    ['a lon…first', 'short']
+    """
+    head = most // 2
+    found = [name if len(name) <= most else f"{name[:head]}…{name[len(name) - (most - head - 1) :]}" for name in names]
+    return found if len(set(found)) == len(set(names)) else list(names)
+
+
+def _wrapped(figure: Figure, text: str, size: float, weight: str, width: float) -> list[str]:
+    """Lines of at most this many inches, measured in the font; a word that is too long for a line is broken."""
+    from matplotlib.font_manager import FontProperties
+
+    font, renderer = FontProperties(size=size, weight=weight), figure.canvas.get_renderer()  # type: ignore[attr-defined]
+
+    def fits(line: str) -> bool:
+        return bool(renderer.get_text_width_height_descent(line, font, False)[0] <= width * figure.dpi)
+
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if fits(longer):
+            lines[-1] = longer
+            continue
+        if lines[-1]:
+            lines.append("")
+        for letter in word:
+            if not fits(lines[-1] + letter):
+                lines.append("")
+            lines[-1] += letter
+    return lines
+
+
+def _from_the_top(figure: Figure, right: float, down: float) -> Any:
+    from matplotlib.transforms import ScaledTranslation
+
+    return figure.transFigure + ScaledTranslation(right, -down, figure.dpi_scale_trans)
+
+
+def _parts(figure: Figure) -> tuple[float, float, float]:
+    """Inches of what is above, of the grid, and of what is below."""
+    engine: Any = figure.get_layout_engine()
+    _, low, _, share = engine.get()["rect"]
+    height = figure.get_figheight()
+    return (1 - low - share) * height, share * height, low * height
+
+
+def _resize(figure: Figure, head: float, body: float, foot: float) -> None:
+    height = head + body + foot
+    figure.set_figheight(height)
+    engine: Any = figure.get_layout_engine()
+    engine.set(rect=(0, foot / height, 1, body / height), w_pad=0.06)

@@ -1,0 +1,137 @@
+"""A page of results, in Markdown, from the folders of comparisons: every table under what was run, with what, and how.
+
+A comparison leaves ``compare.json`` in its folder: the command that made it and the day of its last run. Folders
+without one are shown with the day that their results were written.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from polyfed.errors import RequestError
+from polyfed.escaping import markdown_text, visible
+from polyfed.report.atomic_files import write_whole
+from polyfed.report.comparison import comparison
+from polyfed.report.comparison_formats import Section, markdown_body
+from polyfed.report.run_records import RunRecord, find_runs
+from polyfed.report.statistics import Target
+from polyfed.results.schema import COMMAND, check_links, parse_json
+
+__all__ = ["COMMAND", "made", "results_page", "write_command", "write_results"]
+
+_HEAD = """# Results
+
+Generated from run folders by `polyfed report RUNS... --results {name}`; do not edit. What the figures are is
+explained in [records.md](records.md).
+"""
+
+
+def write_command(folder: Path, command: str, ran: bool) -> Path:
+    """Note in a comparison's folder how it was made.
+
+    Args:
+        folder: where ``compare.json`` goes. command: as typed. ran: whether there was anything left to run; if not,
+            the day that is noted already stays.
+    """
+    kept = None if ran else made(folder).get("date")
+    told = {"command": command, "date": kept or datetime.datetime.now(datetime.UTC).date().isoformat()}
+    return write_whole(folder / COMMAND, (json.dumps(told, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def made(folder: Path) -> dict[str, str]:
+    """What ``compare.json`` tells; nothing where there is none.
+
+    Raises:
+        RequestError: it cannot be read, or is a link.
+    """
+    check_links(folder)
+    try:
+        found = parse_json((folder / COMMAND).read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise RequestError(f"{folder / COMMAND} cannot be read: {' '.join(str(error).split())}") from None
+    return {key: str(value) for key, value in found.items()} if isinstance(found, dict) else {}
+
+
+def write_results(
+    folders: Sequence[str | Path], file: str | Path, stage: str | None = None, target: str | float | None = None
+) -> Path:
+    """Write the page, whole or not at all; the arguments are those of `results_page`.
+
+    Raises:
+        RequestError: see `results_page`; or the file cannot be written.
+    """
+    path = Path(file)
+    text = results_page(folders, stage, target, path)
+    return write_whole(path, text.encode("utf-8"))
+
+
+def results_page(
+    folders: Sequence[str | Path],
+    stage: str | None = None,
+    target: str | float | None = None,
+    file: Path = Path("docs/results.md"),
+) -> str:
+    """One part per folder, in the order given: its tables, and the papers' numbers beside them.
+
+    Args:
+        folders: of comparisons, or any folders above runs.
+        stage, target: as for `polyfed.report.comparison.comparison`.
+        file: where the page will lie: other pages in a folder of its name beside it are listed at its end.
+
+    Raises:
+        RequestError: no finished run in a folder, a stage that was not scored, or a target that is none.
+    """
+    wanted = None if target is None else Target.parse(target)
+    parts = [_HEAD.format(name=file.name)]
+    for folder in map(Path, folders):
+        runs = find_runs(folder)
+        table = comparison(runs, stage, wanted)
+        how = made(folder)
+        titles = [_title(section, folder) for section in table.sections]
+        for number, (title, section) in enumerate(zip(titles, table.sections, strict=True), start=1):
+            several = f" ({number})" if titles.count(title) > 1 else ""
+            parts.append(
+                f"## {markdown_text(title)}{several}\n\n{_about(section, how, runs)}\n{markdown_body(section)}"
+            )
+        if table.notes:
+            parts.append("\n".join(f"- {markdown_text(note)}" for note in table.notes) + "\n")
+    return "\n".join([*parts, *_other_pages(file)])
+
+
+def _title(section: Section, folder: Path) -> str:
+    facts = section.facts
+    places = ", ".join(section.published)
+    return f"{places or folder.resolve().name}: {facts['dataset']}, {facts['clients']} clients"
+
+
+def _about(section: Section, made: dict[str, str], runs: Sequence[RunRecord]) -> str:
+    versions = ", ".join(f"{name} {section.versions[name]}" for name in _TOLD if section.versions.get(name))
+    lines = [section.caption]
+    if section.models:
+        lines.append(f"Models: {', '.join(section.models)}.")
+    lines.append(f"Run on {made.get('date') or _day_of(runs)}{f' with {versions}' if versions else ''}.")
+    command = f"\n    {visible(' '.join(made['command'].split()))}\n" if made.get("command") else ""
+    return "\n".join(map(markdown_text, lines)) + "\n" + command
+
+
+_TOLD = ("polyfed", "python", "torch", "numpy")
+
+
+def _day_of(runs: Sequence[RunRecord]) -> str:
+    """The day on which the last of the results was written."""
+    last = max((run.path / "result.json").stat().st_mtime for run in runs if run.finished)
+    return datetime.datetime.fromtimestamp(last, datetime.UTC).date().isoformat()
+
+
+def _other_pages(file: Path) -> Iterator[str]:
+    """The pages of single questions, in the folder beside the page that has its name: ``results/`` for results.md."""
+    pages = sorted(file.with_suffix("").glob("*.md"))
+    if pages:
+        heads = [(page, page.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")) for page in pages]
+        links = "".join(f"- [{head}]({page.parent.name}/{page.name})\n" for page, head in heads)
+        yield f"## Single questions\n\nMeasured and written down one by one:\n\n{links}"

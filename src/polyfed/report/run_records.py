@@ -1,0 +1,300 @@
+"""Run folders as they lie on disk: found, read, checked and named.
+
+A run folder holds ``recipe.toml`` (resolved), ``rounds.jsonl`` (one object a round) and, once the run is finished,
+``result.json``. Everything that a report shows is read from these three; no engine is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from polyfed.errors import RequestError
+from polyfed.places import check_name
+from polyfed.results.schema import RECIPE, RECORD, RESULT, check_links, check_shape, parse_json, parse_toml, unseal
+
+__all__ = ["RunRecord", "find_runs"]
+
+_NEEDED: dict[str, tuple[type, ...]] = {
+    "method": (str,),
+    "dataset": (str,),
+    "clients": (int,),
+    "rounds": (int,),
+    "seed": (int,),
+    "evaluation": (dict,),
+    "accuracy": (int, float, type(None)),
+}
+
+
+# sections of a recipe whose settings may tell two runs of one method apart
+EXPERIMENT = ("training", "models", "availability", "privacy", "compression", "defence", "hostile", "devices")
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run, read from its folder.
+
+    Attributes:
+        path: the run folder.
+        result: ``result.json``; empty when the run is unfinished.
+        rounds: the lines of ``rounds.jsonl``.
+        recipe: ``recipe.toml``; empty when there is none.
+        name: the run's label or method, with the knobs that tell it from the other runs found with it.
+        notes: what was odd about the folder, for people.
+        trusted: whether code that the folder names may be imported.
+    """
+
+    path: Path
+    result: Mapping[str, Any]
+    rounds: Sequence[Mapping[str, Any]]
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+    notes: tuple[str, ...] = ()
+    trusted: bool = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end and has a result."""
+        return bool(self.result)
+
+    @property
+    def method(self) -> str:
+        """The method's name; "?" when an unfinished folder does not say."""
+        return str(self.result.get("method") or self.recipe.get("method", {}).get("name") or "?")
+
+    @property
+    def seed(self) -> int:
+        """The seed of a finished run."""
+        return int(self.result["seed"])
+
+    @property
+    def stage(self) -> str:
+        """The stage that the run's own evaluation scores."""
+        return str(self.result["evaluation"]["stage"])
+
+    @property
+    def published(self) -> tuple[str, ...]:
+        """The papers' tables that the run is made after: ``"fedgh/table3"``."""
+        return tuple(self.recipe.get("run", {}).get("published", ()))
+
+    @property
+    def profile(self) -> str:
+        """The profiles that were laid over the run's recipe; empty where none was."""
+        return str(self.recipe.get("run", {}).get("profile") or "")
+
+    @property
+    def scaled_down(self) -> str:
+        """How the run is smaller than the experiment that it stands for: its profiles' note; empty where it is not."""
+        return " ".join(str(self.recipe.get("run", {}).get("profile_note") or "").split()).rstrip(".")
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """What ``--set`` has changed of the run's recipe: ``"training.rounds=5"``."""
+        return tuple(map(str, self.recipe.get("run", {}).get("changed", ())))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What may tell two runs of one method apart: its knobs, how clients trained, their networks. Not the seed."""
+        recipe_knobs = {key: value for key, value in self.recipe.get("method", {}).items() if key != "name"}
+        found = dict(self.result.get("knobs") or recipe_knobs)
+        for section in (
+            "training",
+            "models",
+            "availability",
+            "privacy",
+            "compression",
+            "defence",
+            "hostile",
+            "devices",
+        ):
+            for key, value in self.recipe.get(section, {}).items():
+                if key != "rounds":  # a different number of rounds makes a different table
+                    found.setdefault(key, value)
+        return found
+
+
+def find_runs(paths: str | Path | Iterable[str | Path], trust: bool = False) -> list[RunRecord]:
+    """Read every run folder at or below the given paths; a folder met twice counts once.
+
+    Unfinished runs (no ``result.json`` yet) come after the finished ones, ``finished`` is false and a note says so;
+    tables and curves leave them out and list them.
+
+    Args:
+        paths: run folders, or folders somewhere above them.
+        trust: whether code that the folders name may be imported, by those who build something of the runs. Nothing
+            is, here.
+
+    Returns:
+        The runs, finished first, otherwise in the order of the paths given and of their names below.
+
+    Raises:
+        RequestError: a path is missing, nothing was found, a file is broken (names the file), or a part of a run
+            folder is a link.
+    """
+    given = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
+    records: dict[Path, RunRecord] = {}
+    for path in given:
+        check_name(path)
+        if not path.is_dir():
+            raise RequestError(f"{path} is {'not a folder' if path.exists() else 'not there'}; give run folders")
+        for folder in _run_folders(path):
+            key = folder.resolve()
+            if key not in records:
+                records[key] = replace(_read(folder), trusted=trust)
+    if not records:
+        raise RequestError(
+            f"no run folder (one holding result.json) in {', '.join(map(str, given)) or 'no path at all'}"
+        )
+    finished = [record for record in records.values() if record.finished]
+    unfinished = [replace(record, name=record.method) for record in records.values() if not record.finished]
+    return [*_named(finished), *unfinished]
+
+
+def _run_folders(path: Path) -> Iterator[Path]:
+    """The run folders at or below ``path``; what lies inside a run folder (checkpoints, models) is not searched."""
+    for folder, inner, files in os.walk(path):
+        if "result.json" in files or "rounds.jsonl" in files:
+            inner.clear()
+            yield Path(folder)
+            continue
+        inner[:] = sorted((name for name in inner if not name.startswith(".")), key=_natural)
+        begun = not inner or {"checkpoint", "tensorboard"} & set(inner)
+        if "recipe.toml" in files and begun:  # stopped before its first round ended
+            inner.clear()
+            yield Path(folder)
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    """Sorts seed-2 before seed-10."""
+    parts: list[tuple[int, int, str]] = []
+    digits, text = "", ""
+    for character in [*name, ""]:
+        if character.isdecimal():
+            if text:
+                parts.append((1, 0, text))
+                text = ""
+            digits += character
+        else:
+            if digits:
+                parts.append((0, int(digits), ""))
+                digits = ""
+            text += character
+    return [*parts, (1, 0, text)] if text else parts
+
+
+def _read(folder: Path) -> RunRecord:
+    check_links(folder)
+    notes: list[str] = []
+    recipe = _parse(folder / "recipe.toml", parse_toml, RECIPE) if (folder / "recipe.toml").exists() else {}
+    rounds = _read_rounds(folder / "rounds.jsonl", notes)
+    result: Mapping[str, Any] = {}
+    if (folder / "result.json").exists():
+        result = _parse(folder / "result.json", parse_json, RESULT)
+        _check_result(folder / "result.json", result)
+    wanted = recipe.get("training", {}).get("rounds")
+    if not result or (wanted or 0) > result["rounds"]:
+        of = f" of {wanted}" if wanted else ""
+        why = f"result.json is of {result['rounds']}" if result else "no result.json"
+        notes.insert(0, f"{folder}: unfinished, {len(rounds)}{of} rounds done, {why}")
+        result = {}
+    return RunRecord(folder, result, rounds, recipe, notes=tuple(notes))
+
+
+def _parse(path: Path, parse: Callable[[bytes], Any], shape: Any) -> Mapping[str, Any]:
+    try:
+        found = parse(path.read_bytes())
+    except (ValueError, OSError) as error:  # JSON, TOML and UTF-8 errors are ValueErrors
+        raise RequestError(f"{path} cannot be read: {_one_line(error)}") from error
+    if not isinstance(found, dict):
+        raise RequestError(f"{path} should hold one object, holds a {type(found).__name__}")
+    try:
+        check_shape(found, shape)
+    except ValueError as error:
+        raise RequestError(f"{path}: {error}") from None
+    return found
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _check_result(path: Path, result: Mapping[str, Any]) -> None:
+    for key, types in _NEEDED.items():
+        if key not in result:
+            raise RequestError(f"{path} has no '{key}'; is it a result of polyfed?")
+        if not isinstance(result[key], types) or isinstance(result[key], bool):
+            raise RequestError(f"{path}: '{key}' should be {types[0].__name__}, is {result[key]!r}")
+    if "stage" not in result["evaluation"]:
+        raise RequestError(f"{path}: 'evaluation' has no 'stage'")
+
+
+def _read_rounds(path: Path, notes: list[str]) -> list[Mapping[str, Any]]:
+    if not path.exists():
+        return []
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {_one_line(error)}") from error
+    rounds: list[Mapping[str, Any]] = []
+    lines = content.split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = unseal(line.rstrip(), needed=False)
+            if "round" not in record:
+                raise ValueError("expected an object with a 'round'")
+            check_shape(record, RECORD)
+        except ValueError as error:
+            if number == len(lines):  # no newline after it: the writer was stopped in the middle
+                notes.append(f"{path}: the last line is cut off and was ignored")
+                break
+            raise RequestError(f"{path}, line {number}, cannot be read: {_one_line(error)}") from error
+        rounds.append(record)
+    return rounds
+
+
+def _named(records: list[RunRecord]) -> list[RunRecord]:
+    """Names each run by its label or method, and by the settings in which runs of that name differ."""
+    families: dict[str, list[RunRecord]] = {}
+    for record in records:
+        families.setdefault(_base(record), []).append(record)
+    differing = {base: _differing(members) for base, members in families.items()}
+    return [replace(record, name=_full_name(record, differing[_base(record)])) for record in records]
+
+
+def _base(record: RunRecord) -> str:
+    return str(record.result.get("label") or record.method)
+
+
+def _identity(record: RunRecord) -> dict[str, Any]:
+    return {"method": record.method, "stage": record.stage, **record.settings}
+
+
+def _differing(records: list[RunRecord]) -> list[str]:
+    identities = [_identity(record) for record in records]
+    keys = dict.fromkeys(key for identity in identities for key in identity)
+    return [key for key in keys if len({json.dumps(i.get(key), sort_keys=True, default=str) for i in identities}) > 1]
+
+
+def _full_name(record: RunRecord, keys: list[str]) -> str:
+    identity = _identity(record)
+    knobs = ", ".join(f"{key}={show_value(identity[key])}" for key in keys if identity.get(key) is not None)
+    return f"{_base(record)} ({knobs})" if knobs else _base(record)
+
+
+def show_value(value: Any) -> str:
+    """A setting's value as a person would write it.
+
+    >>> show_value(0.01), show_value(True), show_value(["a", "b"])
+    ('0.01', 'true', 'a+b')
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return "+".join(map(show_value, value))
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)

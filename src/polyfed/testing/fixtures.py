@@ -1,0 +1,279 @@
+"""Tiny federations for the conformance kit: six clients, three classes of 1 x 6 x 6 images, small networks.
+
+The data are synthetic and separable, the clients unequal: 10 to 24 samples, some classes missing. The networks have
+some 400 numbers, and a federation of two rounds takes some 50 ms.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.client import Client, Prepare, Public, as_floats
+from polyfed.core.message import Message, flatten, read_only
+from polyfed.core.method import Method, Needs
+from polyfed.core.settings import Availability, Compression, Defence, Evaluation, Hostile, Privacy, Training
+from polyfed.data.samples import Samples
+from polyfed.engine.devices import Devices
+from polyfed.engine.executors.base import at_work
+from polyfed.engine.federation import Federation, Tracker
+from polyfed.functional.modes import evaluating
+from polyfed.models.split import Staged
+
+CLASSES = 3
+SIZES = (24, 16, 10, 20, 13, 17)
+LABELS = ((0, 1), (1, 2), (0, 1, 2), (2,), (0, 2), (0, 1, 2))
+SHORT = Training(rounds=2, epochs=1, batch_size=8, lr=0.1)
+
+Build = Callable[[], nn.Module]
+Flat = Mapping[str, Tensor]
+
+
+class _Block(nn.Module):
+    """A residual step of constant shape, so that networks of any depth share their tensors' names."""
+
+    def __init__(self, width: int, norm: bool) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, padding=1)
+        self.norm = nn.BatchNorm2d(width) if norm else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + torch.relu(self.norm(self.conv(x)))
+        return out
+
+
+def tiny(depth: int, width: int, features: int, norm: bool = False) -> Staged:
+    """A convolution, `depth` residual blocks and a projection, a linear head."""
+    extractor: OrderedDict[str, nn.Module] = OrderedDict(conv=nn.Conv2d(1, width, 3, stride=2, padding=1))
+    if norm:
+        extractor["norm"] = nn.BatchNorm2d(width)
+    extractor["relu"] = nn.ReLU()
+    body: OrderedDict[str, nn.Module] = OrderedDict((f"block{i}", _Block(width, norm)) for i in range(depth))
+    body.update(flat=nn.Flatten(), project=nn.Linear(9 * width, features), relu=nn.ReLU())
+    name = f"tiny-{depth}-{width}-{features}{'-bn' if norm else ''}"
+    return Staged(nn.Sequential(extractor), nn.Sequential(body), nn.Linear(features, CLASSES), name)
+
+
+def plain() -> nn.Module:
+    """A network without parts."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, CLASSES))
+
+
+def family(needs: Sequence[Needs], one: bool = False, norm: bool = False) -> list[Build]:
+    """Networks as different as the needs allow."""
+    if one or any(n.one_architecture for n in needs):
+        kinds = [(1, 4, 6)]
+    elif any(n.nested or n.equal_cuts for n in needs):
+        kinds = [(1, 4, 6), (2, 4, 6), (0, 4, 6)]
+    elif any(n.one_feature_dim or n.one_head for n in needs):
+        kinds = [(1, 4, 6), (2, 3, 6), (0, 5, 6)]
+    else:
+        kinds = [(1, 4, 6), (2, 3, 5), (0, 5, 7)]
+    return [lambda kind=kind: tiny(*kind, norm=norm) for kind in kinds]  # type: ignore[misc]
+
+
+def draw(size: int, labels: Sequence[int], place: int) -> Samples:
+    """`size` samples of the given classes: a pattern of the class and noise; every class comes up where it can."""
+    patterns = torch.randn(CLASSES, 1, 6, 6, generator=torch.Generator().manual_seed(1))
+    y = torch.tensor([labels[i % len(labels)] for i in range(size)])
+    noise = torch.randn(size, 1, 6, 6, generator=torch.Generator().manual_seed(100 + place))
+    return Samples(patterns[y] + 0.4 * noise, y)
+
+
+@dataclass(frozen=True)
+class World:
+    """Who takes part. clients: not yet numbered. public: rows that everybody may see."""
+
+    clients: Sequence[Client]
+    builders: Mapping[str, Build]
+    public: Public | None
+
+    def federation(
+        self,
+        method: Method,
+        training: Training = SHORT,
+        *,
+        seed: int = 0,
+        evaluation: Evaluation | None = None,
+        availability: Availability | None = None,
+        privacy: Privacy | None = None,
+        compression: Compression | None = None,
+        devices: Devices | None = None,
+        defence: Defence | None = None,
+        hostile: Hostile | None = None,
+        out: Path | None = None,
+        trackers: Sequence[Tracker] = (),
+        public: bool = True,
+        executor: str = "serial",
+        workers: int | None = None,
+    ) -> Federation:
+        """A federation of these clients, scored after the last round only; in this process, where it can be watched."""
+        return Federation(
+            self.clients,
+            method,
+            training,
+            evaluation or Evaluation(every=training.rounds),
+            availability=availability,
+            privacy=privacy,
+            compression=compression,
+            devices=devices,
+            defence=defence,
+            hostile=hostile,
+            seed=seed,
+            public=self.public if public else None,
+            classes=CLASSES,
+            builders=self.builders,
+            out=out,
+            checkpoint_every=100,
+            executor=executor,
+            workers=workers,
+            trackers=trackers,
+        )
+
+    def run(self, method: Method, training: Training = SHORT, **options: Any) -> Federation:
+        """A federation that has run."""
+        federation = self.federation(method, training, **options)
+        federation.run()
+        return federation
+
+
+def world(
+    builds: Sequence[Build],
+    public: int,
+    *,
+    sizes: Sequence[int] = SIZES,
+    labels: Sequence[Sequence[int]] = LABELS,
+    data: Sequence[Samples] | None = None,
+    prepare: Mapping[int, Prepare] | None = None,
+    kind: type[Client] = Client,
+) -> World:
+    """Clients with the given networks in turn, sizes and classes; or with the training samples `data`."""
+    builders = {f"net{i}": build for i, build in enumerate(builds)}
+    names = list(builders)
+    train = data or [draw(size, own, place) for place, (size, own) in enumerate(zip(sizes, labels, strict=True))]
+    clients = [
+        kind(
+            names[place % len(names)],
+            samples,
+            draw(12, sorted({int(y) for y in samples.y}), 50 + place),
+            draw(4, sorted({int(y) for y in samples.y}), 70 + place),
+            prepare=(prepare or {}).get(place, as_floats),
+        )
+        for place, samples in enumerate(train)
+    ]
+    return World(clients, builders, Public(draw(public, range(CLASSES), 99)) if public else None)
+
+
+class Reordered(Client):
+    """A client that walks through its data in another order, all else alike."""
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """The client's stream; another one for the order of the batches."""
+        if purpose != "batches":
+            return super().generator(purpose)
+        other = copy.copy(self)
+        other.seed += 1
+        return Client.generator(other, purpose)
+
+
+# what came of it ---------------------------------------------------------------------------------------------------
+
+
+def weights(federation: Federation) -> dict[str, Tensor]:
+    """All clients' own weights; nothing of those who have none."""
+    return {
+        f"client {client.id}: {name}": tensor
+        for client in federation.clients
+        for name, tensor in (client.weights or {}).items()
+    }
+
+
+def sent(federation: Federation) -> dict[str, Tensor]:
+    """What the server would send now."""
+    return {
+        f"to client {client.id}: {name}": tensor
+        for client in federation.clients
+        for name, tensor in flatten(federation.method.broadcast(federation.server, client.id)).items()
+    }
+
+
+def received(federation: Federation, number: int, message: Message | None = None) -> dict[str, Tensor]:
+    """The float weights of a client's network after receiving `message` (default: what it would be sent now)."""
+    method, client = federation.method, federation.clients[number]
+    worker = at_work(client, method.variant(federation.server, number), federation.architectures)
+    worker.round = federation.server.round
+    method.receive(worker, read_only(method.broadcast(federation.server, number) if message is None else message))
+    state = worker.model.state_dict()
+    return {name: tensor.detach().clone() for name, tensor in state.items() if tensor.is_floating_point()}
+
+
+def predictions(federation: Federation) -> dict[str, Tensor]:
+    """Scores of the test samples by the models that the method's paper scores."""
+    method, found = federation.method, {}
+    for client in federation.clients:
+        worker = at_work(client, method.variant(federation.server, client.id), federation.architectures)
+        worker.round = federation.server.round
+        if method.scored == "received" or client.weights is None:
+            method.receive(worker, read_only(method.broadcast(federation.server, client.id)))
+        model = method.personal(worker.model)
+        with torch.inference_mode(), evaluating(model):
+            scores = method.predict(model, client.prepare(client.data.test.x), worker.state)
+        found[f"client {client.id}: scores"] = scores.clone()
+    return found
+
+
+def state(federation: Federation) -> dict[str, Tensor]:
+    """Everything that outlives a round: weights and states."""
+    found = weights(federation) | {
+        f"server: {name}": tensor for name, tensor in flatten(federation.server.state).items()
+    }
+    for client in federation.clients:
+        found |= {f"client {client.id}: state {name}": tensor for name, tensor in flatten(client.state).items()}
+    return found
+
+
+def effect(federation: Federation) -> dict[str, Tensor]:
+    """Everything that shows outside: weights, messages, scores, bytes, the method's sums."""
+    last = federation.history[-1]
+    figures = {f"record: {name}": torch.tensor(float(value)) for name, value in last["sums"].items()}
+    figures["record: bytes up"] = torch.tensor([r["bytes_up"] for r in federation.history])
+    figures["record: bytes down"] = torch.tensor([r["bytes_down"] for r in federation.history])
+    return weights(federation) | sent(federation) | predictions(federation) | figures
+
+
+def everything(federation: Federation) -> dict[str, Tensor]:
+    """What shows outside, and all state."""
+    return state(federation) | effect(federation)
+
+
+def records(federation: Federation) -> list[dict[str, Any]]:
+    """The history but for its seconds."""
+    return [{name: value for name, value in record.items() if name != "seconds"} for record in federation.history]
+
+
+def difference(a: Flat, b: Flat, tolerance: float = 0.0) -> str | None:
+    """Where two results differ, in words; None where they agree (tolerance 0: bit for bit)."""
+    if a.keys() != b.keys():
+        return f"only one side has {sorted(a.keys() ^ b.keys())[0]}"
+    for name, first in a.items():
+        other = b[name]
+        if first.shape != other.shape or first.dtype != other.dtype:
+            return f"{name} has shape {tuple(first.shape)} here and {tuple(other.shape)} there"
+        same = torch.equal(first, other) if not tolerance else close(first, other, tolerance)
+        if not same and not (torch.isnan(first).any() and torch.equal(first.nan_to_num(), other.nan_to_num())):
+            gap = float((first.double() - other.double()).abs().max())
+            return f"{name} differs (largest difference {gap:.2g})"
+    return None
+
+
+def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    """Equal up to `tolerance` times the largest entry."""
+    scale = max(1.0, float(b.double().abs().max()) if b.numel() else 1.0)
+    return torch.allclose(a.double(), b.double(), rtol=tolerance, atol=tolerance * scale)

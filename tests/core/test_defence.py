@@ -8,9 +8,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from polyfed.core.defence import Watch, check_defence, defended, objection
 from torch import Tensor
 
-from polyfed.core.defence import Watch, check_defence, defended, objection
 from polyfed.core.message import Message, flatten
 from polyfed.core.method import Method, Trained
 from polyfed.core.server import Server

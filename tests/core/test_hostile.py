@@ -7,10 +7,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from polyfed.core.hostile import Kind, attacked, colluded, drawn, enlist
 from torch import nn
 
 from polyfed.core.client import Client
-from polyfed.core.hostile import Kind, attacked, colluded, drawn, enlist
 from polyfed.core.method import Method
 from polyfed.core.settings import Hostile
 from polyfed.errors import RequestError

@@ -28,6 +28,7 @@ from polyfed.engine.executors.base import Serial
 from polyfed.engine.executors.context_stacking import Packed, Partial, Watched, outline
 from polyfed.engine.executors.vectorized import SIZE, Cohort, stack_size
 from polyfed.engine.federation import Federation
+from polyfed.engine.task import Output
 from polyfed.errors import RequestError, RunError
 from polyfed.functional.losses import cross_entropy
 from polyfed.methods import (
@@ -597,7 +598,7 @@ def test_a_cohort_resumes_as_a_cohort_of_the_same_size(tmp_path: Path) -> None:
         members = toys.clients(["net"] * 3, [12, 7, 20], test=5)
         nets = {"net": toys.NETS["bn"]}
         training = Training(rounds=4, batch_size=8, lr=0.1)
-        return Federation(members, FedAvg(), training, builders=nets, out=out, checkpoint_every=1, **options)
+        return Federation(members, FedAvg(), training, out=Output(out, checkpoint_every=1), builders=nets, **options)
 
     whole = begun(tmp_path / "whole", executor="cohort")
     whole.run()

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from polyfed.engine.devices import BUILT_IN, Devices, Profile, attendance_in_effect, dealt
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.settings import Availability
-from polyfed.engine.devices import BUILT_IN, Devices, Profile, attendance_in_effect, dealt
 from polyfed.errors import RequestError
 
 PAGE = (Path(__file__).parents[2] / "docs" / "devices.md").read_text(encoding="utf-8")

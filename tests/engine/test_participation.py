@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from polyfed.engine.attendance import Attendance, LateUpload, Post
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.message import Message
@@ -20,7 +21,6 @@ from polyfed.core.randomness import generator
 from polyfed.core.server import Server
 from polyfed.core.settings import Availability, Evaluation, Training
 from polyfed.engine import checkpoint
-from polyfed.engine.attendance import Attendance, LateUpload, Post
 from polyfed.engine.checkpoint import Snapshot
 from polyfed.engine.federation import Federation
 from polyfed.errors import Interrupted, RequestError, RunError

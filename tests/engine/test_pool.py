@@ -27,6 +27,7 @@ from polyfed.engine.executors import process_pool, worker
 from polyfed.engine.executors.base import Job, Serial
 from polyfed.engine.executors.worker import Worker
 from polyfed.engine.federation import Federation
+from polyfed.engine.task import Task
 from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError
 from polyfed.methods import FML, SCAFFOLD, FedAvg, FedDPA, FedGH, FedHeNN, FedIN, FedProto, HeteroFL, Local
 from polyfed.registry import METHODS
@@ -141,10 +142,9 @@ def test_dropout_batchnorm_and_a_shared_test_set() -> None:
             FedAvg(aggregation="same-shape"),
             TRAINING,
             ALL_STAGES,
-            builders=toys.NETS,
-            classes=toys.CLASSES,
-            test=toys.samples(20, 77),
+            task=Task(classes=toys.CLASSES, test=toys.samples(20, 77)),
             executor=executor,
+            builders=toys.NETS,
         )
         return fed, fed.run()
 
@@ -475,7 +475,9 @@ def choose(clients: int = 6, **options: Any) -> Any:
     """The executor that a federation chooses."""
     training = options.pop("training", TRAINING)
     members = toys.clients(["shallow"] * clients)
-    return Federation(members, FedAvg(), training, builders=toys.NETS, classes=toys.CLASSES, **options).executor
+    return Federation(
+        members, FedAvg(), training, task=Task(classes=toys.CLASSES), builders=toys.NETS, **options
+    ).executor
 
 
 def test_auto_takes_workers_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,10 +24,9 @@ def federation(method: object, executor: str = "serial", participation: float = 
         method,
         Training(rounds=3, participation=participation, batch_size=10, lr=0.1),
         Evaluation(extra_stages=["personal", "received"]),
-        classes=4,
+        task=pf.Task(classes=4),
+        executor=pf.Execution(executor, workers=2 if executor == "pool" else None),
         builders={name: lambda name=name: build(name, (1, 8, 8), 4) for name in names},
-        executor=executor,
-        workers=2 if executor == "pool" else None,
         **more,
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from polyfed.engine.devices import Devices, Profile
 from torch import nn
 
 from polyfed.config.recipe import Recipe
@@ -19,8 +20,8 @@ from polyfed.core.method import Method
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Availability, Evaluation, Training
 from polyfed.deploy.server import Deployed
-from polyfed.engine.devices import Devices, Profile
 from polyfed.engine.federation import Federation, Run
+from polyfed.engine.task import Task
 from polyfed.errors import Interrupted, RequestError
 from polyfed.experiments.dry_run import measure
 from polyfed.methods import FedAvg, FedGH, FedHeNN, Local
@@ -59,7 +60,12 @@ def two(method: Method | None = None, devices: Devices | None = TWO, **options: 
         )
     training = Training(rounds=options.pop("rounds", 2), epochs=2, batch_size=5, lr=0.1)
     return Federation(
-        clients, method or FedAvg(), training, devices=devices, classes=3, **{"executor": "serial", **options}
+        clients,
+        method or FedAvg(),
+        training,
+        plugins=[devices],
+        task=Task(classes=3),
+        **{"executor": "serial", **options},
     )
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from polyfed.engine.devices import Devices
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from polyfed.core.client import Client
 from polyfed.core.method import Context, Method, Phase, Trained
 from polyfed.core.settings import Training
-from polyfed.engine.devices import Devices
 from polyfed.engine.executors import base
 from polyfed.engine.local_training import train
 from polyfed.engine.operation_counter import Operations, step_memory, training_operations

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from polyfed.engine.attendance import Attendance, Roll
 from torch.nn import functional as F
 from toys import (
     NETS,
@@ -30,8 +31,8 @@ from polyfed.core import inference
 from polyfed.core.message import nbytes
 from polyfed.core.method import knobs
 from polyfed.core.settings import Availability, Training
-from polyfed.engine.attendance import Attendance, Roll
 from polyfed.engine.federation import Federation
+from polyfed.engine.task import Task
 from polyfed.errors import RequestError
 from polyfed.functional.losses import cross_entropy
 from polyfed.functional.modes import evaluating, untracked_statistics
@@ -165,9 +166,9 @@ def test_c_stays_the_mean_when_clients_join():
         members,
         SCAFFOLD(),
         Training(rounds=4, batch_size=4, lr=0.1),
+        plugins=[Availability(joiners=2, join_round=3)],
+        task=Task(classes=3),
         builders=NETS,
-        classes=3,
-        availability=Availability(joiners=2, join_round=3),
     )
     fed.run()
     assert len(fed.server.clients) == 4

@@ -300,11 +300,13 @@ def federation(method: Method, names: list[str], executor: str = "serial", seed:
         [pf.Client(names[i % len(names)], (x[i, :16], y[i, :16]), (x[i, 16:], y[i, 16:])) for i in range(4)],
         method,
         Training(rounds=2, batch_size=8, lr=0.05),
-        classes=CLASSES,
+        task=pf.Task(
+            classes=CLASSES,
+            public=Public(Samples(torch.randn(12, *TINY, generator=draws), torch.zeros(12, dtype=torch.long))),
+        ),
+        executor=executor,
         seed=seed,
         builders={name: NETS[name] for name in names},
-        public=Public(Samples(torch.randn(12, *TINY, generator=draws), torch.zeros(12, dtype=torch.long))),
-        executor=executor,
         **more,
     )
     made.run()

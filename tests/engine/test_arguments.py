@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import polyfed as pf
+from flat_options import grouped
 from polyfed.core.client import as_floats
 from polyfed.data.datasets import digits
 from polyfed.data.text import Words
@@ -40,7 +41,7 @@ def client(**changed: Any) -> pf.Client:
 
 def federation(**changed: Any) -> pf.Federation:
     given = {"clients": [client(), client()], "method": pf.methods.FedAvg(), "training": pf.Training(rounds=1)}
-    return pf.Federation(**{**given, **changed})
+    return pf.Federation(**grouped(**{**given, **changed}))
 
 
 A_CLIENT = r"polyfed.Client\(model, train=\(x, y\), test=\(x, y\)\)"

@@ -12,6 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 import polyfed as pf
+from flat_options import grouped
 from polyfed.config.recipe import Recipe
 from polyfed.engine import federation as room
 from polyfed.engine.longer import obstacle
@@ -302,7 +303,7 @@ def test_a_federation_made_in_python_goes_on(tmp_path: Path) -> None:
         made = prepare(recipe(rounds), out=tmp_path / name)
         clients = [replace_data(client) for client in made.clients]
         options = {"out": tmp_path / name, "executor": "serial", "class_names": made.class_names}
-        return pf.Federation(clients, pf.methods.FedGH(), made.training, builders=made_builders(), **options)
+        return pf.Federation(clients, pf.methods.FedGH(), made.training, builders=made_builders(), **grouped(**options))
 
     federation(2, "run").run()
     federation(4, "run").run(resume=True)

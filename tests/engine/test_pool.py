@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 import polyfed as pf
+from flat_options import grouped
 from methods import toys
 from polyfed.core.client import Client
 from polyfed.core.message import Message, tensor
@@ -335,8 +336,9 @@ def test_who_kills_two_workers_drops_out_of_the_round() -> None:
     assert first["refused"] == []
     assert told.messages[-1].endswith("client 2 died again; it counts as dropped out")
     # as if nothing of it had arrived, nor been kept
-    serial = Kit(method=FedAvg()).usual.federation(FedAvg(), training, evaluation=QUIET)
-    serial.executor = toys.Watch(serial, lose=lambda round, number: round == 1 and number == 2)
+    watch = toys.Watch(lose=lambda round, number: round == 1 and number == 2)
+    usual = Kit(method=FedAvg()).usual
+    serial = watch.federation = usual.federation(FedAvg(), training, evaluation=QUIET, wrap=watch.around)
     serial.run()
     for client, other in zip(found.clients, serial.clients, strict=True):
         assert toys.same(client.weights or {}, other.weights or {})
@@ -476,7 +478,7 @@ def choose(clients: int = 6, **options: Any) -> Any:
     training = options.pop("training", TRAINING)
     members = toys.clients(["shallow"] * clients)
     return Federation(
-        members, FedAvg(), training, task=Task(classes=toys.CLASSES), builders=toys.NETS, **options
+        members, FedAvg(), training, builders=toys.NETS, **grouped(classes=toys.CLASSES, **options)
     ).executor
 
 
@@ -566,7 +568,7 @@ def test_the_longest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     members = toys.clients(["shallow"] * 4, sizes=[8, 40, 24, 7])
     training = Training(rounds=2, batch_size=8)
     given: dict[str, Any] = {"builders": toys.NETS, "classes": toys.CLASSES, "executor": "pool", "workers": 1}
-    fed = [Federation(members, FedAvg(), training, Evaluation(every=9), trackers=[Told(each)], **given)]
+    fed = [Federation(members, FedAvg(), training, Evaluation(every=9), trackers=[Told(each)], **grouped(**given))]
     fed[0].run()
     assert asked[0] == [1, 2, 0, 3]  # by rows
     assert asked[1][0] == 3  # as measured

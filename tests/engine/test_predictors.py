@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from flat_options import grouped
 from polyfed.core.client import Client
 from polyfed.core.message import Message, tensor
 from polyfed.core.method import Context, Method, knobs
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation
 from polyfed.engine.federation import Federation
-from polyfed.engine.task import Task
 from polyfed.methods import Local
 from polyfed.report import comparison
 from polyfed.report.run_records import find_runs
@@ -71,7 +71,7 @@ def federation(method: Method, **options: Any) -> Federation:
     ]
     asked = Evaluation(extra_stages=["after_local", "received"], **options.pop("evaluation", {}))
     training = SHORT.model_copy(update=given)
-    return Federation(clients, method, training, asked, task=Task(classes=3), builders=builders, **options)
+    return Federation(clients, method, training, asked, builders=builders, **grouped(classes=3, **options))
 
 
 def means(record: Mapping[str, Any]) -> dict[str, dict[str, float]]:

@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from flat_options import grouped
 from polyfed.core.client import Client
 from polyfed.core.method import Method
 from polyfed.core.randomness import scoped_global
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
 from polyfed.engine.history import History
-from polyfed.engine.task import Task
 from polyfed.errors import Interrupted, RequestError, RunError
 from polyfed.methods.local import Local
 from polyfed.report.comparison import comparison, to_text
@@ -41,7 +41,7 @@ def federation(
     clients[2] = Client(nets[2], parts[2])
     training = Training(rounds=rounds, batch_size=5, lr=0.1)
     plain = {"executor": "serial", **options}
-    return Federation(clients, method or Local(), training, evaluation, task=Task(classes=3), **plain)
+    return Federation(clients, method or Local(), training, evaluation, **grouped(classes=3, **plain))
 
 
 def kappa(counts: Tensor) -> float:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from polyfed.engine.devices import Devices
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -20,6 +19,7 @@ from polyfed.engine.executors import base
 from polyfed.engine.local_training import train
 from polyfed.engine.operation_counter import Operations, step_memory, training_operations
 from polyfed.methods import FedHeNN, FjORD
+from polyfed.plugins.device_profiles import Devices
 from polyfed.registry import METHODS
 from polyfed.testing import Kit
 

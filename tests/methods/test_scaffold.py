@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from polyfed.engine.attendance import Attendance, Roll
 from torch.nn import functional as F
 from toys import (
     NETS,
@@ -32,6 +31,7 @@ from polyfed.core.message import nbytes
 from polyfed.core.method import knobs
 from polyfed.core.settings import Availability, Training
 from polyfed.engine.federation import Federation
+from polyfed.engine.plugin import Plugin
 from polyfed.engine.task import Task
 from polyfed.errors import RequestError
 from polyfed.functional.losses import cross_entropy
@@ -214,12 +214,13 @@ def test_nobody_answers():
 def losing(lost, method, members, builders=NETS, classes=3, **training):
     """Nothing arrives of what the clients `lost(round)` have learnt."""
 
-    class Lossy(Attendance):
-        def roll(self, number):
-            return Roll(self.present(number), unheard=lost(number))
+    class Lossy(Plugin):
+        name = "lossy"
 
-    fed, watch = federation(method, members, builders, classes=classes, **training)
-    fed.attendance = Lossy(Availability(), len(members), 0)
+        def select(self, round):
+            round.silenced |= lost(round.number)
+
+    fed, watch = federation(method, members, builders, classes=classes, plugins=[Lossy()], **training)
     fed.run()
     return watch.rounds
 

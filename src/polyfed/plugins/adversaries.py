@@ -7,7 +7,7 @@ Four kinds, as `[hostile]` asks for them, drawn by the seed:
   w0 - scale (w - w0), w0 being what came down under the same names; other floats are negated, of packed matrices the
   values. Whole numbers, booleans, single numbers and running statistics go up as they are: they would betray it.
 - inner_product, alie: these know what all honest clients send. With m the mean and s the standard deviation, number by
-  number, of the honest ones' parts (`upload_segments`: changes of weights, rows of one class, outputs on common inputs),
+  number, of the honest ones' parts (`upload_segments`: changes of weights, rows of a class, outputs on common inputs),
   theirs become -scale m (Xie et al., Fall of empires, UAI 2019: epsilon is `scale`), or m - scale s (Baruch et al., A
   little is enough, NeurIPS 2019: z is `scale`). What is no part, and running statistics, they send as they have it; so
   they do with a part that no honest client has.

@@ -74,21 +74,7 @@ class RobustAggregation(Plugin):
         Raises:
             RequestError: it cannot; says what the method sends.
         """
-        method, rule = setup.method, self.settings.rule
-        if rule == "none" or not sends(method):
-            return
-        name = method.name or type(method).__name__
-        for entry, reason in method.rigid.items():
-            raise RequestError(
-                f"defence.rule: expected uploads that can be held to one another, came {name}, "
-                f"which sends '{entry}': {reason}; with rule 'none' max_norm still holds"
-            )
-        if rule in _BY_COORDINATE and method.unaligned:
-            raise RequestError(
-                f"defence.rule: expected 'geometric', 'krum' or 'clip' for {name}, came '{rule}', which goes "
-                f"number by number: in '{method.unaligned[0]}', features of the clients' own networks, a number means "
-                "something else at every client"
-            )
+        check_rule(setup.method, self.settings.rule)
 
     def decode(self, upload: Message, job: Job, method: Method) -> Message:
         """The upload itself.
@@ -112,6 +98,24 @@ class RobustAggregation(Plugin):
             return {}
         done = round.notes.get(self.name, Watch())
         return {self.name: done.record()}
+
+
+def check_rule(method: Method, rule: str) -> None:
+    """Whether a rule can be applied to what the method uploads; see `RobustAggregation.validate`."""
+    if rule == "none" or not sends(method):
+        return
+    name = method.name or type(method).__name__
+    for entry, reason in method.rigid.items():
+        raise RequestError(
+            f"defence.rule: expected uploads that can be held to one another, came {name}, "
+            f"which sends '{entry}': {reason}; with rule 'none' max_norm still holds"
+        )
+    if rule in _BY_COORDINATE and method.unaligned:
+        raise RequestError(
+            f"defence.rule: expected 'geometric', 'krum' or 'clip' for {name}, came '{rule}', which goes "
+            f"number by number: in '{method.unaligned[0]}', features of the clients' own networks, a number means "
+            "something else at every client"
+        )
 
 
 def objection(defence: Defence, method: Method, classes: int, message: Message, received: Message) -> str | None:

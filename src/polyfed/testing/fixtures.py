@@ -21,7 +21,7 @@ from polyfed.core.message import Message, flatten, read_only
 from polyfed.core.method import Method, Needs
 from polyfed.core.settings import Availability, Compression, Defence, Evaluation, Hostile, Privacy, Training
 from polyfed.data.samples import Samples
-from polyfed.engine.executors.base import at_work
+from polyfed.engine.executors.base import Executor, at_work
 from polyfed.engine.federation import Federation, Tracker
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.task import Execution, Output, Task
@@ -116,6 +116,7 @@ class World:
         public: bool = True,
         executor: str = "serial",
         workers: int | None = None,
+        wrap: Callable[[Executor], Executor] | None = None,
     ) -> Federation:
         """A federation of these clients, scored after the last round only; in this process, where it can be watched."""
         given = [availability, privacy, compression, devices, defence, hostile, *plugins]
@@ -126,7 +127,7 @@ class World:
             evaluation or Evaluation(every=training.rounds),
             plugins=[each for each in given if each is not None],
             task=Task(classes=CLASSES, public=self.public if public else None),
-            executor=Execution(executor, workers),
+            executor=Execution(executor, workers, wrap=wrap),
             out=Output(out, checkpoint_every=100),
             seed=seed,
             builders=self.builders,

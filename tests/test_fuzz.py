@@ -197,6 +197,26 @@ def test_a_label_of_which_there_are_no_so_many_classes(tmp_path: Path) -> None:
         from_tensors((torch.zeros(2, 3), torch.tensor([0, 2**60])), name="mine")
 
 
+def test_more_rows_of_images_than_a_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of a Parquet file may hold more rows than its end tells."""
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train.parquet").write_bytes(FUZZ.parquets()[0])
+    whole = parquet_images._open
+
+    def short(path: Path) -> Any:
+        found = whole(path)
+        return SimpleNamespace(
+            metadata=SimpleNamespace(num_rows=found.metadata.num_rows - 1),
+            schema_arrow=found.schema_arrow,
+            iter_batches=found.iter_batches,
+        )
+
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(parquet_images, "_open", short)
+    with pytest.raises(RequestError, match="expected 5 rows, as the files say, came more from"):
+        load("set", tmp_path)
+
+
 # what an alteration of structure found -----------------------------------------------------------------------------
 
 
@@ -371,3 +391,16 @@ def test_a_run_does_not_go_on_from_records_of_another_client(tmp_path: Path) -> 
     told = "the records tell of a client '7', who is not in the run"
     with pytest.warns(UserWarning, match=told), pytest.raises(RequestError, match="damaged"):
         FUZZ.federation(place).run(resume=True)
+
+
+def test_a_run_does_not_go_on_from_records_of_which_no_result_can_be_made(tmp_path: Path) -> None:
+    """A round that says what it cost in privacy, and not for what."""
+    files = {name: data for name, data in FUZZ.run_folder("noise").items() if name != "result.json"}
+    place = laid(files, tmp_path)
+    lines = [json.loads(line) for line in files["rounds.jsonl"].splitlines()]
+    for line in lines:
+        del line["seal"]
+    del lines[0]["releases"]
+    (place / "rounds.jsonl").write_bytes(b"".join(seal(line) + b"\n" for line in lines))
+    with pytest.warns(UserWarning, match="'releases'"), pytest.raises(RequestError, match="damaged"):
+        FUZZ.federation(place, "noise").run(resume=True)

@@ -95,6 +95,18 @@ def test_nodes_give_the_same_numbers(tmp_path: Path, method: str, options: Mappi
     assert wire.kinds() == ["hello"] * 3 + (["train"] * 3 + score) * 2 + ["finish"] * 3
 
 
+@pytest.mark.parametrize(
+    ("method", "knobs"),
+    [("fedrep", {"head_epochs": 1, "final_head_epochs": 1}), ("fedhenn", {"rad_size": 10, "final_finetune_epochs": 1})],
+)
+def test_nodes_take_part_in_a_closing_round(tmp_path: Path, method: str, knobs: Mapping[str, Any]) -> None:
+    recipe = recipe_of(method, **ONE, data={"holdout": 20}, knobs=knobs)
+    run = serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5)
+    assert run.history[-1]["closing"]
+    assert run.history[-1]["dropped"] == []
+    same(recipe, run, tmp_path)
+
+
 def test_a_method_and_a_network_of_ones_own_are_found_beside_the_recipe(tmp_path: Path) -> None:
     recipe = own_recipe(tmp_path, "own_served")
     run = serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5)

@@ -168,15 +168,17 @@ class Node:
             RequestError: there is no such round in this node's recipe. RunError: too much was answered already.
         """
         rounds = self._recipe.training.rounds
-        if task.round > rounds:
-            raise RequestError(f"expected a round up to {rounds}, as in this node's recipe, came {task.round}")
+        last = rounds + 1 if turn.closes else rounds  # the closing round has a number of its own
+        trains = letter.kind == "train" and not task.closing
+        if task.round > last or (trains and not 1 <= task.round <= rounds):
+            raise RequestError(f"expected a round from 1 to {rounds}, as in this node's recipe, came {task.round}")
         own = json.dumps(agreed(self._recipe), sort_keys=True).encode()
         ledger = Ledger(self._place.state / "answered" / f"{hashlib.sha256(own).hexdigest()[:16]}.jsonl")
         privacy = self._recipe.privacy
         most = self._place.answers or _ANSWERS[bool(privacy.noise or privacy.sgd_noise)]
         if letter.kind == "train":
-            passage = f"{task.place}{' at the end' if task.closing else ''}"
-            ledger.count(f"training in round {task.round}, passage {passage}", turn.request(letter), most)
+            when = "the closing round" if task.closing else f"round {task.round}"  # which comes once in a run
+            ledger.count(f"training in {when}, passage {task.place}", turn.request(letter), most)
         elif letter.kind == "score":
             ledger.count(f"scores in round {task.round}", turn.request(letter), _SCORINGS * most)
         else:
@@ -227,6 +229,11 @@ class Turn:
         self._store = Store(self._architectures, [self._name])
         self._folder = place.state / (task.experiment or "none")
         self._shelf = Shelf(self._folder / f"client-{place.client:03d}")
+
+    @property
+    def closes(self) -> bool:
+        """Whether the method has a closing round."""
+        return bool(self._method.closing())
 
     def introduction(self) -> Introduction:
         """Who this node is; its data and its network can carry the method.

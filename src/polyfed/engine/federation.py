@@ -769,6 +769,7 @@ class Federation:
             known = {str(client.id) for client in self.clients}
             if strange := {each for record in records for each in record["bytes_by_client"]} - known:
                 raise RequestError(f"the records tell of a client {min(strange)[:20]!r}, who is not in the run")
+            result_of(records, self.facts, self._members())  # what no result can be made of is damaged, too
             best = best_round(records) if self.keep == "best" else None
             if best not in (None, number) and not checkpoint.is_whole(folder.checkpoints, best or 0):
                 raise RequestError(f"that of the best round before it, {best}, is damaged")

@@ -216,6 +216,10 @@ _TOLD = ("round", "seconds", "closing", "clients", "lr", "train_loss", "refused"
 CONTINUED: Any = _Whole(  # a record that a run goes on from: this version's, with all that its result is made of
     {**{key: RECORD[key] for key in (*_TOLD, *_COUNTED)}, "accuracy": _Each(_Whole({"mean": _NUMBER}))}, RECORD
 )
+RECORD_SHOWN: Any = _Whole(  # a record as far as the progress of a run shows it
+    {key: RECORD[key] for key in ("round", "seconds", "bytes_up", "bytes_down")}, RECORD
+)
+EVENT: dict[str, Any] = {"event": str, "round": int, "reason": str}  # a line of what happened to nodes
 RESULT: dict[str, Any] = {
     **_SCORES,
     "method": str,

@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.message import from_bytes
-from polyfed.data import parquet_images
+from polyfed.data import cache, parquet_images
 from polyfed.data.datasets import from_tensors, load
 from polyfed.data.inference_inputs import Form, read
 from polyfed.deploy.answer_ledger import Ledger
@@ -245,6 +246,7 @@ RELEASE = {
         ({"releases": [{**RELEASE, "clients": [[]]}]}, "should be a whole number"),
         ({"epsilon": 5}, "'epsilon' should be an object"),
         ({"epsilon": {"client": "x"}}, "'epsilon.client' should be a number"),
+        ({"epsilon": {"row": 1.0}}, "'epsilon' should be by client or sample, has 'row'"),
     ],
 )
 def test_an_account_of_noise_that_is_none(told: dict[str, Any], says: str, tmp_path: Path) -> None:
@@ -404,3 +406,37 @@ def test_a_run_does_not_go_on_from_records_of_which_no_result_can_be_made(tmp_pa
     (place / "rounds.jsonl").write_bytes(b"".join(seal(line) + b"\n" for line in lines))
     with pytest.warns(UserWarning, match="'releases'"), pytest.raises(RequestError, match="damaged"):
         FUZZ.federation(place, "noise").run(resume=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensors, facts: tensors.update(train_y=tensors["train_y"] + 2**40),
+        lambda tensors, facts: tensors.update(train_x=tensors["train_x"].float()),
+        lambda tensors, facts: tensors.update(train_x=tensors["train_x"][:, :0]),
+        lambda tensors, facts: tensors.update(train_x=tensors["train_x"].bfloat16()),
+        lambda tensors, facts: tensors.pop("train_y"),
+        lambda tensors, facts: facts.pop("class_names"),
+        lambda tensors, facts: facts.update(class_names="[" * 100000),
+        lambda tensors, facts: facts.update(class_names='"ab"'),
+    ],
+)
+def test_a_decoded_copy_that_is_none_is_made_anew(
+    change: Callable[[Any, Any], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a checksum that fits, where there can be one."""
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
+    laid({"set/train.parquet": FUZZ.parquets()[1]}, tmp_path)
+    whole = load("set", tmp_path)
+    (path,) = (tmp_path / "cache").rglob("*.safetensors")
+    tensors = safetensors.torch.load_file(path)
+    with safetensors.safe_open(path, "pt") as stored:
+        facts = dict(stored.metadata())
+    change(tensors, facts)
+    if tensors["train_x"].dtype != torch.bfloat16:
+        facts["checksum"] = cache._checksum(tensors, facts)
+    safetensors.torch.save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata=facts)
+    again = load("set", tmp_path)
+    assert torch.equal(again.train.x, whole.train.x)
+    assert torch.equal(again.train.y, whole.train.y)
+    assert again.class_names == whole.class_names

@@ -65,6 +65,7 @@ from polyfed.engine.simulation import Clock, Effort, Simulation, memory_needs
 from polyfed.engine.spending import OverBudget, Spending
 from polyfed.engine.weight_store import Row, Store, row_of
 from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError, described
+from polyfed.places import check_characters
 from polyfed.registry import TRACKERS, is_own
 from polyfed.tracking.base import Tracker as Tracker
 from polyfed.tracking.base import tell, watcher
@@ -198,6 +199,8 @@ class Federation:
         test = None if test is None else samples_of(test, "test")
         self._hostile = drawn(self.hostile, len(self.clients), seed)
         _check_settings(self.clients, self.training, self.evaluation, self.availability, keep)
+        said = {"label": label, "dataset": dataset, "class_names": class_names, "feature_names": feature_names}
+        check_characters({**said, "label_column": label_column, "metrics": self.metrics, "settings": settings})
         self.simulation = Simulation(self.devices, len(self.clients), seed)
         self.seed = seed
         self.shared_test = test

@@ -131,9 +131,10 @@ class _Maybe:
 
 @dataclass(frozen=True)
 class _Each:
-    """An object with any keys and values of this shape."""
+    """An object with any keys, or any of `keys`, and values of this shape."""
 
     shape: Any
+    keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,7 @@ class _Within:
 _NUMBER = "a number"  # no larger than tables can show
 _SETTING = "a text, a number, true or false, or a list of these"
 _LOSS = "a loss"  # a number of any size, as training may diverge
+_EPSILON = _Each(_LOSS, ("client", "sample"))  # by the unit that it is about
 _SCORES: dict[str, Any] = {
     "accuracy_by_predictor": _Maybe(_Each(_Each(_Each(_NUMBER)))),
     "accuracy_per_client": _Maybe([_Maybe(_NUMBER)]),
@@ -195,7 +197,7 @@ RECORD: dict[str, Any] = {
     "server": dict,
     "evaluated": bool,
     "accuracy": _Each(_Each(_NUMBER)),
-    "epsilon": _Each(_LOSS),
+    "epsilon": _EPSILON,
     "releases": [
         _Whole(
             {
@@ -261,7 +263,7 @@ RESULT: dict[str, Any] = {
     "nothing_learnt": _Maybe(str),
     "samples_per_second": _Maybe(_NUMBER),
     "versions": _Each(str),
-    "epsilon": _Each(_LOSS),
+    "epsilon": _EPSILON,
     "delta": _Within(1e-300, 1.0),
 }
 MODEL: dict[str, Any] = {
@@ -373,6 +375,8 @@ def _check_object(value: Any, shape: Any, place: str) -> None:
         if missing := [key for key in shape.shape if key not in value]:
             raise ValueError(f"{place or 'it'} has no '{missing[0]}'")
         shapes = {**shape.shape, **shape.more}
+    elif isinstance(shape, _Each) and shape.keys and (odd := sorted({*value} - {*shape.keys})):
+        raise ValueError(f"'{place}' should be by {' or '.join(shape.keys)}, has {odd[0]!r:.40}")
     else:
         shapes = dict.fromkeys(value, shape.shape) if isinstance(shape, _Each) else shape
     for key in [key for key in shapes if key in value]:

@@ -355,6 +355,10 @@ def test_a_count_of_answers_without_end(tmp_path: Path) -> None:
         {"input": {"shape": [1, 2**20, 8], "type": "uint8"}},
         {"prepare": {"mean": 1}},
         {"class_names": 5},
+        {"class_names": ["a"] * 10},
+        {"method": "os:system"},
+        {"knobs": {"header_lr": "x:y"}},
+        {"companion": "antigravity:net"},
         {"round": None},
     ],
     ids=str,
@@ -367,7 +371,12 @@ def test_a_node_is_told_of_another_model_than_its_own(odd: dict[str, Any], tmp_p
     asked = {**facts, "about": {**facts["about"], **odd}}
     with pytest.raises(RunError, match="expected the entry of this client's model, came another"):
         FUZZ.answered(tmp_path, 0, Letter(kind, asked, body))
-    FUZZ.answered(tmp_path, 0, Letter(kind, facts, body))
+    said = {**facts["about"], "modules": ["/anywhere"], "vectors": "```\n/etc/passwd"}
+    FUZZ.answered(tmp_path, 0, Letter(kind, {**facts, "about": said}, body))
+    (index,) = tmp_path.glob("node-0/*/models/index.json")
+    (entry,) = json.loads(index.read_text()).values()
+    assert "modules" not in entry
+    assert entry["vectors"] is None, "what names code or files is the node's own"
 
 
 @pytest.mark.parametrize("key", ["validation", "seconds", "samples", "bytes_by_client", "accuracy"])

@@ -274,6 +274,7 @@ def test_the_noise_of_a_nodes_secret_is_its_own(tmp_path: Path, config: Mapping[
     recipe = recipe_of("fedgh", privacy={"clip": 1.0, "noise": 0.5})
     wire = Nearby(recipe, tmp_path, configs={1: config})
     run = serve(recipe, wire, out=tmp_path / "out", deadline=5)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.glob("node-*")} == {0o700}
     secrets = sorted(tmp_path.glob("node-*/noise.secret"))
     expected = prepare(recipe, data=DATA).run()
     if not config:

@@ -120,7 +120,7 @@ def _authority(folder: Path, days: int) -> tuple[x509.Certificate, EllipticCurve
         public = certificate.public_key()
         ends = certificate.not_valid_after_utc
         certificate.subject.rfc4514_string()  # read now, as what is looked at later may be damaged
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
         raise RequestError(f"expected an authority in {folder}, came files that cannot be read: {error}") from None
     except OSError as error:
         raise RequestError(f"expected an authority in {folder}, came {error.strerror}") from None

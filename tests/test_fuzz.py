@@ -31,6 +31,7 @@ from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import PolyfedError, RequestError, RunError
 from polyfed.experiments.prediction import predict
 from polyfed.experiments.privacy_report import spent
+from polyfed.methods import FedGH
 from polyfed.models.zoo import build
 from polyfed.report.sensitivity import read_sweep
 from polyfed.results.schema import seal
@@ -449,3 +450,14 @@ def test_a_decoded_copy_that_is_none_is_made_anew(
     assert torch.equal(again.train.x, whole.train.x)
     assert torch.equal(again.train.y, whole.train.y)
     assert again.class_names == whole.class_names
+
+
+def test_a_count_of_bytes_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint with another server in it has messages that the method's own count does not know."""
+
+    def counted(*_: object) -> int:
+        raise KeyError("bias")
+
+    monkeypatch.setattr(FedGH, "paper_nbytes", counted)
+    with pytest.raises(RunError, match="server, round 1, paper_nbytes: KeyError: 'bias'"):
+        FUZZ.federation(tmp_path / "run").run()

@@ -561,7 +561,8 @@ class Federation:
             {outcome.client_id for outcome in outcomes if not outcome.dropped} - {*roll.unheard, *roll.late},
         )
         for job, sent, outcome in zip(jobs, carried_out, outcomes, strict=True):
-            tally.add(job, outcome, self.method, outcome.client_id not in roll.unheard)
+            with _at("paper_nbytes", self.server.round):
+                tally.add(job, outcome, self.method, outcome.client_id not in roll.unheard)
             if not sent.dropped and self.spending.hides:
                 heard = sent.bytes_up > 0 and outcome.client_id not in roll.unheard
                 entries = len(bounded(outcome.message) if outcome.counts else sent.message)  # unread: at most so many

@@ -28,6 +28,6 @@ def grouped(**options: Any) -> dict[str, Any]:
         "task": Task(**task),
         "executor": Execution(**execution),
         "out": Output(**output),
-        "plugins": [plugin for plugin in plugins if plugin is not None],
+        "plugins": [*(plugin for plugin in plugins if plugin is not None), *options.pop("plugins", ())],
         **options,
     }

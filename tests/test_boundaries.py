@@ -44,6 +44,7 @@ MAY_IMPORT = {
         "errors",
         "escaping",
         "markup",
+        "places",
         "results",
         "registry",
         "signals",

@@ -59,7 +59,10 @@ A_CLIENT = r"polyfed.Client\(model, train=\(x, y\), test=\(x, y\)\)"
         ({"training": {"rounds": 3}}, r"training: expected Training\(rounds=..., ...\), got a dict"),
         ({"training": pf.Training}, r"training: .* got the class Training"),
         ({"evaluation": pf.Training()}, r"evaluation: expected Evaluation\(stage=..., ...\), got a Training"),
-        ({"availability": {"drop": 0.1}}, r"availability: expected Availability\(drop=..., ...\), got a dict"),
+        (
+            {"plugins": [{"drop": 0.1}]},
+            r"plugins: expected settings \(Availability, .*\) or a polyfed.Plugin, got a dict",
+        ),
         ({"seed": "0"}, r"expected seed to be a whole number >= 0, came '0'"),
         ({"seed": -1}, r"expected seed to be a whole number >= 0, came -1"),
         ({"seed": 0.5}, r"expected seed to be a whole number >= 0, came 0.5"),

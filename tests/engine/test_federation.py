@@ -22,7 +22,7 @@ from polyfed.core.server import Server
 from polyfed.core.settings import Availability, Evaluation, Training
 from polyfed.engine import evaluation as scoring
 from polyfed.engine.federation import Federation
-from polyfed.engine.task import Task
+from polyfed.engine.task import Execution, Task
 from polyfed.errors import Interrupted, RequestError, RunError
 from polyfed.functional.modes import evaluating
 from polyfed.methods import FedAvg, FedGH, Local
@@ -470,8 +470,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> Non
     straight = among.run(FedAvg(), FIVE)
 
     def federation() -> Federation:
-        made = among.federation(FedAvg(), FIVE, out=out)
-        made.checkpoint_every = 1
+        made = among.federation(FedAvg(), FIVE, out=out, checkpoint_every=1)
         return made
 
     federation().run()
@@ -590,8 +589,7 @@ def test_what_a_killed_process_left_half_written_goes(tmp_path: Path) -> None:
 
 
 def test_only_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
-    federation = usual(FedAvg(), FIVE, out=tmp_path / "run")
-    federation.checkpoint_every = 1
+    federation = usual(FedAvg(), FIVE, out=tmp_path / "run", checkpoint_every=1)
     federation.run()
     names = sorted(path.name for path in (tmp_path / "run" / "checkpoint").iterdir())
     assert names == ["round-000004", "round-000005"]
@@ -648,4 +646,6 @@ def test_no_clients_and_no_such_device_are_refused() -> None:
     with pytest.raises(RequestError, match="at least one client"):
         Federation([], Local())
     with pytest.raises(RequestError, match="device"):
-        usual(Local()).__class__([Client(nn.Flatten(), draw(3, (0,), 0))], Local(), device="no-such-device")
+        usual(Local()).__class__(
+            [Client(nn.Flatten(), draw(3, (0,), 0))], Local(), executor=Execution(device="no-such-device")
+        )

@@ -288,7 +288,7 @@ def test_who_takes_no_late_uploads_never_sees_them() -> None:
     assert record["arrived"] == []
     assert difference(received(made, 0), received(ran(Spy(FedAvg(), aggregate=without(gone)), rounds=1), 0)) is None
     assert all(record["bytes_by_client"][str(i)]["up"] > 0 for i in ALL)
-    assert not made._snapshot(1).late
+    assert not made.transaction.snapshot(1).late
 
 
 def test_what_a_round_has_no_exchange_for_is_discarded() -> None:
@@ -357,7 +357,7 @@ def test_a_round_that_fails_leaves_what_was_under_way(tmp_path: Path) -> None:
     made = federation(Spy(Patient(), aggregate=aggregate), Availability(late=0.5), 4)
     with pytest.raises(RunError, match="lightning"):
         made.run()
-    assert {upload.round for upload in made._snapshot(2).late} == {2}
+    assert {upload.round for upload in made.transaction.snapshot(2).late} == {2}
 
 
 def test_uploads_under_way_are_written_whole_and_verified(tmp_path: Path) -> None:
@@ -395,7 +395,7 @@ def test_every_method_lives_with_all_of_it(method: Method) -> None:
 
     trouble = Availability(drop=0.4, late=0.3, joiners=3, join_round=4)
     made = federation(Spy(method, every), trouble, 6, 0.4, seed=2, evaluation=Evaluation(every=1))
-    absent = set(ALL) - set(made.attendance.present(1))
+    absent = set(ALL) - set(made.present(1))
     run = made.run()
     assert len(absent) == 3
     for number, present, architectures in seen:
@@ -416,7 +416,7 @@ def test_every_method_lives_with_all_of_it(method: Method) -> None:
 def test_a_joiner_is_as_one_that_never_took_part() -> None:
     """Two clients that join in round 2 start from the same weights as clients that nobody asked in round 1."""
     made = ran(Local(), Availability(joiners=2), 2)
-    late = set(ALL) - set(made.attendance.present(1))
+    late = set(ALL) - set(made.present(1))
     assert made.history[0]["clients"] == sorted(set(ALL) - late)
     assert made.history[1]["clients"] == [*ALL]
     asked = [{*map(int, record["bytes_by_client"])} for record in made.history]
@@ -445,7 +445,7 @@ def test_who_has_not_joined_by_the_end_has_no_model(tmp_path: Path) -> None:
 
     made = make()
     run = made.run()
-    here = made.attendance.present(1)
+    here = made.present(1)
     assert len(here) == 4
     assert sorted(run.models) == here
     files = {file.name for file in (tmp_path / "run" / "models").glob("client-*.safetensors")}
@@ -500,7 +500,9 @@ def test_a_recipe_hands_the_section_on_and_keeps_what_has_an_effect() -> None:
     off = ["availability.late=0.0", "availability.late_by=4"]
     assert "availability" not in Recipe.load(QUICKSTART, off).to_dict()
     made = prepare(on)
-    assert made.availability == on.availability == Availability(drop=0.25, drop_when="after", late_by=4)
+    assert (
+        made.plugin("availability").settings == on.availability == Availability(drop=0.25, drop_when="after", late_by=4)
+    )
     assert made.facts["availability"] == {"drop": 0.25, "drop_when": "after"}
     with pytest.raises(RequestError, match="joiners: expected fewer"):
         prepare(Recipe.load(QUICKSTART, [*small, "availability.joiners=500"]))

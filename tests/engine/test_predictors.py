@@ -142,7 +142,7 @@ def test_a_score_is_taken_again_only_when_weights_or_state_change() -> None:
         assert calls["least"] == calls["shifted"]
         if number > 2:  # one client has changed: after_local, personal, received
             assert calls["least"] == 3 * tested
-    fed._memory = type(fed._memory)()
+    fed.evaluator.forget()
     again = fed._evaluate({})
     for stage in ("personal", "received"):
         assert again["accuracy"][stage] == history[-1]["accuracy"][stage]

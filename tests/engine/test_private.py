@@ -249,7 +249,7 @@ class TestTraining:
     def test_noise_is_made_for_a_target(self) -> None:
         made = ran(sgd_clip=1.0, target=3.0)
         assert 0.99 * 3.0 < made.history[-1]["epsilon"]["sample"] <= 3.0
-        assert made.facts["privacy"]["sgd_noise"] == made.privacy.sgd_noise > 1
+        assert made.facts["privacy"]["sgd_noise"] == made.plugin("privacy budget").settings.sgd_noise > 1
 
     def test_pairs_and_weights_add_up(self) -> None:
         method = FedIN(mu=0.0, pairs=2, feature_clip=1.0, noise=4.0, noise_where="message")

@@ -275,7 +275,7 @@ def test_who_is_given_other_weights_is_told() -> None:
     fed = Kit(method=FedAvg()).usual.federation(FedAvg(), Training(rounds=1, batch_size=8))
     fed.clients[2].weights = {}
     with pytest.raises(RunError, match="expected a row of the store as client 2's weights, came dict"):
-        fed._snapshot(0)
+        fed.transaction.snapshot(0)
 
 
 # checkpoints ------------------------------------------------------------------------------------------------------

@@ -170,7 +170,7 @@ def test_a_score_is_new_when_only_the_prototypes_are() -> None:
         for i in set(range(4)) - who:
             assert before.weights[i] is after.weights[i]
     straight = [r.record["accuracy"] for r in watch.rounds]
-    fed._memory.__init__()  # type: ignore[misc]  # nothing remembered: the same score
+    fed.evaluator.forget()
     assert fed._evaluate({})["accuracy"] == straight[-1]
 
 

@@ -157,7 +157,7 @@ def test_features_on_the_wire_are_those_of_the_attack_also_on_their_way(ran: Ran
 
 
 def heard_compression(ran: Ran, sections: Any, knobs: Any) -> Any:
-    return ran("fedin", sections, **knobs).federation.compression
+    return ran("fedin", sections, **knobs).federation.plugin("compression").settings
 
 
 def test_class_means_are_attacked_as_they_were_sent(ran: Ran) -> None:

@@ -67,6 +67,7 @@ from polyfed.data.text import Words
 from polyfed.data.transforms import augmentation
 from polyfed.errors import RequestError
 from polyfed.own_methods import label_of, method_class, with_knobs
+from polyfed.places import check_characters
 from polyfed.plugins.device_profiles import Devices, attendance_in_effect, check_lateness
 from polyfed.registry import (
     METHODS,
@@ -436,6 +437,7 @@ class Recipe(Settings):
         Raises:
             RequestError: see `load`.
         """
+        check_characters(settings)
         settings = _with_profile(settings, profile)
         given = {key: dict(value) if isinstance(value, Mapping) else value for key, value in settings.items()}
         if isinstance(tables := given.get("methods"), dict):

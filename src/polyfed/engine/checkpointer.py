@@ -23,6 +23,7 @@ class Checkpointer:
         transaction: the state. history: the records, changed in place. folder: None keeps the best round in memory.
         store: of the clients' weights. clients: how many. evaluation: which rounds are scored, when a run stops.
         keep: whose models are wanted. settings: of the run. is_last: whether no regular round follows that of a number.
+        summarize: makes a result of records; fails where they are damaged.
     """
 
     def __init__(
@@ -36,10 +37,11 @@ class Checkpointer:
         keep: Literal["last", "best"],
         settings: Mapping[str, Any],
         is_last: Callable[[int], bool],
+        summarize: Callable[[Sequence[Mapping[str, Any]]], object],
     ) -> None:
         self._transaction, self._history, self._folder = transaction, history, folder
         self._store, self._clients, self._evaluation = store, clients, evaluation
-        self._keep, self._settings, self._is_last = keep, settings, is_last
+        self._keep, self._settings, self._is_last, self._summarize = keep, settings, is_last, summarize
         self._best: Snapshot | None = None  # where no folder holds it
 
     def save(self, number: int) -> None:
@@ -152,6 +154,7 @@ class Checkpointer:
             known = {str(client) for client in range(self._clients)}
             if strange := {each for record in records for each in record["bytes_by_client"]} - known:
                 raise RequestError(f"the records tell of a client {min(strange)[:20]!r}, who is not in the run")
+            self._summarize(records)
             best = best_round(records) if self._keep == "best" else None
             if best not in (None, number) and not checkpoint.is_whole(folder.checkpoints, best or 0):
                 raise RequestError(f"that of the best round before it, {best}, is damaged")

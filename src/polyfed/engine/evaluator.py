@@ -80,6 +80,10 @@ class Evaluator:
         """Whether those who train are scored right afterwards."""
         return "after_local" in self._stages
 
+    def forget(self) -> None:
+        """Take every score anew from now on."""
+        self._memory = Memory(self.auc)
+
     def record(self, after_training: Mapping[int, Score]) -> dict[str, Any]:
         """The figures of all stages, and the validation accuracy of the main one, for the round's record."""
         main = self._stages[0]

@@ -60,6 +60,7 @@ from polyfed.engine.task import Execution, Output, Task
 from polyfed.engine.transaction import Transaction
 from polyfed.engine.weight_store import Store
 from polyfed.errors import Interrupted, RequestError, described
+from polyfed.places import check_characters
 from polyfed.registry import TRACKERS, is_own
 from polyfed.tracking.base import Tracker as Tracker
 from polyfed.tracking.base import tell, watcher
@@ -117,7 +118,9 @@ class Federation:
         self.execution, self.output = execution_of(executor), output_of(out)
         self.seed = whole("seed", seed, 0)
         self.stages = self.evaluation.stages(method.scored)
-        self.task = self._complete(task_of(task))
+        task = task_of(task)
+        self._check_characters(task)
+        self.task = self._complete(task)
         self._number_clients()
         self._check_validation()
         self.server = self._build_server(mapping_of("builders", builders))
@@ -155,6 +158,7 @@ class Federation:
             self.output.keep,
             self.settings,
             self._is_last,
+            lambda records: result_of(records, self.facts, self._members()),
         )
         self._runner = RoundRunner(
             method,
@@ -172,6 +176,13 @@ class Federation:
         self._round_was_refused = False
 
     # building -------------------------------------------------------------------------------------------------
+
+    def _check_characters(self, task: Task) -> None:
+        """Whether all texts can be written."""
+        said: dict[str, Any] = {"dataset": task.dataset, "class_names": task.class_names}
+        said |= {"feature_names": task.feature_names, "label_column": task.label_column}
+        output = self.output
+        check_characters({**said, "label": output.label, "metrics": self.metrics, "settings": output.settings})
 
     def _complete(self, task: Task) -> Task:
         """The task with all that can be told from the data."""

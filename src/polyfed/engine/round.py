@@ -233,7 +233,8 @@ class RoundRunner:
         for job, outcome in zip(jobs, read, strict=True):
             if outcome.dropped:
                 round.failed.add(outcome.client_id)
-            round.totals.add(job, outcome, self.method, outcome.client_id not in round.silenced)
+            with server_stage("paper_nbytes", round.number):
+                round.totals.add(job, outcome, self.method, outcome.client_id not in round.silenced)
         counted = [outcome for outcome in read if outcome.counts]
         self.transaction.commit(counted)
         return {o.client_id: o.message for o in counted if o.client_id not in round.silenced}

@@ -143,7 +143,7 @@ def test_a_score_is_taken_again_only_when_weights_or_state_change() -> None:
         if number > 2:  # one client has changed: after_local, personal, received
             assert calls["least"] == 3 * tested
     fed.evaluator.forget()
-    again = fed._evaluate({})
+    again = fed.evaluator.record({})
     for stage in ("personal", "received"):
         assert again["accuracy"][stage] == history[-1]["accuracy"][stage]
         assert again["accuracy_by_predictor"][stage] == history[-1]["accuracy_by_predictor"][stage]

@@ -180,7 +180,7 @@ class TestTraining:
         def trained(privacy: Privacy | None = None) -> nn.Module:
             clients = [Client("net", data, data)]
             builders = {"net": lambda: build("digits-cnn4", (1, 8, 8), 3)}
-            return Federation(clients, Local(), TWO, plugins=[privacy], builders=builders).run().models[0]
+            return Federation(clients, Local(), TWO, plugins=[privacy or Privacy()], builders=builders).run().models[0]
 
         plain = trained().state_dict()
         bounded = trained(Privacy(sgd_clip=1e9, sgd_sampling="shuffled")).state_dict()

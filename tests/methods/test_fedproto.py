@@ -171,7 +171,7 @@ def test_a_score_is_new_when_only_the_prototypes_are() -> None:
             assert before.weights[i] is after.weights[i]
     straight = [r.record["accuracy"] for r in watch.rounds]
     fed.evaluator.forget()
-    assert fed._evaluate({})["accuracy"] == straight[-1]
+    assert fed.evaluator.record({})["accuracy"] == straight[-1]
 
 
 def test_an_exported_client_predicts_by_the_prototypes_it_keeps(tmp_path: Path) -> None:

@@ -124,13 +124,30 @@ def load(
         return from_folder(name, place / name, image_column, label_column, train_splits, columns, words)
     looked = f"{place / name}" if place is not None and _plain(name) else "neither root nor POLYFED_DATA is set"
     kept: list[str] = []
-    with contextlib.suppress(OSError):  # only to suggest a name
-        kept = (
-            [folder.name for folder in place.iterdir() if parquet_images.has_parquet(folder)]
-            if place is not None
-            else []
-        )
+    if place is not None:
+        with contextlib.suppress(OSError):  # only to suggest a name
+            kept = _parquet_folders(place)
     raise RequestError(f"unknown dataset '{name}'{nearest(name, {*DATASETS, *kept})} (and no Parquet files: {looked})")
+
+
+def describe() -> list[dict[str, Any]]:
+    """One row per data set: name, about, and here: whether its files are below $POLYFED_DATA; None: it has none."""
+    place = _place(None)
+    found = [] if place is None or not place.is_dir() else sorted(_parquet_folders(place))
+    rows: list[dict[str, Any]] = []
+    for name, loader in DATASETS.items():
+        about = " ".join((loader.__doc__ or "").split("\n\n")[0].replace("`", "").split())
+        here = {"digits": True, "parquet": None}.get(name, name.removesuffix("-coarse") in found)
+        rows.append({"name": name, "here": here, "about": about})
+    for name in found:
+        if name not in DATASETS:
+            rows.append({"name": name, "here": True, "about": f"Parquet files in {place}/{name}"})
+    return rows
+
+
+def _parquet_folders(place: Path) -> list[str]:
+    """The names of the folders in a folder that hold Parquet files."""
+    return [folder.name for folder in place.iterdir() if parquet_images.has_parquet(folder)]
 
 
 def _registered(

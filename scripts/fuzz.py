@@ -314,11 +314,12 @@ def _sheets() -> Path:
 def federation(folder: Path, kind: str = "plain") -> Any:
     """A run of this kind."""
     from polyfed.config.recipe import Recipe
-    from polyfed.experiments.session import Prepared, prepare
+    from polyfed.experiments.build import build_federation
+    from polyfed.experiments.data_cache import DataCache
 
     global _data
-    _data = globals().get("_data") or Prepared()
-    return prepare(Recipe.from_dict(settings_of(kind)), out=folder, data=_data)
+    _data = globals().get("_data") or DataCache()
+    return build_federation(Recipe.from_dict(settings_of(kind)), out=folder, data=_data)
 
 
 @functools.cache
@@ -523,11 +524,11 @@ _MORE = {
 def use_experiment(place: Path) -> None:
     """Put data, networks and method together, as `polyfed check` does first."""
     from polyfed.config.recipe import Recipe
-    from polyfed.experiments.session import prepare
+    from polyfed.experiments.build import build_federation
 
     given = _told(place / "recipe.json")
     if isinstance(given, dict):
-        prepare(Recipe.from_dict(given))
+        build_federation(Recipe.from_dict(given))
 
 
 def folder(r: Random) -> Files:
@@ -1027,9 +1028,9 @@ NODES = {
 def _nodes() -> tuple[Any, Any]:
     """The recipe of a server and its nodes, and where data are kept."""
     from polyfed.config.recipe import Recipe
-    from polyfed.experiments.session import Prepared
+    from polyfed.experiments.data_cache import DataCache
 
-    return Recipe.from_dict(NODES), Prepared()
+    return Recipe.from_dict(NODES), DataCache()
 
 
 def answered(place: Path, client: int, letter: Any) -> Any:

@@ -30,7 +30,7 @@ from polyfed.data.transforms import Prepare
 from polyfed.engine.federation import Federation, Run
 from polyfed.errors import RequestError
 from polyfed.experiments import prediction
-from polyfed.experiments.session import prepare
+from polyfed.experiments.build import build_federation
 from polyfed.functional.losses import cross_entropy
 from polyfed.models.split import SplitModel, Staged
 from polyfed.registry import METHODS
@@ -109,7 +109,7 @@ def test_neither_recipe_nor_data_are_needed(done: Run, tmp_path: Path) -> None:
     ids=["fedavg", "fedin", "unit-length", "projection", "never-took-part", "resized"],
 )
 def test_every_kind_of_network_comes_back(sections: Any, tmp_path: Path) -> None:
-    federation = prepare(recipe(**sections), out=tmp_path / "run")
+    federation = build_federation(recipe(**sections), out=tmp_path / "run")
     found = federation.run()
     for client in federation.clients:
         test, module = client.data.test, found.models[client.id]
@@ -168,7 +168,7 @@ class Nearest(Method):
 def nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Federation:
     """A finished federation whose method scores by what a client keeps."""
     monkeypatch.setitem(METHODS._entries, "nearest", Nearest)
-    plain = prepare(recipe(method={"name": "local"}))
+    plain = build_federation(recipe(method={"name": "local"}))
     clients = [Client(c.architecture, c.data.train, c.data.test, prepare=c.prepare) for c in plain.clients]
     builders = {name: plain.architectures._builders[name] for name in ("digits-cnn1", "digits-cnn2")}
     federation = Federation(

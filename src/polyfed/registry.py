@@ -269,7 +269,7 @@ MODELS = Registry(
     },
 )
 
-_SOURCES, _PARTITION = "polyfed.data.datasets", "polyfed.data.partition"
+_SOURCES = "polyfed.data.datasets"
 DATASETS = Registry(
     "dataset",
     {
@@ -288,7 +288,14 @@ DATASETS = Registry(
     },
 )
 PARTITIONS = Registry(
-    "partition", {name: f"{_PARTITION}:{name}" for name in ("iid", "dirichlet", "quantity", "classes", "natural")}
+    "partition",
+    {
+        "iid": "polyfed.data.partition:iid",
+        "dirichlet": "polyfed.data.partition:dirichlet",
+        "quantity": "polyfed.data.partition:quantity",
+        "classes": "polyfed.data.class_partition:by_class",
+        "natural": "polyfed.data.partition:by_group",
+    },
 )
 EXECUTORS = Registry("executor", {"flower-sim": "polyfed.deploy.ray_executor:FlowerSim"})  # beside the engine's own
 TRACKERS = Registry(

@@ -12,7 +12,7 @@ from small_data import encode, put, reading, some_images, write_parquet
 import polyfed as pf
 from polyfed.data.text import Words
 from polyfed.errors import RequestError
-from polyfed.experiments.session import Prepared
+from polyfed.experiments.data_cache import DataCache
 
 REST = {"models": {"architectures": ["mlp-64-32", "mlp-64-64-32"]}, "method": {"name": "fedproto"}}
 read, refusal = reading("clients")
@@ -32,7 +32,7 @@ def clinics(tmp_path: Path) -> Path:
 def test_rows_stay_with_their_client(clinics: Path) -> None:
     recipe = pf.Recipe.from_dict({"data": {"name": f"clients:{clinics}", "split": "official"}, **REST})
     assert (recipe.data.partition, recipe.data.natural_column) == ("natural", "client")
-    dealt = Prepared().dealt(recipe)
+    dealt = DataCache().federated(recipe)
     assert [len(client.train) for client in dealt.clients] == [4, 6, 8]  # 2, 9, 10: by value
     for name, client in zip((2, 9, 10), dealt.clients, strict=True):
         assert (client.train.x[:, 0] // 100).unique().tolist() == [name]
@@ -53,7 +53,7 @@ def test_standardised_over_all_clients(clinics: Path) -> None:
 
 def test_another_partition_can_be_asked_for(clinics: Path) -> None:
     data = {"name": f"clients:{clinics}", "partition": "iid", "clients": 2}
-    dealt = Prepared().dealt(pf.Recipe.from_dict({"data": data, **REST}))
+    dealt = DataCache().federated(pf.Recipe.from_dict({"data": data, **REST}))
     assert len(dealt.clients) == 2
     assert all(len((client.train.x[:, 0] // 100).unique()) > 1 for client in dealt.clients)
 
@@ -91,7 +91,7 @@ def test_texts(tmp_path: Path) -> None:
     assert source.test is not None
     assert source.test.x.tolist() == [[3, 1]] * 3
     data = {"name": f"clients:{tmp_path}", "split": "official", "text_column": "said", "label_column": "kind"}
-    dealt = Prepared().dealt(pf.Recipe.from_dict({"data": data, **REST}))
+    dealt = DataCache().federated(pf.Recipe.from_dict({"data": data, **REST}))
     assert dealt.label_table.tolist() == [[0, 1, 1], [1, 1, 0], [1, 0, 0]]
 
 

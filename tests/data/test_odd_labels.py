@@ -16,7 +16,7 @@ from polyfed.data.datasets import from_tensors, load
 from polyfed.data.samples import Samples
 from polyfed.data.text import Words
 from polyfed.errors import RequestError
-from polyfed.experiments.session import check
+from polyfed.experiments.estimate import check
 from polyfed.methods import Local
 
 NONE = "; -1 often means that there is none; drop such rows, or name the column of the labels in label_column"

@@ -11,11 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from small_data import purposes, put, reading
+from small_data import federate, purposes, put, reading
 
 from polyfed.data.datasets import Source, load
-from polyfed.data.federated_dataset import federate
-from polyfed.data.partition import hashed_groups
+from polyfed.data.partition import hash_groups
 from polyfed.data.samples import Samples
 from polyfed.data.text import Words, numbered, read_vectors, vocabulary, words_of
 from polyfed.data.transforms import Prepare
@@ -225,10 +224,10 @@ def test_a_missing_text_is_named(tmp_path: Path) -> None:
 
 
 def test_groups_are_of_the_values_alone() -> None:
-    assert hashed_groups(["ann", "bob", "ann"], 7).tolist() == [zlib.crc32(n) % 7 for n in (b"ann", b"bob", b"ann")]
-    assert hashed_groups(np.array([5]), 7).tolist() == [zlib.crc32(b"5") % 7]
+    assert hash_groups(["ann", "bob", "ann"], 7).tolist() == [zlib.crc32(n) % 7 for n in (b"ann", b"bob", b"ann")]
+    assert hash_groups(np.array([5]), 7).tolist() == [zlib.crc32(b"5") % 7]
     with pytest.raises(RequestError, match="natural_groups"):
-        hashed_groups(["a"], 0)
+        hash_groups(["a"], 0)
 
 
 @pytest.mark.parametrize("groups", [6, 40])

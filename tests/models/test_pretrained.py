@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import polyfed as pf
 from polyfed.cli.app import status
 from polyfed.errors import RequestError
-from polyfed.experiments import session
+from polyfed.experiments.build import build_federation
 from polyfed.experiments.prediction import predict
 from polyfed.models import build, third_party
 from polyfed.models.third_party import normalisation, source
@@ -92,7 +92,7 @@ def body(network: dict[str, Tensor]) -> Tensor:
 
 
 def test_all_begin_with_the_same_body_and_a_head_of_their_own(fetched: list[str]) -> None:
-    made = session.prepare(pf.Recipe.from_dict(tomllib.loads(RECIPE)))
+    made = build_federation(pf.Recipe.from_dict(tomllib.loads(RECIPE)))
     weights = [made.architectures.initial(c.architecture, owner=c.id) for c in made.clients]
     assert all((body(one) == 0.5).all() for one in weights)
     heads = [one["original.fc.weight"] for one in weights]
@@ -118,19 +118,19 @@ def test_the_cut_stands_behind(fetched: list[str]) -> None:
 
 def test_images_are_normalised_as_the_weights_want(fetched: list[str]) -> None:
     settings = tomllib.loads(RECIPE)
-    made = session.prepare(pf.Recipe.from_dict(settings))
+    made = build_federation(pf.Recipe.from_dict(settings))
     (mean,), (std,) = (getattr(made.clients[0].prepare, key) for key in ("mean", "std"))
     assert (mean, std) == (pytest.approx(0.2), pytest.approx(0.3)), "grey: the mean of the channels"
     assert made.server.prepare == made.server.public.prepare == made.clients[1].prepare  # type: ignore[union-attr]
-    plain = session.prepare(pf.Recipe.from_dict(settings | {"models": {"architectures": ["timm:small"]}}))
+    plain = build_federation(pf.Recipe.from_dict(settings | {"models": {"architectures": ["timm:small"]}}))
     assert plain.clients[0].prepare != made.clients[0].prepare
     mixed = {"architectures": ["timm:small?pretrained", "digits-cnn1"]}
-    assert session.prepare(pf.Recipe.from_dict(settings | {"models": mixed})).server.prepare == made.server.prepare
+    assert build_federation(pf.Recipe.from_dict(settings | {"models": mixed})).server.prepare == made.server.prepare
     two = {"architectures": ["timm:small?pretrained", "timm:other?pretrained"]}
     with pytest.raises(
         RequestError, match=r"normalised alike, came 'timm:small\?pretrained' \(mean \(0.1.*'timm:other"
     ):
-        session.prepare(pf.Recipe.from_dict(settings | {"models": two}))
+        build_federation(pf.Recipe.from_dict(settings | {"models": two}))
     assert normalisation("timm:small") is None
     assert normalisation("digits-cnn1") is None
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyfed.analysis.probe_inputs import dealt_as_in
-from polyfed.experiments.session import Prepared
+from polyfed.experiments.data_cache import DataCache
 from polyfed.report.grouping import Group
 from polyfed.report.plot_style import SHADES, WIDTH, Drawing, canvas, colour_bar, inches, shortened
 from polyfed.report.run_records import RunRecord
@@ -38,7 +38,7 @@ class LabelTable:
         return {"about": about, "matrix": [list(row) for row in self.counts], **names}
 
 
-def label_table(run: RunRecord, data: Prepared | None = None) -> LabelTable:
+def label_table(run: RunRecord, data: DataCache | None = None) -> LabelTable:
     """Deal the run's data again, and count.
 
     Raises:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.randomness import numpy_generator
-from polyfed.data.federated_dataset import Federated
+from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.errors import RequestError
-from polyfed.experiments.session import Prepared
+from polyfed.experiments.data_cache import DataCache
 from polyfed.registry import nearest
 from polyfed.report.run_records import RunRecord
 
@@ -37,7 +37,7 @@ class CommonInputs:
     class_names: tuple[str, ...]
 
 
-def common_inputs(run: RunRecord, count: int, rows: str = "test", data: Prepared | None = None) -> CommonInputs:
+def common_inputs(run: RunRecord, count: int, rows: str = "test", data: DataCache | None = None) -> CommonInputs:
     """Draw inputs that are the same for all clients of a run, and for all runs with its data and seed.
 
     Args:
@@ -80,7 +80,7 @@ def balanced_order(y: Tensor, generator: np.random.Generator) -> Tensor:
     return torch.from_numpy(np.lexsort((labels, turn)))
 
 
-def dealt_as_in(run: RunRecord, data: Prepared | None = None) -> Federated:
+def dealt_as_in(run: RunRecord, data: DataCache | None = None) -> FederatedDataset:
     """The data of a finished run's clients, dealt again from its recipe.
 
     Raises:
@@ -90,7 +90,7 @@ def dealt_as_in(run: RunRecord, data: Prepared | None = None) -> Federated:
     path = run.path / "recipe.toml"
     if not run.recipe.get("data", {}).get("name"):
         raise RequestError(f"expected a recipe that names the data in {path}, came none: the run was given its data")
-    dealt = (data or Prepared()).dealt(Recipe.of_run(run.path, run.trusted))
+    dealt = (data or DataCache()).federated(Recipe.of_run(run.path, run.trusted))
     had = [row.get("samples") for row in _table(run.result)]
     now = [len(client.train) for client in dealt.clients]
     if None not in had and had and had != now:

@@ -12,7 +12,7 @@ from polyfed.analysis.cka import unit_kernel
 from polyfed.analysis.layer_outputs import Who, clients_of, spread, views
 from polyfed.analysis.probe_inputs import CommonInputs, common_inputs
 from polyfed.errors import RequestError
-from polyfed.experiments.session import Prepared
+from polyfed.experiments.data_cache import DataCache
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.run_records import RunRecord
 
@@ -59,11 +59,11 @@ def look(runs: Iterable[RunRecord], choices: Choices, kernels: bool, seen: bool)
     groups, _ = group_runs(runs)
     for run in (run for group in groups for run in group.runs):
         clients_of(run.path)  # before any is loaded
-    data = Prepared()
+    data = DataCache()
     return [_group(group, choices, kernels, seen, data) for group in groups]
 
 
-def _group(group: Group, choices: Choices, kernels: bool, seen: bool, data: Prepared) -> Looked:
+def _group(group: Group, choices: Choices, kernels: bool, seen: bool, data: DataCache) -> Looked:
     has = [{run.seed for run in row} for row in group.rows.values()]
     shown = min(set.intersection(*has), default=group.seeds[0])
     found = {}

@@ -24,7 +24,7 @@ from polyfed.core.randomness import derive
 from polyfed.core.uploads import arrived
 from polyfed.data.samples import ClientData, Samples
 from polyfed.errors import RequestError
-from polyfed.experiments.session import prepare
+from polyfed.experiments.build import build_federation
 from polyfed.report.run_records import RunRecord
 
 _MAIN = "train"  # name of a method's one or main exchange
@@ -163,7 +163,7 @@ def replay(record: RunRecord, clients: Sequence[int]) -> Replay:
     first = min(rounds[client] for client in clients)
     with tempfile.TemporaryDirectory(prefix="polyfed-replay-") as place:
         begun = _begun(record.path, first, Path(place), recipe)
-        federation = prepare(recipe, out=begun)
+        federation = build_federation(recipe, out=begun)
         compression = federation.compression
         wire = Wire(federation.executor, lambda message, down: arrived(compression, message, down), rounds)
         federation.executor = wire

@@ -78,14 +78,14 @@ def _print_method(name: str, as_json: bool) -> None:
 
 
 def _print_fits(recipe: Path, overrides: Sequence[str], measure: bool, as_json: bool) -> None:
-    from polyfed.experiments import method_table
+    from polyfed.experiments.method_compatibility import check_methods, format_lines
 
     announce_imports(recipe, overrides)
-    found = method_table.fits(recipe, overrides, measure)
+    found = check_methods(recipe, overrides, measure)
     if as_json:
         print_json([dataclasses.asdict(fit) for fit in found])
         return
-    for line in method_table.fits_lines(found):
+    for line in format_lines(found):
         print_text(line)
 
 

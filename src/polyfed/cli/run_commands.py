@@ -86,7 +86,7 @@ def run(
     polyfed run recipes/quickstart.toml --timings
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.config.recipe import Recipe
-    from polyfed.experiments import session
+    from polyfed.experiments.run import run
 
     overrides = with_trackers(settings, track)
     announce_imports(recipe, overrides, method)
@@ -101,7 +101,7 @@ def run(
         executor=executor,
         profile=profile,
     )
-    done = session.run(asked, out=asked.folder, resume=resume, force=force, progress=not quiet, timings=timings)
+    done = run(asked, out=asked.folder, resume=resume, force=force, progress=not quiet, timings=timings)
     print_run(done.result, done.path)
     print_profile(asked)
     if timings:
@@ -139,12 +139,12 @@ def compare(
     polyfed compare recipes/quickstart.toml --methods fedavg,fedgh --seeds 0,1
     polyfed compare recipes/fedgh/table3.toml --profile small
     """  # noqa: D301  (an escape, which tells the help not to wrap)
-    from polyfed.experiments import session
+    from polyfed.experiments.compare import compare
     from polyfed.report.comparison import to_text
 
     named = None if methods is None else parse_names(methods)
     announce_imports(recipe, settings, *(named or ()))
-    done = session.compare(
+    done = compare(
         recipe,
         named,
         parse_seeds(seeds),
@@ -252,10 +252,10 @@ def check(
 def _check_one_method(recipe: Recipe, as_json: bool) -> None:
     """The page of `polyfed check`, or all that does not fit."""
     from polyfed.engine.compatibility import Unfit
-    from polyfed.experiments import session
+    from polyfed.experiments.estimate import check
 
     try:
-        done = session.check(recipe)
+        done = check(recipe)
     except Unfit as error:
         if len(error.problems) == 1:
             raise
@@ -271,11 +271,11 @@ def _check_one_method(recipe: Recipe, as_json: bool) -> None:
 
 def _check_methods(recipe: Recipe, methods: Sequence[str] | None, as_json: bool) -> None:
     """A line for each method; None: for all."""
-    from polyfed.experiments import method_table
+    from polyfed.experiments.method_compatibility import check_methods, format_lines
 
-    found = method_table.fits(recipe, methods=methods, timed=True)
+    found = check_methods(recipe, methods=methods, timed=True)
     if as_json:
         print_json([dataclasses.asdict(one) for one in found])
         return
-    for line in method_table.fits_lines(found, timed=True):
+    for line in format_lines(found, timed=True):
         print_text(line)

@@ -63,6 +63,7 @@ from polyfed.core.settings import (
     Training,
 )
 from polyfed.data.bounds import check_file
+from polyfed.data.options import PartitionOptions, SourceOptions
 from polyfed.data.text import Words
 from polyfed.data.transforms import augmentation
 from polyfed.engine.devices import Devices, attendance_in_effect, check_lateness
@@ -233,6 +234,27 @@ class Data(Settings):
         names = [asked] if isinstance(asked, str) else asked if isinstance(asked, list) else []
         used = self.partition == "natural" or self.partition.startswith(_FLWR)
         return tuple(str(name) for name in names if name != "label" or self.partition == "natural") if used else ()
+
+    @property
+    def partition_options(self) -> PartitionOptions:
+        """How the data set is dealt to clients, as `polyfed.data` takes it."""
+        names = [field.name for field in dataclasses.fields(PartitionOptions)]
+        return PartitionOptions(**{name: getattr(self, name) for name in names} | {"clients": self.client_count})
+
+    def source_options(self, beside: Sequence[str]) -> SourceOptions:
+        """How the data set is read, as `polyfed.data` takes it. beside: where modules of one's own may lie."""
+        return SourceOptions(
+            self.image_column,
+            self.label_column,
+            self.feature_columns,
+            tuple(self.train_splits),
+            self.columns,
+            self.words,
+            self.image_size,
+            self.subset,
+            self.revision,
+            tuple(beside),
+        )
 
     def _idle(self) -> set[str]:
         off = {

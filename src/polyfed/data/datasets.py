@@ -25,8 +25,6 @@ from polyfed.data import hub, parquet_images, text_files
 from polyfed.data.dataset import Source, channel_statistics, from_tensors
 from polyfed.data.local_datasets import (
     READERS,
-    TRAIN,
-    Asked,
     are_texts,
     from_folder,
     from_function,
@@ -38,6 +36,7 @@ from polyfed.data.local_datasets import (
     refuse_words,
     with_columns,
 )
+from polyfed.data.options import TRAIN, SourceOptions
 from polyfed.data.samples import Samples
 from polyfed.data.text import Words, labelled
 from polyfed.errors import RequestError
@@ -99,35 +98,59 @@ def load(
         RequestError: an unknown name (with the nearest), files that are missing or wrong, or an option that the data
             set does not take.
     """
-    name, words = str(name), words or Words()
+    options = SourceOptions(
+        image_column,
+        label_column,
+        feature_columns,
+        train_splits,
+        tuple(columns),
+        words or Words(),
+        image_size,
+        subset,
+        revision,
+        beside,
+    )
+    return load_source(str(name), root, options)
+
+
+def load_source(name: str, root: str | Path | None, options: SourceOptions) -> Source:
+    """`load` with its options as one object."""
     if not name.startswith(("csv:", "clients:")):
-        refuse(name, feature_columns=feature_columns)
+        refuse(name, feature_columns=options.feature_columns)
     if name.startswith(_HUB):
-        repository = name.removeprefix(_HUB)
-        if are_texts(name, words, image_column):
-            texts = hub.read_texts(repository, words, subset, revision, label_column, train_splits, columns)
-            return from_texts(name, texts, words)
-        read = hub.read(repository, subset, revision, image_column, label_column, train_splits, columns)
-        return from_images(name, read)
-    if subset is not None or revision is not None:
+        return _from_hub(name, options)
+    if options.subset is not None or options.revision is not None:
         raise RequestError(f"expected subset and revision with a name 'hub:owner/name' only, came '{name}'")
-    asked = Asked(image_column, label_column, feature_columns, train_splits, tuple(columns), words, image_size, beside)
     kind, _, path = name.partition(":")
     if f"{kind}:" in READERS:
-        return READERS[f"{kind}:"](name, _located(path, root), asked)
-    if name not in DATASETS and is_own(name):
-        return from_function(name, asked)
+        return READERS[f"{kind}:"](name, _located(path, root), options)
     if name in DATASETS:
-        return _registered(name, root, image_column, label_column, tuple(train_splits), tuple(columns), words)
+        return _registered(name, root, options)
+    if is_own(name):
+        return from_function(name, options)
     place = _place(root)
     if place is not None and _plain(name) and parquet_images.has_parquet(place_of(place / name)):
-        return from_folder(name, place / name, image_column, label_column, train_splits, columns, words)
+        return from_folder(name, place / name, options)
+    raise _unknown(name, place)
+
+
+def _unknown(name: str, place: Path | None) -> RequestError:
+    """That there is no data set of this name, with the nearest. place: where it was looked for."""
     looked = f"{place / name}" if place is not None and _plain(name) else "neither root nor POLYFED_DATA is set"
-    kept: list[str] = []
+    found: list[str] = []
     if place is not None:
         with contextlib.suppress(OSError):  # only to suggest a name
-            kept = _parquet_folders(place)
-    raise RequestError(f"unknown dataset '{name}'{nearest(name, {*DATASETS, *kept})} (and no Parquet files: {looked})")
+            found = _parquet_folders(place)
+    hint = nearest(name, {*DATASETS, *found})
+    return RequestError(f"unknown dataset '{name}'{hint} (and no Parquet files: {looked})")
+
+
+def _from_hub(name: str, options: SourceOptions) -> Source:
+    """A data set of the Hugging Face Hub, ``hub:owner/name``."""
+    repository = name.removeprefix(_HUB)
+    if are_texts(name, options.words, options.image_column):
+        return from_texts(name, hub.read_texts(repository, options), options.words)
+    return from_images(name, hub.read(repository, options))
 
 
 def describe() -> list[dict[str, Any]]:
@@ -150,30 +173,23 @@ def _parquet_folders(place: Path) -> list[str]:
     return [folder.name for folder in place.iterdir() if parquet_images.has_parquet(folder)]
 
 
-def _registered(
-    name: str,
-    root: str | Path | None,
-    image_column: str | None,
-    label_column: str | None,
-    train_splits: tuple[str, ...],
-    columns: tuple[str, ...],
-    words: Words,
-) -> Source:
+def _registered(name: str, root: str | Path | None, options: SourceOptions) -> Source:
     """An entry of the registry; a loader of your own needs to take `root`, `image_column` and `label_column` only."""
     loader = DATASETS[name]
     takes = inspect.signature(loader).parameters
-    more: dict[str, Any] = {}
-    if train_splits != TRAIN:
+    further: dict[str, Any] = {}
+    if tuple(options.train_splits) != TRAIN:
         if "train_splits" not in takes:
-            refuse_splits(name, train_splits)
-        more["train_splits"] = train_splits
-    if columns and "columns" in takes:
-        more["columns"] = columns
+            refuse_splits(name, options.train_splits)
+        further["train_splits"] = tuple(options.train_splits)
+    if options.columns and "columns" in takes:
+        further["columns"] = options.columns
     if "words" in takes:
-        more["words"] = words
+        further["words"] = options.words
     else:
-        refuse_words(name, words)
-    return with_columns(loader(root, image_column, label_column, **more), name, columns)
+        refuse_words(name, options.words)
+    source = loader(root, options.image_column, options.label_column, **further)
+    return with_columns(source, name, options.columns)
 
 
 def _handwritten() -> np.ndarray:
@@ -343,7 +359,10 @@ def parquet(
             "dataset 'parquet' needs root: the folder with train*.parquet; came neither it nor POLYFED_DATA"
         )
     name = place.resolve().name or "parquet"
-    return from_folder(name, place, image_column, label_column, train_splits, columns, words or Words())
+    options = SourceOptions(
+        image_column, label_column, train_splits=train_splits, columns=tuple(columns), words=words or Words()
+    )
+    return from_folder(name, place, options)
 
 
 def _place(root: str | Path | None) -> Path | None:

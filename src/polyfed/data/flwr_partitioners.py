@@ -25,12 +25,12 @@ _LABEL = "label"
 _NO_ROWS = ("Partitioner", "VerticalEvenPartitioner", "VerticalSizePartitioner")  # the base class; they deal columns
 
 
-def is_partitioner(given: object) -> bool:
+def is_flwr_partitioner(given: object) -> bool:
     """Whether `given` looks like a partitioner of flwr-datasets, which need not be installed to ask."""
     return hasattr(given, "load_partition") and hasattr(type(given), "num_partitions")
 
 
-def make(name: str, arguments: Mapping[str, Any], clients: int, seed: int) -> Any:
+def make_partitioner(name: str, arguments: Mapping[str, Any], clients: int, seed: int) -> Any:
     """A partitioner by its class's name.
 
     What the class takes and `arguments` do not hold is filled in: num_partitions with `clients`, partition_by with
@@ -71,7 +71,7 @@ def make(name: str, arguments: Mapping[str, Any], clients: int, seed: int) -> An
         raise RequestError(f"{name} refuses its arguments: {first_line(error)}") from error
 
 
-def deal(
+def apply_partitioner(
     partitioner: Any,
     y: ArrayLike,
     clients: int,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from polyfed.data.datasets import Source
-from polyfed.data.partition import whole
+from polyfed.data.partition import check_integer
 from polyfed.data.samples import Samples
 from polyfed.data.transforms import recoloured, resized
 from polyfed.errors import RequestError
@@ -38,7 +38,7 @@ def public_inputs(other: Source, task: Source, rows: int | None, rng: np.random.
             raise RequestError(
                 f"data.public expects images stored as uint8, '{source.name}' has {tuple(x.shape[1:])} of {x.dtype}"
             )
-    count = min(_USUAL, len(other.train)) if rows is None else whole("public_rows", rows, 1)
+    count = min(_USUAL, len(other.train)) if rows is None else check_integer("public_rows", rows, 1)
     if count > len(other.train):
         raise RequestError(
             f"expected public_rows of at most the {len(other.train)} training rows of '{other.name}', came {count}"

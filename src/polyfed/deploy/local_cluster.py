@@ -37,7 +37,7 @@ from polyfed.deploy.tls import AUTHORITY, certify, make_key
 from polyfed.engine.history import History
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError
-from polyfed.experiments import session
+from polyfed.experiments.build import build_federation
 from polyfed.tracking.console import Console
 
 __all__ = ["Finished", "Loopback", "local"]
@@ -114,7 +114,7 @@ def local(
     app_template.app_settings(**asked)
     config = {"out": str(folder), "resume": resume, "force": force, "deadline": float(deadline)}
     _told(config)  # whether Flower's command line can be told all this
-    federation = session.prepare(chosen, out=folder)  # whether data, models and method fit
+    federation = build_federation(chosen, out=folder)  # whether data, models and method fit
     if resume and RunFolder(folder).finished(chosen.to_dict()) is not None:
         return _read(folder)
     until = None if timeout is None else time.monotonic() + timeout

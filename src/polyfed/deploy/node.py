@@ -24,7 +24,7 @@ from polyfed.core.device import named_device
 from polyfed.core.message import Message, read_only
 from polyfed.core.method import Method, scores_are_outputs
 from polyfed.core.modules import exported, split
-from polyfed.data.federated_dataset import Federated
+from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.data.samples import ClientData, Samples
 from polyfed.deploy.answer_ledger import Ledger
 from polyfed.deploy.node_checkpoints import Kept, Shelf, secret, token
@@ -49,7 +49,8 @@ from polyfed.engine.model_readme import Guide
 from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.weight_store import Store, row_of
 from polyfed.errors import RequestError, RunError
-from polyfed.experiments.session import Prepared, assigned, companions, normalised
+from polyfed.experiments.build import assign_architectures, auxiliary_candidates
+from polyfed.experiments.data_cache import DataCache, input_normalization
 from polyfed.models.zoo import build
 from polyfed.registry import MODELS, nearest
 from polyfed.results.schema import ENTRY, PREPARE, check_shape
@@ -135,9 +136,9 @@ class Node:
         RequestError: its data or its network cannot be had.
     """
 
-    def __init__(self, recipe: Recipe, place: Place, data: Prepared | None = None) -> None:
+    def __init__(self, recipe: Recipe, place: Place, data: DataCache | None = None) -> None:
         self._place = place
-        self._data = data or Prepared()
+        self._data = data or DataCache()
         if place.root is not None:
             recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"root": place.root})})
         self._recipe = recipe.with_run(device=place.device or recipe.run.device)
@@ -193,15 +194,15 @@ class Turn:
         client: see `Client`; as it begins, until `become`.
     """
 
-    def __init__(self, recipe: Recipe, place: Place, data: Prepared, task: Task) -> None:
+    def __init__(self, recipe: Recipe, place: Place, data: DataCache, task: Task) -> None:
         self._task, self._place, self._recipe = task, place, recipe
         self._method: Method = recipe.build_method()
         dealt, number = _dealt(recipe, place, data)
         self._source, source = dealt.source, dealt.source
         self._names = list(source.class_names) if task.class_names is None else task.class_names
         count = recipe.data.client_count or max(len(dealt.clients), place.client + 1)
-        self._name = place.architecture or assigned(recipe, count)[place.client]
-        self._prepare = normalised(source, recipe.models.architectures)
+        self._name = place.architecture or assign_architectures(recipe, count)[place.client]
+        self._prepare = input_normalization(source, recipe.models.architectures)
         self.client = Client(self._name, dealt.clients[number].train, prepare=self._prepare)
         self.client.id, self.client.classes, self.client.seed = place.client, len(self._names), recipe.run.seed
         self.client.training, self.client.public = recipe.training, data.public(recipe)
@@ -213,7 +214,7 @@ class Turn:
         beside = _companion(recipe, self._method, task.companion or self._name, self._name)
         builders = {
             name: functools.partial(build, name, shape, len(self._names), width, source.words, beside=recipe.beside)
-            for name in {self._name, beside, *companions(self._method)}
+            for name in {self._name, beside, *auxiliary_candidates(self._method)}
         }
         self._architectures = architectures_of(
             self._method,
@@ -407,10 +408,10 @@ def reported(task: Task, done: Outcome, new: bool, kept: Scores) -> Report:
     )
 
 
-def _dealt(recipe: Recipe, place: Place, data: Prepared) -> tuple[Federated, int]:
+def _dealt(recipe: Recipe, place: Place, data: DataCache) -> tuple[FederatedDataset, int]:
     """Rows dealt to clients, and whose of them are this node's."""
     if place.data is None:
-        dealt = data.dealt(recipe)
+        dealt = data.federated(recipe)
         if place.client >= len(dealt.clients):
             raise RequestError(f"expected a client-id below {len(dealt.clients)}, came {place.client}")
         return dealt, place.client
@@ -421,7 +422,7 @@ def _dealt(recipe: Recipe, place: Place, data: Prepared) -> tuple[Federated, int
     if isinstance(kept.get("max_train"), list):
         kept["max_train"] = kept["max_train"][place.client % len(kept["max_train"])]
     alone = {**settings, "data": {**kept, "name": place.data, "clients": 1}}
-    dealt = data.dealt(Recipe.from_dict(alone, beside=recipe.beside))
+    dealt = data.federated(Recipe.from_dict(alone, beside=recipe.beside))
     if dealt.source.vocabulary is not None and recipe.data.vectors is None:
         raise RequestError(
             "node-config: expected data.vectors in the recipe for a node's own texts, as all must number words alike, "

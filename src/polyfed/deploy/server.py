@@ -34,7 +34,8 @@ from polyfed.engine.federation import Federation, Run
 from polyfed.engine.model_readme import Guide
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import RequestError
-from polyfed.experiments.session import Prepared, assigned, companions
+from polyfed.experiments.build import assign_architectures, auxiliary_candidates
+from polyfed.experiments.data_cache import DataCache
 from polyfed.models.zoo import build
 from polyfed.tracking.base import tell
 
@@ -85,7 +86,7 @@ class Deployed(Federation):
         roster: Roster,
         office: Office,
         diary: Diary,
-        data: Prepared,
+        data: DataCache,
         out: Path,
         trackers: Sequence[object] = (),
         limit: int = LIMIT,
@@ -112,7 +113,7 @@ class Deployed(Federation):
             )
         expected = [
             known.get(i, first.model_copy(update={"architecture": name}))
-            for i, name in enumerate(assigned(recipe, count))
+            for i, name in enumerate(assign_architectures(recipe, count))
         ]
         self.unseen = {said.architecture for said in expected if not is_known(said, recipe)}
         builders: dict[str, Builder] = {
@@ -125,7 +126,7 @@ class Deployed(Federation):
                 max(first.words, 0) or None,
                 beside=recipe.beside,
             )
-            for name in companions(method)
+            for name in auxiliary_candidates(method)
         }
         for said in reversed(expected):  # of two of one name, the first counts
             builders[said.architecture] = builder(said, recipe, len(names))
@@ -346,7 +347,7 @@ def serve(
     def say(text: str) -> None:
         tell(trackers, "message", text)
 
-    diary, office, data = Diary(path / DIARY, resume), Office(wire, deadline), Prepared()
+    diary, office, data = Diary(path / DIARY, resume), Office(wire, deadline), DataCache()
     roster = Roster(recipe, office, diary, count, say)
     if not (resume and roster.known and folder.finished(recipe.to_dict()) is not None):
         roster.gather(min_nodes or count)

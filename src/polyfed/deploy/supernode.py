@@ -25,7 +25,7 @@ from polyfed.deploy.node import Node, Place
 from polyfed.deploy.protocol import Letter, Task, agreed
 from polyfed.deploy.requirements import OFFLINE, expect
 from polyfed.errors import RequestError, RunError
-from polyfed.experiments.session import Prepared
+from polyfed.experiments.data_cache import DataCache
 from polyfed.signals import stops_on_signals
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def join(recipe: Recipe, config: str, *, server: str, authority: str | Path, key
         if not Path(file).is_file():
             raise RequestError(f"expected the file {file}, as 'polyfed deploy {maker}' writes it, came none")
     os.environ.update(OFFLINE)  # before Flower is imported, which reads them
-    place, data = Place.read(_settings(config)), Prepared()
+    place, data = Place.read(_settings(config)), DataCache()
     Node(recipe, place, data).answer(Letter("hello", Task(settings=agreed(recipe)).model_dump()))
 
     def answer(letter: Letter, _: object) -> Letter:

@@ -31,7 +31,7 @@ from polyfed.core.server import Member, Server
 from polyfed.core.settings import Availability, Compression, Defence, Evaluation, Hostile, Privacy, Training
 from polyfed.core.uploads import arrived, bounded, check_uploads
 from polyfed.data.classes import remarks
-from polyfed.data.partition import whole
+from polyfed.data.partition import check_integer
 from polyfed.data.samples import ClientData, Samples, classes_up_to
 from polyfed.data.text import Vocabulary
 from polyfed.data.transforms import Prepare
@@ -192,8 +192,8 @@ class Federation:
         self.defence = settings_of("defence", defence, Defence)
         self.hostile = settings_of("hostile", hostile, Hostile)
         check_lateness(self.availability, self.devices)
-        seed, checkpoint_every = whole("seed", seed, 0), whole("checkpoint_every", checkpoint_every, 1)
-        workers = None if workers is None else whole("workers", workers, 1)
+        seed, checkpoint_every = check_integer("seed", seed, 0), check_integer("checkpoint_every", checkpoint_every, 1)
+        workers = None if workers is None else check_integer("workers", workers, 1)
         public, out, device = public_of(public), folder_of(out), str(device)
         test = None if test is None else samples_of(test, "test")
         self._hostile = drawn(self.hostile, len(self.clients), seed)
@@ -204,7 +204,7 @@ class Federation:
         self.stages = self.evaluation.stages(method.scored)
         largest = max(_largest_label(client.data, test) for client in self.clients)
         known = classes_up_to(largest, "the clients' data")
-        self.classes = known if classes is None else whole("classes", classes, 1)
+        self.classes = known if classes is None else check_integer("classes", classes, 1)
         self.class_names = [*(map(str, range(self.classes)) if class_names is None else class_names)]
         if len(self.class_names) != self.classes:
             raise RequestError(f"expected {self.classes} class names, came {len(self.class_names)}")

@@ -15,20 +15,13 @@ import textwrap
 import tokenize
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from polyfed.errors import PolyfedError
 from polyfed.registry import METHODS
-from polyfed.units import human_bytes, human_seconds
 
-if TYPE_CHECKING:
-    from polyfed.config.recipe import Recipe
-    from polyfed.experiments.session import Prepared
-
-__all__ = ["Fit", "Knob", "describe", "fits", "fits_lines", "knobs", "page", "shown", "to_markdown", "to_text"]
+__all__ = ["Knob", "describe", "knobs", "page", "shown", "to_markdown", "to_text"]
 
 _TIMED_BATCHES = 3  # of each network and method
 _SIZES = len("1023.9 KiB to 1023.9 KiB")
@@ -58,23 +51,6 @@ class Knob:
     name: str
     default: Any
     about: str
-
-
-@dataclass(frozen=True)
-class Fit:
-    """Whether a recipe can run a method.
-
-    Attributes:
-        method: its name, or a variant's of the recipe. why: what does not fit; None where all does.
-        down, up: network -> bytes to and from one client in round 2; empty where it does not fit.
-        seconds: of a round on average, where that was asked for.
-    """
-
-    method: str
-    why: str | None
-    down: Mapping[str, int] = field(default_factory=dict)
-    up: Mapping[str, int] = field(default_factory=dict)
-    seconds: float | None = None
 
 
 # what a method is -------------------------------------------------------------------------------------------------
@@ -258,85 +234,3 @@ def shown(value: Any) -> str:
     if value is None:
         return "none"
     return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)
-
-
-def fits_lines(found: Iterable[Fit], timed: bool = False) -> Iterator[str]:
-    """The answers of `fits` for a terminal, each as it comes: bytes per client, least to most, or why not.
-
-    timed: with the seconds of a round.
-    """
-    column = max(map(len, METHODS))
-    up = f"{'up, per client':<{_SIZES}}  a round" if timed else "up, per client"
-    yield f"{'method':<{column}}  runs  {'down, per client':<{_SIZES}}  {up}"
-    for one in found:
-        why = None if one.why is None else " ".join(one.why.removeprefix(one.method).split())
-        last = "" if one.seconds is None else _short(one.seconds)
-        answer = (
-            f"yes   {_range(one.down):<{_SIZES}}  {_range(one.up):<{_SIZES}}  {last}" if why is None else f"no    {why}"
-        )
-        yield f"{one.method:<{column}}  {answer}".rstrip()
-
-
-def _short(seconds: float) -> str:
-    return f"{1000 * seconds:.0f} ms" if seconds < 1 else human_seconds(seconds)
-
-
-def _range(sizes: Mapping[str, int]) -> str:
-    if not sizes:
-        return ""
-    low, high = human_bytes(min(sizes.values())), human_bytes(max(sizes.values()))
-    return low if low == high else f"{low} to {high}"
-
-
-# what fits a recipe -----------------------------------------------------------------------------------------------
-
-
-def fits(
-    recipe: str | Path | Recipe,
-    overrides: Sequence[str] = (),
-    measure: bool = True,
-    *,
-    methods: Sequence[str] | None = None,
-    timed: bool = False,
-) -> Iterator[Fit]:
-    """For every method, and every variant in the recipe's ``[methods]``: does it run on these models and data?
-
-    With the knobs that the recipe gives to a method; the others have their defaults. Bytes are those of messages, from
-    two rounds of one batch each with one client of every network. Nothing is written.
-
-    Args:
-        recipe: a TOML file, or a `Recipe`. overrides: ``"data.clients=20"``, as ``--set`` on the command line.
-        measure: play the rounds; False: only ask whether models and data fit, and tell no bytes.
-        methods: only these methods and variants. timed: play them with some batches more, and all of the clients' data,
-            for the seconds of a round.
-
-    Raises:
-        RequestError: the recipe is wrong, a method is not known, or the data are not there.
-    """
-    from polyfed.config.recipe import Recipe
-    from polyfed.experiments.session import Prepared
-
-    base = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe, overrides)
-    names = list(dict.fromkeys([*METHODS, *base.variants()] if methods is None else methods))
-    for name in names if methods is not None else ():
-        base.choose(name)
-    data = Prepared()
-    data.dealt(base)
-    for name in names:
-        try:
-            yield _fit(name, base, data, measure, timed)
-        except PolyfedError as error:
-            yield Fit(name, str(error))
-
-
-def _fit(name: str, base: Recipe, data: Prepared, measure: bool, timed: bool) -> Fit:
-    from polyfed.experiments import dry_run
-    from polyfed.experiments.session import prepare
-
-    federation = prepare(base.choose(name), data=data)
-    if timed:
-        found = dry_run.measure(federation, batches=_TIMED_BATCHES)
-        down, up = ({kind.name: getattr(kind, way)[1] for kind in found.architectures} for way in ("down", "up"))
-        return Fit(name, None, down, up, found.seconds_round)
-    down, up = dry_run.message_bytes(federation) if measure else ({}, {})
-    return Fit(name, None, down, up)

@@ -33,6 +33,10 @@ MAY_IMPORT = {
     "functional": set(),
     "models": {"functional", "errors", "registry"},
     "data": {"functional", "errors", "places", "results", "registry"},
+    "config": {
+        *("core", "data", "engine.devices", "plugins.device_profiles"),
+        *("errors", "own_methods", "registry", "results"),
+    },
     "core": {"models.split", "data.samples", "functional", "errors"},
     "building_blocks": {"core", "models.split", "data.samples", "functional", "errors"},
     "methods": {"building_blocks", "core", "functional", "errors"},
@@ -54,10 +58,13 @@ MAY_IMPORT = {
 }
 ONLY = {"dp_accounting": "polyfed.engine.accounting", "opacus": "polyfed.engine.dp_sgd"}  # package -> who may
 MAY_NOT_IMPORT = {
-    "report": {"engine", "core", "data", "models", "methods", "analysis"},
-    "analysis": {"engine", "methods", "models"},
-    "attacks": {"engine", "analysis"},
-    "tracking": {"engine"},
+    "experiments": {"analysis", "attacks", "cli", "deploy", "testing"},
+    "report": {"engine", "core", "data", "models", "methods", "analysis", "config", "experiments", "cli"},
+    "analysis": {"engine", "methods", "models", "cli"},
+    "attacks": {"engine", "analysis", "cli"},
+    "deploy": {"cli"},
+    "testing": {"cli"},
+    "tracking": {"engine", "cli"},
 }
 
 
@@ -321,6 +328,8 @@ def build(folder: Path, files: dict[str, str]) -> dict[str, Path]:
         ("report/comparison.py", "from ..core.message import Message"),
         ("tracking/console.py", "import polyfed.engine.federation as f"),
         ("cli/app.py", "import flwr.client"),
+        ("config/schema.py", "from polyfed.report import comparison"),
+        ("experiments/run.py", "def f():\n    from polyfed.cli import app"),
         ("engine/loop.py", "def f():\n    import opacus"),
     ],
 )

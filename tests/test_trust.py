@@ -27,7 +27,8 @@ from polyfed import analysis, attacks, registry
 from polyfed.analysis import label_distribution, layer_outputs, network_figures, probe_inputs, representations
 from polyfed.attacks import attack_target, audit, replay
 from polyfed.cli import app as cli
-from polyfed.config.recipe import Recipe, code_named
+from polyfed.config.loading import code_named
+from polyfed.config.recipe import Recipe
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import PolyfedError, RequestError
 from polyfed.experiments import prediction, privacy_report
@@ -259,7 +260,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Path], object], bool]] = {  # likewise: the
     "report.sensitivity.read_sweep": (lambda run: sensitivity.read_sweep(run), False),
     "report.sensitivity.sensitivity": (lambda run: sensitivity.sensitivity(run), False),
     "experiments.run.run": (lambda run: pf.run("mine.toml", out=run, resume=True), False),
-    "experiments.session.compare": (lambda run: pf.compare("mine.toml", out=run), False),
+    "experiments.compare.compare": (lambda run: pf.compare("mine.toml", out=run), False),
     "engine.run_folder.RunFolder": (
         lambda run: RunFolder(run).check(Recipe.load("mine.toml").to_dict(), True, False),
         False,
@@ -330,7 +331,7 @@ def of_folders() -> set[str]:
 
 def test_every_function_of_run_folders_is_known() -> None:
     """A new one belongs in one of the lists above; in `FUNCTIONS`, if it reads a run folder."""
-    known = {name for name in FUNCTIONS if not name.startswith(("experiments.session.", "engine."))}
+    known = {name for name in FUNCTIONS if not name.startswith(("experiments.run.", "experiments.compare.", "engine."))}
     assert of_folders() == known | NUMBERS
 
 

@@ -13,7 +13,8 @@ import torch
 from small_data import some_images, write_parquet
 
 from polyfed.cli import app as cli
-from polyfed.config.recipe import Data, Recipe
+from polyfed.config.recipe import Recipe
+from polyfed.config.schema import Data
 from polyfed.errors import RequestError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache

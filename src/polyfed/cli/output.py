@@ -50,7 +50,7 @@ def announce_imports(recipe: Path, overrides: Sequence[str] | None, *methods: st
 
     methods: that are asked for beside the recipe's own.
     """
-    from polyfed.config.recipe import code_named
+    from polyfed.config.loading import code_named
 
     asked = [name for name in methods if name is not None]
     for line in code_named(recipe, overrides or (), asked):

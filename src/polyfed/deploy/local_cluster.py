@@ -110,7 +110,7 @@ def local(
         changes.append(f"run.modules={json.dumps(modules)}")
     asked: dict[str, Any] = {"method": method, "overrides": changes, "seed": seed, "profile": profile}
     folder = Path(chosen.folder).absolute()
-    RunFolder(folder).check(chosen.to_dict(), resume, force, chosen.build_method().planned)
+    RunFolder(folder).check(chosen.to_dict(), resume, force, chosen.planned)
     app_template.app_settings(**asked)
     config = {"out": str(folder), "resume": resume, "force": force, "deadline": float(deadline)}
     _told(config)  # whether Flower's command line can be told all this

@@ -342,7 +342,7 @@ def serve(
         raise RequestError("hostile: expected none in a deployment, whose clients are what they are, came some")
     path = Path(out or recipe.folder)
     folder = RunFolder(path)
-    folder.check(recipe.to_dict(), resume, force, recipe.build_method().planned)
+    folder.check(recipe.to_dict(), resume, force, recipe.planned)
 
     def say(text: str) -> None:
         tell(trackers, "message", text)

@@ -146,9 +146,9 @@ def resolve_recipe(
     return chosen.with_run(**changes, **({} if out is None else {"out": str(out)}))
 
 
-def check_run_folder_place(folder: Path) -> None:
+def check_run_folder_place(place: Path) -> None:
     """Whether a run folder can be made there; nothing is."""
-    check_name(folder)
-    above = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    check_name(place)
+    above = next(above for above in (place, *place.absolute().parents) if above.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise RequestError(f"expected a place for the run folder {folder}, came {above}, where nothing can be written")
+        raise RequestError(f"expected a place for the run folder {place}, came {above}, where nothing can be written")

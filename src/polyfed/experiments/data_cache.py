@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from polyfed.config.recipe import Data, Recipe
+from polyfed.config.recipe import Recipe
+from polyfed.config.schema import Data
 from polyfed.core.acting import without_effect
 from polyfed.core.client import Public
 from polyfed.core.randomness import numpy_generator

@@ -60,8 +60,7 @@ def run(
     folder = resolved.run.out
     if folder is not None:
         check_run_folder_place(Path(folder))
-        planned = resolved.build_method().planned
-        RunFolder(folder).check(resolved.to_dict(), resume, force, planned)  # before data are loaded
+        RunFolder(folder).check(resolved.to_dict(), resume, force, resolved.planned)  # before data are loaded
     elif resume:
         raise RequestError("expected a run folder to resume from, came none; name it with out=...")
     elif resolved.run.track:

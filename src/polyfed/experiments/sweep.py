@@ -17,7 +17,8 @@ from typing import Any
 
 import tomli_w
 
-from polyfed.config.recipe import Recipe, parse_override
+from polyfed.config.overrides import parse_override
+from polyfed.config.recipe import Recipe
 from polyfed.engine.federation import Tracker
 from polyfed.errors import RequestError
 from polyfed.experiments.data_cache import DataCache

@@ -18,6 +18,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.data import bounds, parquet_images
 from polyfed.data.datasets import load
 from polyfed.data.inference_inputs import Form, read
+from polyfed.data.parquet_files import open_parquet
 from polyfed.data.text import Words, read_vectors
 from polyfed.data.text_files import read_lines
 from polyfed.errors import RequestError
@@ -59,7 +60,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "csv of texts": lambda path: load(f"csv:{path}", words=Words("text")),
     "vectors": lambda path: read_vectors(path, {"a"}),
     "lines": read_lines,
-    "parquet": lambda path: parquet_images._open(path),
+    "parquet": lambda path: open_parquet(path),
     "new inputs": lambda path: read(path, Form((2,), torch.float32, None, ("a", "b"), ("c", "d"))),
     "recipe": Recipe.load,
 }

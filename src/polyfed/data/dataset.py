@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyfed.data import parquet_images
+from polyfed.data.column_schema import column_values
 from polyfed.data.samples import Samples, classes_up_to, from_dataset, refuse_negative
 from polyfed.data.text import Vocabulary
 from polyfed.data.transforms import Prepare
-from polyfed.errors import RequestError
+from polyfed.errors import RequestError, first_line
 
 
 @dataclass(frozen=True)
@@ -181,10 +181,7 @@ def from_tensors(
     mean, std = statistics(sides[0].x)
     names = tuple(str(c) for c in range(classes))
     further = [
-        {
-            key: parquet_images.column_values(values, f"column '{key}' of '{name}'")
-            for key, values in (given or {}).items()
-        }
+        {key: column_values(values, f"column '{key}' of '{name}'") for key, values in (given or {}).items()}
         for given in (train_columns, test_columns)
     ]
     test_side = sides[1] if len(sides) > 1 else None
@@ -259,5 +256,5 @@ def _tensor(value: Any, what: str, name: str) -> Tensor:
             array = array.astype(np.int64)
         return torch.from_numpy(array if array.flags.writeable else array.copy())
     except (TypeError, ValueError) as error:
-        came = f"{type(value).__name__}: {parquet_images.first_line(error)}"
+        came = f"{type(value).__name__}: {first_line(error)}"
         raise RequestError(f"expected numbers in the {what} side of '{name}', came {came}") from error

@@ -37,6 +37,7 @@ from polyfed.data.local_datasets import (
     with_columns,
 )
 from polyfed.data.options import TRAIN, SourceOptions
+from polyfed.data.parquet_files import has_parquet
 from polyfed.data.samples import Samples
 from polyfed.data.text import Words, labelled
 from polyfed.errors import RequestError
@@ -129,7 +130,7 @@ def load_source(name: str, root: str | Path | None, options: SourceOptions) -> S
     if is_own(name):
         return from_function(name, options)
     place = _place(root)
-    if place is not None and _plain(name) and parquet_images.has_parquet(place_of(place / name)):
+    if place is not None and _plain(name) and has_parquet(place_of(place / name)):
         return from_folder(name, place / name, options)
     raise _unknown(name, place)
 
@@ -170,7 +171,7 @@ def describe() -> list[dict[str, Any]]:
 
 def _parquet_folders(place: Path) -> list[str]:
     """The names of the folders in a folder that hold Parquet files."""
-    return [folder.name for folder in place.iterdir() if parquet_images.has_parquet(folder)]
+    return [folder.name for folder in place.iterdir() if has_parquet(folder)]
 
 
 def _registered(name: str, root: str | Path | None, options: SourceOptions) -> Source:
@@ -255,7 +256,7 @@ def _published(
                 f"'{instead}'"
             )
         place = _folder_of(folder or name, root)
-        place = place / inner if parquet_images.has_parquet(place / inner) else place
+        place = place / inner if has_parquet(place / inner) else place
         found = parquet_images.read_folder(place, image_column, label_column or label, train_splits, columns)
         return from_images(name, found, statistics)
 
@@ -395,7 +396,7 @@ def _folder_of(name: str, root: str | Path | None) -> Path:
             f"dataset '{name}' needs the files {wanted}: expected root, or POLYFED_DATA, to be the folder that holds "
             f"them, came neither"
         )
-    if not parquet_images.has_parquet(place / name):
+    if not has_parquet(place / name):
         raise RequestError(
             f"dataset '{name}' needs the files {wanted} in {place}, came no Parquet files in {place / name}"
         )

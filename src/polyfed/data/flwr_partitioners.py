@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from polyfed.data.parquet_images import first_line
 from polyfed.data.partition import Partition, class_shares
-from polyfed.errors import RequestError
+from polyfed.errors import RequestError, first_line
 from polyfed.registry import nearest
 
 PREFIX = "flwr:"

@@ -18,10 +18,13 @@ import torch
 from numpy.typing import NDArray
 
 from polyfed.data import bounds, parquet_images, text_files
+from polyfed.data.column_schema import column_values, pick_columns
+from polyfed.data.label_encoding import Files, encode_labels
 from polyfed.data.options import SourceOptions
 from polyfed.data.samples import Samples
+from polyfed.data.split_files import choose_splits
 from polyfed.data.text import LabelledTexts, RawTexts, labelled
-from polyfed.errors import RequestError
+from polyfed.errors import RequestError, first_line
 from polyfed.registry import nearest
 
 _REPOSITORY = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -44,9 +47,7 @@ def read(repository: str, options: SourceOptions) -> parquet_images.LabelledImag
     """
     where, chosen = _sides(repository, options)
     features = chosen["train"][0].features
-    found = parquet_images.pick_columns(
-        features.arrow_schema, features.to_dict(), options.image_column, options.label_column, where
-    )
+    found = pick_columns(features.arrow_schema, features.to_dict(), options.image_column, options.label_column, where)
     pixels: dict[str, NDArray[np.uint8]] = {}
     raw: dict[str, NDArray[Any]] = {}
     shape: tuple[int, ...] | None = None
@@ -55,7 +56,7 @@ def read(repository: str, options: SourceOptions) -> parquet_images.LabelledImag
         shape = pixels[side].shape[1:]
         raw[side] = _labels(parts, found.label, where)
     files = {side: _files(parts, where) for side, parts in chosen.items()}
-    labels, class_names = parquet_images.number_labels(raw, found, files)
+    labels, class_names = encode_labels(raw, found, files)
     sides = {side: Samples(torch.from_numpy(pixels[side]), torch.from_numpy(labels[side])) for side in chosen}
     more = {side: _further(parts, options.columns, side == "train", where) for side, parts in chosen.items()}
     return parquet_images.LabelledImages(
@@ -92,7 +93,7 @@ def _sides(repository: str, options: SourceOptions) -> tuple[str, dict[str, list
         raise RequestError(f"expected a data set of the Hub as 'hub:owner/name', came 'hub:{repository}'")
     splits = _load(repository, options.subset, options.revision)
     where = f"hub:{repository}"
-    chosen = parquet_images.choose_sides(list(splits), options.train_splits, where)
+    chosen = choose_splits(list(splits), options.train_splits, where)
     return where, {side: [splits[word] for word in words] for side, words in chosen.items()}
 
 
@@ -132,7 +133,7 @@ def _plain_errors(repository: str, revision: str | None) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # from `datasets`, huggingface_hub, the HTTP client, the readers of a dozen formats
-        said = parquet_images.first_line(error)
+        said = first_line(error)
         kinds = {kind.__name__ for kind in type(error).__mro__}
         at = f" at revision '{revision}'" if revision is not None else ""
         if "gated" in said or "GatedRepoError" in kinds:
@@ -197,7 +198,7 @@ def _labels(parts: Sequence[Any], column: str, where: str) -> NDArray[Any]:
     return np.array(values, dtype=np.str_ if isinstance(values[0], str) else np.int64)
 
 
-def _files(parts: Sequence[Any], where: str) -> parquet_images.Files:
+def _files(parts: Sequence[Any], where: str) -> Files:
     """The splits of a side and how many rows each has."""
     return [(f"split '{part.split}' of {where}", len(part)) for part in parts]
 
@@ -214,7 +215,7 @@ def _further(parts: Sequence[Any], names: Sequence[str], needed: bool, where: st
                 raise RequestError(
                     f"expected the further column '{name}' in {where}, came no such{nearest(name, part.column_names)}"
                 )
-            values.append(parquet_images.column_values(_cells(part, name), f"column '{name}' of {where}"))
+            values.append(column_values(_cells(part, name), f"column '{name}' of {where}"))
         found[name] = np.concatenate(values)
     return found
 

@@ -19,11 +19,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.data import bounds, parquet_images, safe_pickle, tabular, text_files
+from polyfed.data import bounds, safe_pickle, tabular, text_files
+from polyfed.data.column_schema import (
+    holds_bytes,
+    holds_labels,
+    image_columns,
+    label_columns,
+    pick_column,
+    stored_features,
+)
+from polyfed.data.parquet_files import open_parquet, parquet_files
 from polyfed.data.samples import Samples
 from polyfed.data.text import FIRST_WORD, Vocabulary
 from polyfed.data.transforms import resized
-from polyfed.errors import RequestError
+from polyfed.errors import RequestError, first_line
 
 T = TypeVar("T")
 
@@ -111,7 +120,7 @@ def read(
     if path.suffix.lower() == ".csv" and path.is_file():
         return _from_csv(path, form, image_column, label_column)
     if path.is_dir():
-        parquet, pictures = parquet_images._parquet_files(path), pictures_in(path)
+        parquet, pictures = parquet_files(path), pictures_in(path)
         if parquet and pictures:
             raise RequestError(f"expected Parquet files or image files in {path}, came both")
     else:
@@ -185,7 +194,7 @@ def _array(path: Path) -> Tensor:
         array = np.load(path, allow_pickle=False)
         return torch.from_numpy(np.array(array, order="C"))
     except OSError as error:
-        raise RequestError(f"cannot read '{path}': {parquet_images.first_line(error)}") from error
+        raise RequestError(f"cannot read '{path}': {first_line(error)}") from error
     except safe_pickle.NO_ARRAY as error:  # NumPy's words suggest unpickling it
         raise RequestError(
             f"expected an array of numbers as NumPy saves it, came something else in '{path}'"
@@ -203,7 +212,7 @@ def _from_pictures(paths: Sequence[Path], form: Form) -> Inputs:
         try:
             data = path.read_bytes()
         except OSError as error:
-            raise RequestError(f"cannot read '{path}': {parquet_images.first_line(error)}") from error
+            raise RequestError(f"cannot read '{path}': {first_line(error)}") from error
         rows.append(_fitted(decoded(data, str(path)), form, str(path)))
     return Inputs(tuple(path.name for path in paths), torch.cat(rows))
 
@@ -220,7 +229,7 @@ def decoded(data: bytes | None, place: str) -> Tensor:
             pixels = np.asarray(image.convert(mode) if mode else image)
             mode = mode or image.mode
     except Exception as error:  # Pillow's decoders raise nearly anything on foreign bytes
-        why = "" if isinstance(error, UnidentifiedImageError) else f": {parquet_images.first_line(error)}"
+        why = "" if isinstance(error, UnidentifiedImageError) else f": {first_line(error)}"
         raise RequestError(f"expected an image, came bytes that do not decode in {place}{why}") from error
     if mode in ("LA", "RGBA") and (pixels[..., -1] == 255).all():
         pixels, mode = pixels[..., :-1], mode[:-1]
@@ -268,7 +277,7 @@ def _from_texts(
         texts, spelt = text_files.read_new_csv(path, text_column, vocabulary.column, label_column, form.label_column)
         names = tuple(map(str, range(len(texts))))
         return _told_unknown(Inputs(names, vocabulary.ids(texts), _numbered_labels(spelt, form, path)))
-    paths = parquet_images._parquet_files(path) if path.is_dir() else [path] if suffix == ".parquet" else []
+    paths = parquet_files(path) if path.is_dir() else [path] if suffix == ".parquet" else []
     if not paths:
         raise RequestError(f"expected {_TEXTS}, came '{path}'{' without any' if path.is_dir() else ''}")
 
@@ -299,9 +308,9 @@ def _from_images_in_tables(
     paths: Sequence[Path], form: Form, image_column: str | None, label_column: str | None
 ) -> Inputs:
     def column(schema: Any, place: Path) -> str:
-        found = parquet_images._image_columns(schema, parquet_images._features(schema.metadata))
-        image = parquet_images._pick("image", image_column, found, schema.names, place)
-        if not parquet_images._holds_bytes(schema.field(image).type):
+        found = image_columns(schema, stored_features(schema.metadata))
+        image = pick_column("image", image_column, found, schema.names, place)
+        if not holds_bytes(schema.field(image).type):
             raise RequestError(
                 f"expected encoded images in column '{image}' of {place}, came {schema.field(image).type}"
             )
@@ -344,18 +353,18 @@ def _table(
     """The cells of one column of a file with their labels: a class's name, a number, or None."""
     import pyarrow as pa
 
-    file = parquet_images._open(path)
+    file = open_parquet(path)
     schema = file.schema_arrow
-    features = parquet_images._features(schema.metadata)
+    features = stored_features(schema.metadata)
     content = column(schema, path)
-    candidates = parquet_images._label_columns(schema, features)
-    label = parquet_images._pick("label", label_column, [], schema.names, path) if label_column else None
+    candidates = label_columns(schema, features)
+    label = pick_column("label", label_column, [], schema.names, path) if label_column else None
     if label is None and usual_label in schema.names and usual_label != content:
         label = usual_label
     elif label is None and len(candidates) == 1:
         label = candidates[0]
     spelling: Any = features.get(label or "", {}).get("names")
-    if label is not None and not parquet_images._holds_labels(schema.field(label).type):
+    if label is not None and not holds_labels(schema.field(label).type):
         raise RequestError(f"expected numbers or names in column '{label}' of {path}, came {schema.field(label).type}")
     try:
         for batch in file.iter_batches(batch_size=1000, columns=[content, *([label] if label else [])]):
@@ -365,7 +374,7 @@ def _table(
                 named = isinstance(spelling, list) and isinstance(mark, int) and 0 <= mark < len(spelling)
                 yield cell, spelling[mark] if named else mark
     except (pa.ArrowException, OSError, OverflowError, UnicodeDecodeError) as error:
-        raise RequestError(f"expected a whole Parquet file, came {path}: {parquet_images.first_line(error)}") from error
+        raise RequestError(f"expected a whole Parquet file, came {path}: {first_line(error)}") from error
 
 
 def _numbered_label(label: Any, form: Form, place: str) -> int:

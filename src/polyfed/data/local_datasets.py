@@ -15,7 +15,7 @@ from polyfed.data.dataset import Source, channel_statistics, from_tensors, sampl
 from polyfed.data.options import TRAIN, SourceOptions
 from polyfed.data.samples import Samples
 from polyfed.data.text import LabelledTexts, Words, labelled
-from polyfed.errors import PolyfedError, RequestError
+from polyfed.errors import PolyfedError, RequestError, first_line
 from polyfed.registry import imported, nearest
 
 
@@ -117,9 +117,7 @@ def from_function(name: str, options: SourceOptions) -> Source:
     except PolyfedError:
         raise
     except Exception as error:  # the function is the user's
-        raise RequestError(
-            f"data set '{name}' failed: {type(error).__name__}: {parquet_images.first_line(error)}"
-        ) from error
+        raise RequestError(f"data set '{name}' failed: {type(error).__name__}: {first_line(error)}") from error
     if isinstance(made, Source):
         return with_columns(made, name, options.columns)
     sides = made if isinstance(made, Mapping) else {"train": made}

@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyfed.data import bounds, parquet_images, per_client_folders, safe_pickle
+from polyfed.data.label_encoding import natural_sort
 from polyfed.data.samples import Samples, classes_up_to
-from polyfed.errors import RequestError
+from polyfed.errors import RequestError, first_line
 from polyfed.results.schema import parse_json
 
 _NO_ARRAYS: tuple[type[Exception], ...] = (*safe_pickle.NO_ARRAY, OSError, zipfile.BadZipFile, zlib.error)
@@ -48,7 +49,7 @@ def read(place: Path, checked: _Check) -> parquet_images.LabelledImages:
         raise RequestError(f"expected one file per client (train/0.npz, train/1.npz) in {place}, came none")
     if alone := sorted(set(test) - set(train)):
         raise RequestError(f"expected training data of every client in {place}, came {test[alone[0]]} without")
-    names, said = parquet_images.ordered(train), _config(place / "config.json")
+    names, said = natural_sort(train), _config(place / "config.json")
     if said.get("num_clients", len(names)) != len(names):
         raise RequestError(
             f"expected {said['num_clients']} clients in {place / 'train'}, as {place / 'config.json'} says, came "
@@ -84,9 +85,7 @@ def _config(path: Path) -> dict[str, int]:
     try:
         given = dict(parse_json(path.read_bytes()))
     except (OSError, ValueError, TypeError) as error:
-        raise RequestError(
-            f"expected a JSON object in {path}, came something else: {parquet_images.first_line(error)}"
-        ) from error
+        raise RequestError(f"expected a JSON object in {path}, came something else: {first_line(error)}") from error
     found = {key: given[key] for key in ("num_clients", "num_classes") if key in given}
     for key, value in found.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:

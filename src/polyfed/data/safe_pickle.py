@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyfed.data import parquet_images
-from polyfed.errors import RequestError
+from polyfed.errors import RequestError, first_line
 
 # What NumPy raises over bytes that are no array: headers are Python's own words; a size that is none, a lack of memory.
 NO_ARRAY: tuple[type[Exception], ...] = (
@@ -103,7 +102,7 @@ def dictionary(stream: bytes, where: object) -> dict[str, NDArray[Any] | None]:
         if not isinstance(content, list) or [type(value) for value in content] != [dict]:
             raise ValueError("something else")
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, struct.error) as error:
-        came = parquet_images.first_line(error) if isinstance(error, ValueError) else "opcodes that do not fit together"
+        came = first_line(error) if isinstance(error, ValueError) else "opcodes that do not fit together"
         raise RequestError(
             f"expected a dictionary of arrays in {where}, which is read without running what it says, came "
             f"{came}; save them there as numpy.savez(file, x=x, y=y)"

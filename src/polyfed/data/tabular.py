@@ -16,8 +16,11 @@ import torch
 from numpy.typing import NDArray
 
 from polyfed.data import bounds, parquet_images
+from polyfed.data.column_schema import Columns, column_values
+from polyfed.data.label_encoding import Files, encode_labels
 from polyfed.data.samples import LABEL_NAMES, Samples
-from polyfed.errors import RequestError
+from polyfed.data.split_files import find_split_files
+from polyfed.errors import RequestError, first_line
 from polyfed.registry import nearest
 
 _LEAST_SPREAD = 1e-4  # of a column's deviation to its largest value: float32 keeps 7 digits, so 3 are left
@@ -72,9 +75,7 @@ def read(
         raw[side] = [cell for sheet in parts for cell in labels_of(sheet, label)]
         x[side] = np.concatenate([_matrix(sheet, features) for sheet in parts])
     files = {side: rows_of(parts) for side, parts in sheets.items()}
-    numbers, names = parquet_images.number_labels(
-        typed(raw, label, place), parquet_images.Columns("", label, None), files
-    )
+    numbers, names = encode_labels(typed(raw, label, place), Columns("", label, None), files)
     sides = {side: Samples(torch.from_numpy(x[side]), torch.from_numpy(numbers[side])) for side in sheets}
     more = {side: further(parts, columns, needed=side == "train") for side, parts in sheets.items()}
     read = parquet_images.LabelledImages(
@@ -150,7 +151,7 @@ def side_files(place: Path, train_splits: Sequence[str]) -> dict[str, list[Path]
         RequestError: neither a CSV file nor a folder with a training side.
     """
     if place.is_dir():
-        return parquet_images.split_files(place, train_splits, "csv")
+        return find_split_files(place, train_splits, "csv")
     if not place.exists():
         raise RequestError(f"expected a CSV file, or a folder with train*.csv and test*.csv, at {place}, came neither")
     if list(train_splits) != ["train"]:
@@ -184,7 +185,7 @@ def read_sheet(path: Path) -> Sheet:
                     )
                 rows.append(row)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise RequestError(f"expected a CSV file in UTF-8, came {path}: {parquet_images.first_line(error)}") from error
+        raise RequestError(f"expected a CSV file in UTF-8, came {path}: {first_line(error)}") from error
     if not rows:
         raise RequestError(f"expected at least one row below the columns' names in {path}, came none")
     return Sheet(path, {name: [cell.strip() for cell in cells] for name, *cells in zip(names, *rows, strict=True)})
@@ -198,7 +199,7 @@ def _check_names(names: Sequence[str], path: Path) -> None:
         raise RequestError(f"expected a name of its own for every column in the first line of {path}, came {came}")
 
 
-def rows_of(sheets: Sequence[Sheet]) -> parquet_images.Files:
+def rows_of(sheets: Sequence[Sheet]) -> Files:
     """The files of a side and how many rows each has."""
     return [(sheet.path, len(next(iter(sheet.cells.values())))) for sheet in sheets]
 
@@ -285,7 +286,7 @@ def further(sheets: Sequence[Sheet], names: Sequence[str], needed: bool) -> dict
             raise RequestError(
                 f"expected a value in every row of column '{name}' of {sheets[0].path}, came an empty one"
             )
-        found[name] = parquet_images.column_values(_whole(cells) or cells, f"column '{name}' of {sheets[0].path}")
+        found[name] = column_values(_whole(cells) or cells, f"column '{name}' of {sheets[0].path}")
     return found
 
 

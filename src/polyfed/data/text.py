@@ -22,9 +22,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyfed.data import bounds, parquet_images
+from polyfed.data import bounds
+from polyfed.data.column_schema import Columns
+from polyfed.data.label_encoding import Files, encode_labels
 from polyfed.data.samples import Samples
-from polyfed.errors import RequestError
+from polyfed.errors import RequestError, first_line
 
 PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
 
@@ -111,7 +113,7 @@ class RawTexts:
     texts: Sequence[str]
     labels: NDArray[Any]
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    files: parquet_images.Files = ()
+    files: Files = ()
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -168,7 +170,7 @@ def numbered(texts: Sequence[Sequence[str]], words: Sequence[str], length: int) 
     return torch.from_numpy(ids)
 
 
-def labelled(sides: Mapping[str, RawTexts], columns: parquet_images.Columns, how: Words) -> LabelledTexts:
+def labelled(sides: Mapping[str, RawTexts], columns: Columns, how: Words) -> LabelledTexts:
     """Texts and their labels as numbers; the vocabulary is made of the training side alone.
 
     A text without any word is a row of padding.
@@ -186,7 +188,7 @@ def labelled(sides: Mapping[str, RawTexts], columns: parquet_images.Columns, how
         raise RequestError(f"expected texts and labels in different columns, came '{columns.label}' for both")
     words_in = {name: [words_of(text) for text in side.texts] for name, side in sides.items()}
     raw, files = ({name: getattr(side, of) for name, side in sides.items()} for of in ("labels", "files"))
-    labels, class_names = parquet_images.number_labels(raw, columns, files)
+    labels, class_names = encode_labels(raw, columns, files)
     if len(class_names) < 2:
         raise RequestError(f"expected labels of two or more classes, came '{class_names[0]}' alone")
     vectors = None
@@ -248,7 +250,7 @@ def read_vectors(path: Path, wanted: Collection[str]) -> dict[str, NDArray[np.fl
                 if len(fields) - 1 == width and fields[0] in wanted:
                     found[fields[0]] = _vector(fields[1:], number, path)
     except OSError as error:
-        raise RequestError(f"cannot read data.vectors '{path}': {parquet_images.first_line(error)}") from error
+        raise RequestError(f"cannot read data.vectors '{path}': {first_line(error)}") from error
     except UnicodeDecodeError as error:
         raise RequestError(f"expected UTF-8 in data.vectors '{path}', came other bytes: {error.reason}") from error
     if not found:

@@ -107,7 +107,8 @@ def check_trusted(folder: str | Path, settings: Any, trust: bool) -> None:
     Raises:
         RequestError: it names some, and is not trusted.
     """
-    if not trust and (names := own_names(settings)):
+    names = [] if trust else own_names(settings)
+    if names:
         raise RequestError(
             f"{folder} names code that is not polyfed's, '{names[0]}'; that of a run folder is imported with "
             "--trust-code (trust=True in Python) alone: give it if the folder is yours, or if you have read its code"

@@ -285,7 +285,9 @@ def draw_means(group: Group, found: Sequence[Similarity], stem: str = "cka-means
     about = (
         f"{group.about}, {group.seeds_text()}. Personal models after the last round; {_who(found[0])}; linear CKA on "
     )
-    about += f"{found[0].inputs}." + (" Bar: mean over seeds; line: lowest to highest." if len(group.seeds) > 1 else "")
+    about += f"{found[0].inputs}."
+    if len(group.seeds) > 1:
+        about += " Bar: mean over seeds; line: lowest to highest."
     height, width = 0.2 + 1.75 * len(kinds), max(WIDTH, 0.8 + 1.25 * _BAR * len(places) * len(names))
     figure, grid = canvas("Mean CKA between clients", about, height, len(kinds), 1, width=width, sharex=True)
     rows: list[dict[str, Any]] = []
@@ -296,7 +298,8 @@ def draw_means(group: Group, found: Sequence[Similarity], stem: str = "cka-means
         for number, (name, fill) in enumerate(zip(names, fills(), strict=False)):
             at, means, reach = [], [], []
             for place_number, place in enumerate(places):
-                each = [v for one in found if one.name == name and (v := getattr(one.places[place], kind)) is not None]
+                of_name = [getattr(one.places[place], kind) for one in found if one.name == name]
+                each = [value for value in of_name if value is not None]
                 if not each:
                     continue
                 mean = statistics.fmean(each)

@@ -39,14 +39,16 @@ def drop_idle(settings: dict[str, Any], changed: Sequence[tuple[str, ...]]) -> d
 def _tables_at(settings: Mapping[str, Any], place: tuple[str, ...]) -> list[dict[str, Any]]:
     """The tables that hold the keys of a place, the one that counts more behind; a method's knobs may lie in two."""
     places = [place]
-    if place == ("method",) and isinstance(own := settings.get("method"), Mapping):
-        places = [("methods", str(own.get("name"))), place]
+    method = settings.get("method")
+    if place == ("method",) and isinstance(method, Mapping):
+        places = [("methods", str(method.get("name"))), place]
     found = []
     for path in places:
         table: Any = settings
         for key in path:
             table = table.get(key) if isinstance(table, Mapping) else None
-        found += [table] if isinstance(table, dict) else []
+        if isinstance(table, dict):
+            found.append(table)
     return found
 
 

@@ -173,7 +173,8 @@ class Recipe(Settings):
         """
         settings = apply_profiles(settings, profile, cls.from_dict)
         given = {key: dict(value) if isinstance(value, Mapping) else value for key, value in settings.items()}
-        if isinstance(tables := given.get("methods"), dict):
+        tables = given.get("methods")
+        if isinstance(tables, dict):
             for label, table in tables.items():
                 if not LABEL.fullmatch(label):
                     raise RequestError(f"methods: expected names of letters, digits, '-' and '_', came '{label}'")
@@ -300,7 +301,8 @@ class Recipe(Settings):
             settings[section] = getattr(self, section).in_effect()
         settings["availability"] = attendance_in_effect(self.availability, self.devices)
         settings["run"].pop("modules", None)
-        if folders := folders_of(texts(settings), self._beside):
+        folders = folders_of(texts(settings), self._beside)
+        if folders:
             settings["run"]["modules"] = folders
         return {section: table for section, table in settings.items() if table}
 

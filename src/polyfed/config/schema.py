@@ -174,10 +174,15 @@ class Data(Settings):
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns to deal by, besides labels."""
-        asked = self.partitioner.get("partition_by", []) if self.partition.startswith(_FLWR) else self.natural_column
-        names = [asked] if isinstance(asked, str) else asked if isinstance(asked, list) else []
-        used = self.partition == "natural" or self.partition.startswith(_FLWR)
-        return tuple(str(name) for name in names if name != "label" or self.partition == "natural") if used else ()
+        if self.partition == "natural":
+            return () if self.natural_column is None else (self.natural_column,)
+        if not self.partition.startswith(_FLWR):
+            return ()
+        asked = self.partitioner.get("partition_by", [])
+        names = [asked] if isinstance(asked, str) else asked
+        if not isinstance(names, list):
+            return ()
+        return tuple(str(name) for name in names if name != "label")
 
     @property
     def partition_options(self) -> PartitionOptions:

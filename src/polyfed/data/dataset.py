@@ -107,7 +107,10 @@ class Source:
 
     def sides(self) -> list[tuple[str, Samples]]:
         """The sides there are, with their names."""
-        return [("training", self.train), *([("test", self.test)] if self.test is not None else [])]
+        sides = [("training", self.train)]
+        if self.test is not None:
+            sides.append(("test", self.test))
+        return sides
 
     def first(self, train: int | None, test: int | None) -> Source:
         """The first so many rows of each side (all of them for None)."""
@@ -175,7 +178,9 @@ def from_tensors(
     Raises:
         RequestError: shapes or types that do not fit, NaN, an empty side, a label out of range.
     """
-    sides = [samples(train, "training", name), *([samples(test, "test", name)] if test is not None else [])]
+    sides = [samples(train, "training", name)]
+    if test is not None:
+        sides.append(samples(test, "test", name))
     if classes is None:
         classes = classes_up_to(max(int(side.y.max()) for side in sides), f"'{name}'")
     mean, std = statistics(sides[0].x)

@@ -48,7 +48,8 @@ def read(
     """
     sides = _sides(folder, train_splits)
     names = natural_sort(name for side, rows in sides.items() for name, _ in rows if side == "train" or not whole)
-    if whole and (negative := negative_name(names)) is not None:
+    negative = negative_name(names)
+    if whole and negative is not None:
         raise RequestError(
             f"expected folders of classes from 0 on in {folder}, came '{negative}', which often means that there is no "
             "label; move it elsewhere, or call it by a word if it is a class"

@@ -108,35 +108,47 @@ def read(
         RequestError: nothing readable there, or inputs that cannot be brought into the form.
     """
     kinds = _KINDS if form.vocabulary is None else _TEXTS
+    suffix = path.suffix.lower()
     bounds.check_file(path)
     if not path.exists():
         raise RequestError(f"expected {kinds}, came '{path}', which is not there")
-    if text_column is not None and form.vocabulary is None:
-        raise RequestError(f"text_column is of texts, came '{text_column}' where the run's inputs are {form}")
-    if form.vocabulary is not None and path.suffix.lower() != ".npy":
-        if image_column is not None:
-            raise RequestError(f"image_column is of images, came '{image_column}' where the run's inputs are texts")
+    _check_columns_asked(form, suffix, image_column, text_column)
+    if form.vocabulary is not None and suffix != ".npy":
         return _from_texts(path, form, form.vocabulary, text_column, label_column)
-    if path.suffix.lower() == ".csv" and path.is_file():
+    if suffix == ".csv" and path.is_file():
         return _from_csv(path, form, image_column, label_column)
-    if path.is_dir():
-        parquet, pictures = parquet_files(path), pictures_in(path)
-        if parquet and pictures:
-            raise RequestError(f"expected Parquet files or image files in {path}, came both")
-    else:
-        parquet = [path] if path.suffix.lower() == ".parquet" else []
-        pictures = [path] if path.suffix.lower() in _PICTURES else []
-    if not parquet and (given := image_column or label_column or text_column):
-        raise RequestError(f"image_column and label_column are of Parquet files, came '{given}' with '{path}'")
-    if path.suffix.lower() == ".npy" and path.is_file():
+    parquet, pictures = _image_files(path)
+    column = image_column or label_column or text_column
+    if column and not parquet:
+        raise RequestError(f"image_column and label_column are of Parquet files, came '{column}' with '{path}'")
+    if suffix == ".npy" and path.is_file():
         return numbered(_array(path), form, str(path))
     if not parquet and not pictures:
         raise RequestError(f"expected {_KINDS}, came '{path}'{' without any' if path.is_dir() else ''}")
     if not form.images:
         raise RequestError(f"expected a .npy file with inputs {form}, as the run stored them, came images in '{path}'")
-    return (
-        _from_images_in_tables(parquet, form, image_column, label_column) if parquet else _from_pictures(pictures, form)
-    )
+    if parquet:
+        return _from_images_in_tables(parquet, form, image_column, label_column)
+    return _from_pictures(pictures, form)
+
+
+def _check_columns_asked(form: Form, suffix: str, image_column: str | None, text_column: str | None) -> None:
+    """Refuse a column of images where the run's inputs are texts, and the other way round."""
+    if text_column is not None and form.vocabulary is None:
+        raise RequestError(f"text_column is of texts, came '{text_column}' where the run's inputs are {form}")
+    if image_column is not None and form.vocabulary is not None and suffix != ".npy":
+        raise RequestError(f"image_column is of images, came '{image_column}' where the run's inputs are texts")
+
+
+def _image_files(path: Path) -> tuple[list[Path], list[Path]]:
+    """The Parquet files, or the image files, that a path is or that its folder holds."""
+    if path.is_dir():
+        parquet, pictures = parquet_files(path), pictures_in(path)
+        if parquet and pictures:
+            raise RequestError(f"expected Parquet files or image files in {path}, came both")
+        return parquet, pictures
+    suffix = path.suffix.lower()
+    return [path] if suffix == ".parquet" else [], [path] if suffix in _PICTURES else []
 
 
 def numbered(x: Tensor, form: Form, place: str) -> Inputs:

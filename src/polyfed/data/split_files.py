@@ -83,7 +83,9 @@ def _split_of(path: Path, folder: Path, asked: Sequence[str]) -> str | None:
         asked: words that say so, besides the usual ones.
     """
     spellings_of = {**{word: (word,) for word in asked}, **SPLITS}
-    parts = [path.stem, *(() if path.parent == folder else (path.parent.name,))]
+    parts = [path.stem]
+    if path.parent != folder:
+        parts.append(path.parent.name)
     for part in parts:
         words = _words_of(part)
         for split, spellings in spellings_of.items():

@@ -44,7 +44,9 @@ def build_federation(
         RequestError: data that are not there or cannot be dealt so, models or a method that do not fit.
     """
     method = recipe.build_method()
-    live = [TRACKERS[name]() for name in recipe.run.track]
+    watching = list(trackers)
+    if out is not None:
+        watching += [TRACKERS[name]() for name in recipe.run.track]
     data = data or DataCache()
     federated = data.federated(recipe)
     source = federated.source
@@ -96,7 +98,7 @@ def build_federation(
         settings=recipe.to_dict(),
         label=recipe.run.label,
         keep=recipe.run.keep,
-        trackers=[*trackers, *(live if out is not None else ())],
+        trackers=watching,
         timings=timings,
     )
 
@@ -117,7 +119,9 @@ def assign_architectures(recipe: Recipe, count: int) -> list[str]:
 def auxiliary_candidates(method: Method) -> list[str]:
     """Networks that a method may name to stand beside the clients' own: all registered, or one that it imports."""
     wanted = method.companion
-    return [] if wanted is None else [*MODELS, *([wanted.network] if ":" in wanted.network else [])]
+    if wanted is None:
+        return []
+    return [*MODELS, wanted.network] if ":" in wanted.network else list(MODELS)
 
 
 def resolve_recipe(
@@ -141,9 +145,10 @@ def resolve_recipe(
         if given:
             raise RequestError(f"expected {what} together with a recipe's file, came {what} with a Recipe")
     chosen = recipe if method is None else recipe.choose(method)
-    out = settings.pop("out", None)
     changes = {key: value for key, value in settings.items() if value is not None}
-    return chosen.with_run(**changes, **({} if out is None else {"out": str(out)}))
+    if "out" in changes:
+        changes["out"] = str(changes["out"])
+    return chosen.with_run(**changes)
 
 
 def check_run_folder_place(place: Path) -> None:

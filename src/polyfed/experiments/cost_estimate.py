@@ -111,52 +111,72 @@ class Check:
         return self.seconds / int(self.facts["rounds"])
 
     def __repr__(self) -> str:
-        facts, cost = self.facts, f"about {human_seconds(self.seconds)}, {human_bytes(self.bytes_up)} up"
+        facts = self.facts
         what = f"{facts['label'] or facts['method']} on {facts['dataset']}, {facts['clients']} clients"
-        return f"Check({what}: models and data fit; {cost}, {human_bytes(self.bytes_down)} down)"
+        sent = f"{human_bytes(self.bytes_up)} up, {human_bytes(self.bytes_down)} down"
+        return f"Check({what}: models and data fit; about {human_seconds(self.seconds)}, {sent})"
 
     def _repr_html_(self) -> str:
         return preformatted(str(self))
 
     def __str__(self) -> str:
-        facts = self.facts
-        network = ["network", "clients", "parameters", "FLOPs", "cut", "features"]
-        costs = ["network", "down, rounds 1, 2", "up, rounds 1, 2", "one batch", "memory at work"]
-        client = ["client", "train", "valid.", "test", "architecture", "training rows of each class"]
-        workers = f" with {self.workers} workers" if self.workers > 1 else ""
-        more = len(self.clients) - _SHOWN_CLIENTS
-        return "\n".join(
-            [
-                f"{facts['label'] or facts['method']} on {facts['dataset']}: {facts['clients']} clients, "
-                f"{facts['rounds']} rounds, seed {facts['seed']}. Models and data fit the method.",
-                *_wrapped([self.averaged]),
-                "",
-                *_table(network, [_shown(kind) for kind in self.architectures], left=1),
-                "",
-                *_table(costs, [_shown_costs(kind) for kind in self.architectures], left=1),
-                "",
-                *_table(client, [_shown_client(one) for one in self.clients[:_SHOWN_CLIENTS]], left=-2),
-                *([f"... and {more} more"] if more > 0 else []),
-                "",
-                *_named(self.facts["class_names"]),
-                *_shown_devices(self),
-                *_summed(self.clients),
-                *_wrapped(self.class_remarks),
-                f"rows: {self.holdout} held out for the server, {self.unused} unused",
-                f"whole run, about: {human_seconds(self.seconds)}{workers} (scoring "
-                f"{human_seconds(self.seconds_scoring)}, the server {human_seconds(self.seconds_server)}); "
-                f"{human_bytes(self.bytes_up)} up, {human_bytes(self.bytes_down)} down",
-                f"memory, about: {human_bytes(self.peak)} beside Python and PyTorch: "
-                f"{human_bytes(self.nbytes)} of weights and states, {human_bytes(self.data_nbytes)} of data, "
-                f"{human_bytes(self.peak_at_work)} at work{workers}",
-            ]
-        )
+        return "\n".join([*_heading(self), *_tables(self), *_totals(self)])
 
 
 # the page ---------------------------------------------------------------------------------------------------------
 
 
-def _shown(kind: ArchitectureCheck) -> list[str]:
+def _heading(check: Check) -> list[str]:
+    facts = check.facts
+    return [
+        f"{facts['label'] or facts['method']} on {facts['dataset']}: {facts['clients']} clients, "
+        f"{facts['rounds']} rounds, seed {facts['seed']}. Models and data fit the method.",
+        *_wrap([check.averaged]),
+        "",
+    ]
+
+
+def _tables(check: Check) -> list[str]:
+    """The networks, what they cost, the clients, and their simulated devices."""
+    network = ["network", "clients", "parameters", "FLOPs", "cut", "features"]
+    costs = ["network", "down, rounds 1, 2", "up, rounds 1, 2", "one batch", "memory at work"]
+    client = ["client", "train", "valid.", "test", "architecture", "training rows of each class"]
+    return [
+        *_table(network, [_network_row(kind) for kind in check.architectures], left=1),
+        "",
+        *_table(costs, [_cost_row(kind) for kind in check.architectures], left=1),
+        "",
+        *_table(client, [_client_row(one) for one in check.clients[:_SHOWN_CLIENTS]], left=-2),
+        *_count_left_out(check.clients),
+        "",
+        *_class_names(check.facts["class_names"]),
+        *_device_lines(check),
+    ]
+
+
+def _totals(check: Check) -> list[str]:
+    """How unequal the clients are, and what the whole run takes."""
+    workers = f" with {check.workers} workers" if check.workers > 1 else ""
+    return [
+        *_client_summary(check.clients),
+        *_wrap(check.class_remarks),
+        f"rows: {check.holdout} held out for the server, {check.unused} unused",
+        f"whole run, about: {human_seconds(check.seconds)}{workers} (scoring "
+        f"{human_seconds(check.seconds_scoring)}, the server {human_seconds(check.seconds_server)}); "
+        f"{human_bytes(check.bytes_up)} up, {human_bytes(check.bytes_down)} down",
+        f"memory, about: {human_bytes(check.peak)} beside Python and PyTorch: "
+        f"{human_bytes(check.nbytes)} of weights and states, {human_bytes(check.data_nbytes)} of data, "
+        f"{human_bytes(check.peak_at_work)} at work{workers}",
+    ]
+
+
+def _count_left_out(rows: Sequence[object]) -> list[str]:
+    """A line on the rows that a table of clients does not show."""
+    more = len(rows) - _SHOWN_CLIENTS
+    return [f"... and {more} more"] if more > 0 else []
+
+
+def _network_row(kind: ArchitectureCheck) -> list[str]:
     return [
         kind.name,
         str(kind.clients),
@@ -167,17 +187,17 @@ def _shown(kind: ArchitectureCheck) -> list[str]:
     ]
 
 
-def _shown_costs(kind: ArchitectureCheck) -> list[str]:
+def _cost_row(kind: ArchitectureCheck) -> list[str]:
     sent = [", ".join(map(human_bytes, sizes)) for sizes in (kind.down, kind.up)]
     return [kind.name, *sent, f"{1000 * kind.seconds_batch:.1f} ms", human_bytes(kind.peak)]
 
 
-def _shown_client(client: Mapping[str, Any]) -> list[str]:
+def _client_row(client: Mapping[str, Any]) -> list[str]:
     sizes = [str(client[key]) for key in ("id", "train", "validation", "test")]
-    return [*sizes, client["architecture"], _shown_labels(client["labels"])]
+    return [*sizes, client["architecture"], _label_text(client["labels"])]
 
 
-def _shown_devices(check: Check) -> list[str]:
+def _device_lines(check: Check) -> list[str]:
     """The table of the clients' simulated devices, and what the run would take on them."""
     if check.simulated_seconds is None:
         return []
@@ -190,22 +210,18 @@ def _shown_devices(check: Check) -> list[str]:
         ]
         for one in check.devices[:_SHOWN_CLIENTS]
     ]
-    more = len(check.devices) - _SHOWN_CLIENTS
+    lines = [*_table(heads, rows, left=2), *_count_left_out(check.devices)]
     left_out = [str(one["id"]) for one in check.devices if not one["fits"]]
-    told = f"left out, as their network does not fit: {', '.join(left_out)}"
-    return [
-        *_table(heads, rows, left=2),
-        *([f"... and {more} more"] if more > 0 else []),
-        *(textwrap.wrap(told, _WIDTH, subsequent_indent="  ") if left_out else []),
-        f"whole run on these devices, about: {human_seconds(check.simulated_seconds)}",
-        "",
-    ]
+    if left_out:
+        lines += _wrap([f"left out, as their network does not fit: {', '.join(left_out)}"])
+    lines += [f"whole run on these devices, about: {human_seconds(check.simulated_seconds)}", ""]
+    return lines
 
 
-def _shown_labels(labels: Mapping[int, int]) -> str:
+def _label_text(labels: Mapping[int, int]) -> str:
     """All of a client's labels where they fit into a line, else how many there are and those with most rows.
 
-    >>> _shown_labels({3: 44, 7: 19}), _shown_labels({label: 500 - label for label in range(100)})
+    >>> _label_text({3: 44, 7: 19}), _label_text({label: 500 - label for label in range(100)})
     ('3:44 7:19', '100 classes, most: 0:500 1:499 2:498 3:497 4:496 5:495 ...')
     """
     whole = " ".join(f"{label}:{n}" for label, n in labels.items())
@@ -216,10 +232,10 @@ def _shown_labels(labels: Mapping[int, int]) -> str:
     return textwrap.shorten(said, _LABELS, placeholder=" ...")
 
 
-def _named(names: Sequence[str]) -> list[str]:
+def _class_names(names: Sequence[str]) -> list[str]:
     """What the classes are called, where they have names.
 
-    >>> _named(["cat", "owl"]), _named(["0", "1"])
+    >>> _class_names(["cat", "owl"]), _class_names(["0", "1"])
     (['classes: 0 cat, 1 owl'], [])
     """
     if list(names) == [str(label) for label in range(len(names))]:
@@ -227,7 +243,7 @@ def _named(names: Sequence[str]) -> list[str]:
     return textwrap.wrap("classes: " + ", ".join(f"{k} {name}" for k, name in enumerate(names)), _WIDTH)
 
 
-def _summed(clients: Sequence[Mapping[str, Any]]) -> list[str]:
+def _client_summary(clients: Sequence[Mapping[str, Any]]) -> list[str]:
     """Over all clients: how unequal they are."""
     ranges = [
         f"{what} {min(sizes)} to {max(sizes)}, median {statistics.median_low(sizes)}"
@@ -245,11 +261,11 @@ def _summed(clients: Sequence[Mapping[str, Any]]) -> list[str]:
         ("clients without test rows, which are not scored", untested),
     ):
         if who:
-            lines += _wrapped([f"{what} ({len(who)}): {', '.join(who)}"])
+            lines += _wrap([f"{what} ({len(who)}): {', '.join(who)}"])
     return lines
 
 
-def _wrapped(lines: Sequence[str]) -> list[str]:
+def _wrap(lines: Sequence[str]) -> list[str]:
     """Long lines in several."""
     return [part for line in lines for part in textwrap.wrap(line, _WIDTH, subsequent_indent="  ")]
 

@@ -119,8 +119,9 @@ def _check_all_act(partition: object, how: Mapping[str, Any]) -> None:
     known = [name for name, function in PARTITIONS.items() if partition in (name, function)]
     settings = {name: field.get_default(call_default_factory=True) for name, field in Data.model_fields.items()}
     settings |= {"partition": partition if isinstance(partition, str) else [*known, "a deal of your own"][0], **how}
-    if said := without_effect(Data.model_fields, settings, how):
-        raise RequestError(said)
+    problem = without_effect(Data.model_fields, settings, how)
+    if problem:
+        raise RequestError(problem)
 
 
 def input_normalization(source: Source, names: Sequence[str]) -> Prepare:
@@ -132,10 +133,11 @@ def input_normalization(source: Source, names: Sequence[str]) -> Prepare:
     Raises:
         RequestError: pre-trained weights that want it in several ways, or cannot be asked.
     """
-    told = {name: wanted for name in dict.fromkeys(names) if (wanted := normalisation(name)) is not None}
-    if not told or source.train.x.dtype != torch.uint8:
+    asked = {name: normalisation(name) for name in dict.fromkeys(names)}
+    stated = {name: wanted for name, wanted in asked.items() if wanted is not None}
+    if not stated or source.train.x.dtype != torch.uint8:
         return source.prepare
-    (first, wanted), *others = told.items()
+    (first, wanted), *others = stated.items()
     for other, another in others:
         if another != wanted:
             raise RequestError(

@@ -182,7 +182,8 @@ def _scored_rows(federation: Federation, client: Client, trains: float) -> float
 def _data_bytes(federation: Federation) -> int:
     """Bytes of all samples; what several look into counts once."""
     parts = [part for client in federation.clients for part in vars(client.data).values()]
-    if (public := federation.server.public) is not None:
+    public = federation.server.public
+    if public is not None:
         parts.append(public.samples)
     storages = [tensor.untyped_storage() for part in parts for tensor in (part.x, part.y)]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())

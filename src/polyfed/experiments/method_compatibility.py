@@ -60,9 +60,11 @@ def check_methods(
         RequestError: the recipe is wrong, a method is not known, or the data are not there.
     """
     base = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe, overrides)
-    names = list(dict.fromkeys([*METHODS, *base.variants()] if methods is None else methods))
-    for name in names if methods is not None else ():
-        base.choose(name)
+    names = list(dict.fromkeys([*METHODS, *base.variants()]))
+    if methods is not None:
+        names = list(dict.fromkeys(methods))
+        for name in names:
+            base.choose(name)  # one that is not known is an error before the first line
     data = DataCache()
     data.federated(base)
     for name in names:
@@ -76,7 +78,8 @@ def _fit(name: str, base: Recipe, data: DataCache, measure: bool, timed: bool) -
     federation = build_federation(base.choose(name), data=data)
     if timed:
         found = estimate.estimate_costs(federation, batches=_TIMED_BATCHES)
-        down, up = ({kind.name: getattr(kind, way)[1] for kind in found.architectures} for way in ("down", "up"))
+        down = {kind.name: kind.down[1] for kind in found.architectures}
+        up = {kind.name: kind.up[1] for kind in found.architectures}
         return Compatibility(name, None, down, up, found.seconds_round)
     down, up = estimate.message_bytes(federation) if measure else ({}, {})
     return Compatibility(name, None, down, up)

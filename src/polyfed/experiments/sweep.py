@@ -99,9 +99,13 @@ def parse(texts: Sequence[str]) -> dict[str, list[Any]]:
 
 def _split(text: str) -> list[str]:
     """At the commas that lie in no quotes and no brackets."""
-    pieces, depth = [""], 0
+    pieces = [""]
+    depth = 0
     for token in _TOKEN.findall(text):
-        depth += (token in ("[", "{")) - (token in ("]", "}"))
+        if token in ("[", "{"):
+            depth += 1
+        elif token in ("]", "}"):
+            depth -= 1
         if token == "," and depth <= 0:
             pieces.append("")
         else:
@@ -220,8 +224,10 @@ def _points(
 def _local(point: _Point) -> _Point:
     """Local with the same settings, but for the method's own knobs."""
     settings = {key: value for key, value in point.settings.items() if key.partition(".")[0] not in _OWN}
-    name, slug = (", ".join(["local", _name(settings)]), f"local_{_slug(settings)}") if settings else ("local", "local")
-    return _Point(name, slug, point.recipe.choose("local"), settings)
+    local = point.recipe.choose("local")
+    if not settings:
+        return _Point("local", "local", local, settings)
+    return _Point(f"local, {_name(settings)}", f"local_{_slug(settings)}", local, settings)
 
 
 def _name(settings: Mapping[str, Any]) -> str:
@@ -277,6 +283,7 @@ def _by_slug(members: Sequence[PlannedRun], failures: Mapping[str, str]) -> dict
     """The finished runs of each combination, in order of seeds."""
     done = [member.folder for member in members if member.title not in failures]
     found: dict[str, list[RunRecord]] = {member.folder.parent.name: [] for member in members}
-    for run in find_runs(done) if done else ():
+    runs = find_runs(done) if done else []
+    for run in runs:
         found[run.path.parent.name].append(run)
-    return {slug: sorted(runs, key=lambda run: run.seed) for slug, runs in found.items()}
+    return {slug: sorted(own, key=lambda run: run.seed) for slug, own in found.items()}

@@ -311,7 +311,8 @@ def _told(package: str, called: str) -> tuple[Any, Any] | None:
         if package == "torchvision":
             used = _package("torchvision").models.get_model_weights(called).DEFAULT.transforms()
             return used.mean, used.std
-        if (folder := Path(called)).is_dir() and not (folder / "preprocessor_config.json").exists():
+        folder = Path(called)
+        if folder.is_dir() and not (folder / "preprocessor_config.json").exists():
             return None
         processors = _package("transformers").image_processing_base.ImageProcessingMixin
         said, _ = processors.get_image_processor_dict(called)

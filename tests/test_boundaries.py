@@ -48,6 +48,7 @@ MAY_IMPORT = {
         "errors",
         "escaping",
         "markup",
+        "places",
         "results",
         "registry",
         "signals",
@@ -56,6 +57,7 @@ MAY_IMPORT = {
         "version",
     },
 }
+MAY_IMPORT["plugins"] = {*MAY_IMPORT["engine"], "engine"}
 ONLY = {"dp_accounting": "polyfed.engine.accounting", "opacus": "polyfed.engine.dp_sgd"}  # package -> who may
 MAY_NOT_IMPORT = {
     "experiments": {"analysis", "attacks", "cli", "deploy", "testing"},

@@ -24,7 +24,7 @@ from polyfed.core.settings import (
 )
 from polyfed.data.options import PartitionOptions, SourceOptions
 from polyfed.data.text import Words
-from polyfed.engine.devices import Devices
+from polyfed.plugins.device_profiles import Devices
 from polyfed.registry import MODELS, PARTITIONS, nearest
 from polyfed.results import paper_tables
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ from polyfed.core.client import Client
 from polyfed.core.method import Method
 from polyfed.core.randomness import numpy_generator
 from polyfed.engine.arguments import list_of
+from polyfed.engine.executors.base import Executor
 from polyfed.engine.federation import Federation
+from polyfed.engine.task import Execution, Output, Task
 from polyfed.errors import RequestError, described
 from polyfed.experiments.data_cache import DataCache, input_normalization
 from polyfed.models.zoo import build
@@ -30,6 +32,7 @@ def build_federation(
     trackers: Sequence[object] = (),
     data: DataCache | None = None,
     timings: bool = False,
+    wrap_executor: Callable[[Executor], Executor] | None = None,
 ) -> Federation:
     """The federation that a recipe describes; nothing is written.
 
@@ -39,6 +42,7 @@ def build_federation(
         trackers: who watches.
         data: where data are kept between calls.
         timings: whether the records tell where the time of each round went.
+        wrap_executor: makes the executor that is used of the recipe's.
 
     Raises:
         RequestError: data that are not there or cannot be dealt so, models or a method that do not fit.
@@ -70,36 +74,27 @@ def build_federation(
         method,
         recipe.training,
         recipe.evaluation,
-        availability=recipe.availability,
-        privacy=recipe.privacy,
-        compression=recipe.compression,
-        devices=recipe.devices,
-        defence=recipe.defence,
-        hostile=recipe.hostile,
+        plugins=recipe.plugins,
+        task=Task(
+            classes=federated.classes,
+            class_names=source.class_names,
+            public=data.public(recipe),
+            test=federated.test,
+            dataset=source.name,
+            feature_names=source.feature_names,
+            vocabulary=source.vocabulary,
+            label_column=source.label_column,
+        ),
+        executor=Execution(
+            recipe.run.executor, recipe.run.workers, recipe.run.device, recipe.run.precision, timings, wrap_executor
+        ),
+        out=Output(out, recipe.run.checkpoint_every, recipe.run.keep, recipe.run.label, recipe.to_dict()),
         seed=recipe.run.seed,
-        public=data.public(recipe),
-        test=federated.test,
-        classes=federated.classes,
-        class_names=source.class_names,
-        feature_names=source.feature_names,
-        label_column=source.label_column,
-        vocabulary=source.vocabulary,
         builders={
             name: functools.partial(build, name, in_shape, federated.classes, width, source.words, beside=recipe.beside)
             for name in (*names, *auxiliary_candidates(method))
         },
-        device=recipe.run.device,
-        precision=recipe.run.precision,
-        executor=recipe.run.executor,
-        workers=recipe.run.workers,
-        out=out,
-        checkpoint_every=recipe.run.checkpoint_every,
-        dataset=source.name,
-        settings=recipe.to_dict(),
-        label=recipe.run.label,
-        keep=recipe.run.keep,
         trackers=watching,
-        timings=timings,
     )
 
 

@@ -17,11 +17,11 @@ from polyfed.core.message import nbytes
 from polyfed.core.method import Exchange
 from polyfed.data.samples import Samples
 from polyfed.engine.federation import Federation
-from polyfed.engine.simulation import Effort, spent
 from polyfed.experiments.build import build_federation, resolve_recipe
 from polyfed.experiments.cost_estimate import ArchitectureCheck, Check
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.trial_rounds import TRIED_BATCHES, TrialRounds
+from polyfed.plugins.device_simulation import Effort, spent
 
 __all__ = ["ArchitectureCheck", "Check", "check", "estimate_costs", "message_bytes"]
 
@@ -70,8 +70,9 @@ def estimate_costs(federation: Federation, unused: int = 0, holdout: int = 0, ba
     ]
     mine = [share.kind for share in shares]
     rounds, workers = federation.training.rounds, federation.executor.workers
-    answers = 1 - federation.availability.drop  # share of those asked whose upload arrives
-    reached = answers if federation.availability.drop_when == "before" else 1.0  # share of those asked that train
+    availability = federation.plugin("availability").settings
+    answers = 1 - availability.drop  # share of those asked whose upload arrives
+    reached = answers if availability.drop_when == "before" else 1.0  # share of those asked that train
     exchanges = [federation.method.exchanges(number) for number in range(1, rounds + 1)]
     scoring = [
         share.kind.seconds_row * _scored_rows(federation, share.client, reached * (share.first + share.later) / rounds)
@@ -154,11 +155,11 @@ def _first(samples: Samples, rows: int) -> Samples:
 
 def _asked(federation: Federation) -> list[tuple[float, float]]:
     """How often each client is asked and there, in expectation: in round 1, and in all later rounds together."""
-    there = federation.simulation.availability() or [1.0] * len(federation.clients)
+    there = federation.plugin("devices").availability() or [1.0] * len(federation.clients)
     first = [0.0] * len(federation.clients)
     later = [0.0] * len(federation.clients)
     for number in range(1, federation.training.rounds + 1):
-        present = federation.attendance.present(number)
+        present = federation.present(number)
         asked = first if number == 1 else later
         for client_id in present:
             asked[client_id] += there[client_id] * federation.training.drawn(len(present)) / len(present)
@@ -191,9 +192,9 @@ def _data_bytes(federation: Federation) -> int:
 
 def _simulated(federation: Federation, mine: Sequence[ArchitectureCheck]) -> dict[str, Any]:
     """What rounds would take on the clients' devices; of one network, operations are in proportion to rows."""
-    if not federation.devices.on:
+    simulation = federation.plugin("devices")
+    if not simulation.enabled:
         return {}
-    simulation = federation.simulation
     devices: list[dict[str, Any]] = []
     slowest_first, slowest_later = 0.0, 0.0
     for client, kind in zip(federation.clients, mine, strict=True):
@@ -204,13 +205,14 @@ def _simulated(federation: Federation, mine: Sequence[ArchitectureCheck]) -> dic
         ]
         profile, need = simulation.profile(client.id), simulation.needs[client.id]
         first, later = (spent(profile, effort) for effort in efforts)
-        fits = client.id not in simulation.left_out
+        fits = client.id not in simulation.excluded
         device = {"id": client.id, "device": simulation.names[client.id], "memory": profile.memory, "needs": need}
         devices.append({**device, "fits": fits, **later._asdict(), "seconds": later.seconds})
         if fits:
             slowest_first = max(slowest_first, first.seconds)
             slowest_later = max(slowest_later, later.seconds)
-    limit = math.inf if federation.devices.deadline is None else federation.devices.deadline
+    deadline = simulation.settings.deadline
+    limit = math.inf if deadline is None else deadline
     later_rounds = federation.training.rounds - 1
     seconds = min(limit, slowest_first) + later_rounds * min(limit, slowest_later)
     return {"devices": tuple(devices), "simulated_seconds": seconds}

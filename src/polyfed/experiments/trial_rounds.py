@@ -20,10 +20,9 @@ import torch
 from polyfed.core.client import Client
 from polyfed.core.message import Message, copied, nbytes, read_only, tensor
 from polyfed.core.method import Context, Exchange, Phase, Trained
-from polyfed.core.uploads import arrived, outgoing
 from polyfed.engine.compatibility import one_input
 from polyfed.engine.evaluation import CHUNK, score_model
-from polyfed.engine.executors.base import at_work
+from polyfed.engine.executors.base import at_work, encoded
 from polyfed.engine.federation import Federation
 from polyfed.engine.local_training import data_of, train
 from polyfed.engine.operation_counter import Operations, training_operations
@@ -31,6 +30,7 @@ from polyfed.engine.round_costs import Allocations, flops
 from polyfed.errors import PolyfedError, RunError
 from polyfed.experiments.cost_estimate import ArchitectureCheck
 from polyfed.models.split import SplitModel, cuts
+from polyfed.plugins.compression import restored_upload
 
 __all__ = ["TRIED_BATCHES", "TrialRounds"]
 
@@ -152,7 +152,7 @@ class TrialRounds:
         began = time.perf_counter()
         client = at_work(member, method.variant(federation.server, member.id), federation.architectures)
         try:
-            counts = Operations() if federation.devices.on else contextlib.nullcontext()
+            counts = Operations() if federation.plugin("devices").enabled else contextlib.nullcontext()
             with counts:
                 context = client.context = method.receive(client, message)
             received = time.perf_counter()
@@ -173,7 +173,7 @@ class TrialRounds:
             with counts:
                 upload = read_only(copied(method.upload(client, trained)))
             cost.operations += counts.count if isinstance(counts, Operations) else 0
-            leaves = outgoing(client, method, upload, message)
+            leaves, _ = encoded(upload, client, method, message)
             cost.rest += time.perf_counter() - done + received - began
             if self._scores and exchange.trains and len(client.data.test):
                 done = time.perf_counter()
@@ -191,11 +191,11 @@ class TrialRounds:
             cost.kept = nbytes({"weights": member.weights}) + nbytes(member.state)
         cost.down += nbytes(message)
         cost.up += nbytes(leaves)
-        return read_only(arrived(federation.compression, leaves, message))
+        return read_only(restored_upload(federation.plugin("compression").settings, leaves, message))
 
     def _training_operations(self, client: Client, context: Context, exchange: Exchange) -> int:
         """Of the training in an exchange, where devices are simulated."""
-        if not self._federation.devices.on:
+        if not self._federation.plugin("devices").enabled:
             return 0
         step = self._federation.architectures.training
         return training_operations(client, self._federation.method, context, self._phases(client, exchange), step)

@@ -34,8 +34,8 @@ MAY_IMPORT = {
     "models": {"functional", "errors", "registry"},
     "data": {"functional", "errors", "places", "results", "registry"},
     "config": {
-        *("core", "data", "engine.devices", "plugins.device_profiles"),
-        *("errors", "own_methods", "registry", "results"),
+        *("core", "data", "plugins.device_profiles"),
+        *("errors", "own_methods", "places", "registry", "results"),
     },
     "core": {"models.split", "data.samples", "functional", "errors"},
     "building_blocks": {"core", "models.split", "data.samples", "functional", "errors"},

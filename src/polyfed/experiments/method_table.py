@@ -1,10 +1,11 @@
-"""The methods side by side: what each is, sends, keeps and takes; and which of them a recipe's models and data carry.
+"""The methods side by side: what each is, sends, keeps and takes.
 
 What is said of a method is said once, in its own file: class variables of `Method` and the comments beside the knobs.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import inspect
@@ -15,7 +16,7 @@ import textwrap
 import tokenize
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,8 +24,6 @@ from polyfed.registry import METHODS
 
 __all__ = ["Knob", "describe", "knobs", "page", "shown", "to_markdown", "to_text"]
 
-_TIMED_BATCHES = 3  # of each network and method
-_SIZES = len("1023.9 KiB to 1023.9 KiB")
 _SYMBOLS = (
     ("P", "floats of a client's network: weights and float buffers; P(r): of its slice of width r; P(l): of level l"),
     ("P_h, P_G", "of its head, of a generator of features"),
@@ -134,38 +133,32 @@ def _needs(needs: Any) -> list[str]:
 
 @functools.cache
 def _comments(kind: type[Any]) -> dict[str, str]:
-    """Name of a class's attribute -> the comment at the end of its line, or else those on the lines above it."""
+    """Name of a class's field -> the comment at the end of its lines, or else those on the lines above it."""
     try:
         source = textwrap.dedent(inspect.getsource(kind))
     except (OSError, TypeError):
         return {}
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    comments = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
+    definition = ast.parse(source).body[0]
+    assert isinstance(definition, ast.ClassDef)
     found: dict[str, str] = {}
-    above: list[str] = []
-    for line in _lines(source):
-        words = [token.string for token in line if token.type != tokenize.COMMENT]
-        said = [token.string.lstrip("# ") for token in line if token.type == tokenize.COMMENT]
-        if words[1:2] == [":"]:
-            found[words[0]] = " ".join(said or above)
-        above = [] if words or not said else [*above, *said]  # a comment before an empty line is another's
+    last = definition.lineno  # line of the statement before
+    for node in definition.body:
+        end = node.end_lineno or node.lineno
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            beside = [comments[line] for line in range(node.lineno, end + 1) if line in comments]
+            found[node.target.id] = " ".join(beside or _above(node.lineno, last, comments))
+        last = end
     return found
 
 
-def _lines(source: str) -> Iterator[list[tokenize.TokenInfo]]:
-    """The logical lines of a source, comments included, without what only tells of their shape."""
-    shape = {tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-    line: list[tokenize.TokenInfo] = []
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type in (tokenize.NEWLINE, tokenize.NL) and (token.type == tokenize.NEWLINE or not _open(line)):
-            yield line
-            line = []
-        elif token.type not in shape and token.type != tokenize.NL:
-            line.append(token)
-
-
-def _open(line: Sequence[tokenize.TokenInfo]) -> bool:
-    """Whether a bracket is still open, so that the line goes on."""
-    words = [token.string for token in line if token.type == tokenize.OP]
-    return sum(word in "([{" for word in words) > sum(word in ")]}" for word in words)
+def _above(line: int, last: int, comments: Mapping[int, str]) -> list[str]:
+    """The comments right above a line, as far as line `last`; one before an empty line is another's."""
+    first = line
+    while first - 1 > last and first - 1 in comments:
+        first -= 1
+    return [comments[number] for number in range(first, line)]
 
 
 # showing ----------------------------------------------------------------------------------------------------------

@@ -825,9 +825,9 @@ def use_images(place: Path) -> None:
 def use_texts(place: Path) -> None:
     """As texts."""
     from polyfed.data.datasets import load
-    from polyfed.data.text import Words
+    from polyfed.data.text import TextConfig
 
-    load("set", place, words=Words("text"))
+    load("set", place, words=TextConfig("text"))
 
 
 def csv(r: Random) -> Files:
@@ -845,10 +845,10 @@ def use_table(place: Path) -> None:
 def use_csv_texts(place: Path) -> None:
     """As texts, with words' vectors from a file."""
     from polyfed.data.datasets import load
-    from polyfed.data.text import Words
+    from polyfed.data.text import TextConfig
 
-    load(f"csv:{place / 'texts.csv'}", words=Words("text"))
-    load(f"csv:{place / 'texts.csv'}", words=Words("text", vectors=place / "vectors.txt"))
+    load(f"csv:{place / 'texts.csv'}", words=TextConfig("text"))
+    load(f"csv:{place / 'texts.csv'}", words=TextConfig("text", vectors=place / "vectors.txt"))
 
 
 def use_vectors(place: Path) -> None:
@@ -929,9 +929,9 @@ def use_new(place: Path) -> None:
     """As inputs for a trained model."""
     import torch
 
-    from polyfed.data.inference_inputs import Form, read
+    from polyfed.data.inference_inputs import InputSpec, read
 
-    read(place / "new.npy", Form((2,), torch.float32, None, ("a", "b")))
+    read(place / "new.npy", InputSpec((2,), torch.float32, None, ("a", "b")))
 
 
 def use_lines(place: Path) -> None:
@@ -1418,7 +1418,7 @@ def use_hub(place: Path) -> None:
     from unittest import mock
 
     from polyfed.data import hub
-    from polyfed.data.text import Words
+    from polyfed.data.text import TextConfig
     from polyfed.errors import RequestError
 
     try:
@@ -1427,7 +1427,7 @@ def use_hub(place: Path) -> None:
         raise RequestError("datasets") from error
     with mock.patch.object(hub, "_load", known):
         text = (place / "train.parquet").stat().st_size % 2
-        hub.read_texts("a/b", Words("text")) if text else hub.read("a/b")
+        hub.read_texts("a/b", TextConfig("text")) if text else hub.read("a/b")
 
 
 @functools.cache

@@ -293,12 +293,12 @@ def callers(what: str) -> set[str]:
 
 
 def test_code_that_a_text_names_is_imported_in_one_place() -> None:
-    """In `registry.imported`; readers of run folders ask `registry.check_trusted` before they come there."""
+    """In `registry.import_object`; readers of run folders ask `registry.check_trusted` before they come there."""
     importing = callers("import_module")
     fixed = {"polyfed", "polyfed.models.third_party"}  # the face's own modules; timm, torchvision and transformers
     constant = {"polyfed.data.flwr_partitioners", "polyfed.engine.history", "polyfed.attacks.lpips"}
     assert importing - fixed - constant == {"polyfed.registry"}
-    assert callers("imported") == {
+    assert callers("import_object") == {
         *("polyfed.own_methods", "polyfed.models.zoo", "polyfed.models.third_party", "polyfed.data.local_datasets"),
     }
     assert callers("check_trusted") == {"polyfed.config.recipe", "polyfed.experiments.prediction"}

@@ -428,7 +428,7 @@ def test_names_that_are_no_modules_are_not_imported(name: str, tmp_path: Path, m
     monkeypatch.syspath_prepend(tmp_path)
     assert not is_own(name)
     with pytest.raises(RequestError, match=r"expected 'package\.module:name'"):
-        registry.imported("model", name)
+        registry.import_object("model", name)
     assert not (tmp_path / "PWNED").exists()
 
 

@@ -22,7 +22,7 @@ _OWN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _SCHEMES = {"timm", "torchvision", "hf", "hub", "images", "csv", "clients", "npz", "flwr"}  # no modules of one's own
 
 
-def imported(what: str, name: str, beside: Sequence[str] = ()) -> Any:
+def import_object(what: str, name: str, beside: Sequence[str] = ()) -> Any:
     """The object of the user's that is called ``"package.module:attribute"``.
 
     The one place where code is imported that a recipe, a command line or a run folder names.
@@ -134,7 +134,7 @@ def texts(settings: Any) -> Iterator[str]:
 
 
 def file_of(module: str, beside: Sequence[str]) -> str | None:
-    """The file that a module would be imported from, as `imported` looks for it; None where there is none.
+    """The file that a module would be imported from, as `import_object` looks for it; None where there is none.
 
     Neither it nor the packages around it are imported. Where a package has no such module, it is the package's file,
     which Python runs before it knows.

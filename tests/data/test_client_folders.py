@@ -10,7 +10,7 @@ import torch
 from small_data import encode, put, reading, some_images, write_parquet
 
 import polyfed as pf
-from polyfed.data.text import Words
+from polyfed.data.text import TextConfig
 from polyfed.errors import RequestError
 from polyfed.experiments.data_cache import DataCache
 
@@ -83,7 +83,7 @@ def texts_of_three(place: Path) -> None:
 
 def test_texts(tmp_path: Path) -> None:
     texts_of_three(tmp_path)
-    source = read(tmp_path, words=Words("said", length=2), label_column="kind")
+    source = read(tmp_path, words=TextConfig("said", length=2), label_column="kind")
     assert source.class_names == ("1", "2", "x")
     assert source.train.y.tolist() == [1, 2, 0, 1, 0]
     assert source.train_columns["client"].tolist() == ["a", "a", "b", "b", "c"]
@@ -97,10 +97,10 @@ def test_texts(tmp_path: Path) -> None:
 
 def test_refusals_of_texts(tmp_path: Path) -> None:
     texts_of_three(tmp_path)
-    asked = {"words": Words("said"), "label_column": "kind"}
+    asked = {"words": TextConfig("said"), "label_column": "kind"}
     assert "no use for feature_columns" in refusal(tmp_path, **asked, feature_columns=["kind"])
     assert "image_column or text_column" in refusal(tmp_path, **asked, image_column="kind")
-    assert "text_column names the column" in refusal(tmp_path, words=Words(length=3))
+    assert "text_column names the column" in refusal(tmp_path, words=TextConfig(length=3))
     (tmp_path / "c" / "test.csv").unlink()
     assert "came none of 'c', unlike 'a'" in refusal(tmp_path, **asked)
     put(tmp_path / "c" / "train.csv", "text,kind\ngood,1\n")
@@ -123,7 +123,7 @@ def test_folders_of_images(tmp_path: Path) -> None:
     assert "came 1 x 8 x 8 of 'z'" in refusal(tmp_path)
     assert len(read(tmp_path, image_size=4).train) == 3
     assert "no use for label_column" in refusal(tmp_path, label_column="kind")
-    assert "expected text_column with texts" in refusal(tmp_path, words=Words("kind"))
+    assert "expected text_column with texts" in refusal(tmp_path, words=TextConfig("kind"))
 
 
 def test_refusals(clinics: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -14,7 +14,7 @@ from small_data import some_images, write_parquet
 from polyfed.config.recipe import Recipe
 from polyfed.data.datasets import Source, from_tensors
 from polyfed.data.public import public_inputs
-from polyfed.data.transforms import recoloured
+from polyfed.data.transforms import convert_channels
 from polyfed.errors import RequestError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache
@@ -32,12 +32,12 @@ def draw(other: Source, task: Source, rows: int | None = None, seed: int = 0) ->
 def test_colours_are_pillows() -> None:
     x = pictures(5, 3, 6, 7).train.x
     grey = [np.asarray(Image.fromarray(p).convert("L")) for p in x.permute(0, 2, 3, 1).numpy()]
-    assert np.array_equal(recoloured(x, 1)[:, 0].numpy(), np.stack(grey))
-    assert torch.equal(recoloured(recoloured(x, 1), 3)[:, 2], recoloured(x, 1)[:, 0])
-    assert torch.equal(recoloured(recoloured(x, 1), 1), recoloured(x, 1))
-    assert recoloured(x, 3) is x
+    assert np.array_equal(convert_channels(x, 1)[:, 0].numpy(), np.stack(grey))
+    assert torch.equal(convert_channels(convert_channels(x, 1), 3)[:, 2], convert_channels(x, 1)[:, 0])
+    assert torch.equal(convert_channels(convert_channels(x, 1), 1), convert_channels(x, 1))
+    assert convert_channels(x, 3) is x
     with pytest.raises(RequestError, match="2 channels"):
-        recoloured(x[:, :2], 3)
+        convert_channels(x[:, :2], 3)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

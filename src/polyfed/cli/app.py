@@ -22,7 +22,7 @@ from polyfed.cli.commands import OutputClosed, add_command
 from polyfed.cli.output import print_stderr
 from polyfed.cli.usage_errors import describe_usage_error
 from polyfed.errors import Interrupted, PolyfedError
-from polyfed.signals import exit_status, stops_on_signals
+from polyfed.signals import exit_status, raise_on_termination
 
 COMMANDS: tuple[Callable[..., None], ...] = (  # in the order in which --help lists them
     run_commands.run,
@@ -98,7 +98,7 @@ def status(arguments: Sequence[str]) -> int:
     """Run a command; its exit status."""
     arguments = _bare_profile(arguments)
     try:
-        with stops_on_signals():
+        with raise_on_termination():
             code = typer.main.get_command(app).main(list(arguments), prog_name="polyfed", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0

@@ -23,7 +23,7 @@ from polyfed.core.settings import (
     Training,
 )
 from polyfed.data.options import PartitionOptions, SourceOptions
-from polyfed.data.text import Words
+from polyfed.data.text import TextConfig
 from polyfed.plugins.device_profiles import Devices
 from polyfed.registry import MODELS, PARTITIONS, nearest
 from polyfed.results import paper_tables
@@ -167,9 +167,9 @@ class Data(Settings):
         return None if self.partition == "natural" and "clients" not in self.model_fields_set else self.clients
 
     @property
-    def words(self) -> Words:
+    def words(self) -> TextConfig:
         """How texts are read."""
-        return Words(self.text_column, self.vocabulary, self.length, self.vectors)
+        return TextConfig(self.text_column, self.vocabulary, self.length, self.vectors)
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -123,7 +123,7 @@ class Source:
         )
 
 
-def told(
+def with_declared(
     source: Source,
     class_names: Sequence[str] | None = None,
     mean: Sequence[float] | None = None,
@@ -178,9 +178,9 @@ def from_tensors(
     Raises:
         RequestError: shapes or types that do not fit, NaN, an empty side, a label out of range.
     """
-    sides = [samples(train, "training", name)]
+    sides = [as_samples(train, "training", name)]
     if test is not None:
-        sides.append(samples(test, "test", name))
+        sides.append(as_samples(test, "test", name))
     if classes is None:
         classes = classes_up_to(max(int(side.y.max()) for side in sides), f"'{name}'")
     mean, std = statistics(sides[0].x)
@@ -218,7 +218,7 @@ def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]
     return tuple(mean), tuple(std)
 
 
-def samples(side: Any, what: str, name: str) -> Samples:
+def as_samples(side: Any, what: str, name: str) -> Samples:
     """One side of `from_tensors`, checked and in the library's types."""
     if not isinstance(side, tuple | list) or len(side) != 2:
         side = side if isinstance(side, Samples) else from_dataset(side)

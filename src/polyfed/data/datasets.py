@@ -25,21 +25,21 @@ from polyfed.data import hub, parquet_images, text_files
 from polyfed.data.dataset import Source, channel_statistics, from_tensors
 from polyfed.data.local_datasets import (
     READERS,
-    are_texts,
     from_folder,
     from_function,
     from_images,
     from_texts,
-    listed,
-    refuse,
-    refuse_splits,
-    refuse_words,
+    is_text_dataset,
+    join_names,
+    reject_options,
+    reject_splits,
+    reject_text_options,
     with_columns,
 )
 from polyfed.data.options import TRAIN, SourceOptions
 from polyfed.data.parquet_files import has_parquet
 from polyfed.data.samples import Samples
-from polyfed.data.text import Words, labelled
+from polyfed.data.text import TextConfig, encode_dataset
 from polyfed.errors import RequestError
 from polyfed.places import place_of
 from polyfed.registry import DATASETS, is_own, nearest
@@ -66,7 +66,7 @@ def load(
     columns: Sequence[str] = (),
     subset: str | None = None,
     revision: str | None = None,
-    words: Words | None = None,
+    words: TextConfig | None = None,
     feature_columns: Sequence[str] | None = None,
     image_size: int | None = None,
     beside: Sequence[str] = (),
@@ -105,7 +105,7 @@ def load(
         feature_columns,
         train_splits,
         tuple(columns),
-        words or Words(),
+        words or TextConfig(),
         image_size,
         subset,
         revision,
@@ -117,7 +117,7 @@ def load(
 def load_source(name: str, root: str | Path | None, options: SourceOptions) -> Source:
     """`load` with its options as one object."""
     if not name.startswith(("csv:", "clients:")):
-        refuse(name, feature_columns=options.feature_columns)
+        reject_options(name, feature_columns=options.feature_columns)
     if name.startswith(_HUB):
         return _from_hub(name, options)
     if options.subset is not None or options.revision is not None:
@@ -149,7 +149,7 @@ def _unknown(name: str, place: Path | None) -> RequestError:
 def _from_hub(name: str, options: SourceOptions) -> Source:
     """A data set of the Hugging Face Hub, ``hub:owner/name``."""
     repository = name.removeprefix(_HUB)
-    if are_texts(name, options.words, options.image_column):
+    if is_text_dataset(name, options.words, options.image_column):
         return from_texts(name, hub.read_texts(repository, options), options.words)
     return from_images(name, hub.read(repository, options))
 
@@ -181,14 +181,14 @@ def _registered(name: str, root: str | Path | None, options: SourceOptions) -> S
     further: dict[str, Any] = {}
     if tuple(options.train_splits) != TRAIN:
         if "train_splits" not in takes:
-            refuse_splits(name, options.train_splits)
+            reject_splits(name, options.train_splits)
         further["train_splits"] = tuple(options.train_splits)
     if options.columns and "columns" in takes:
         further["columns"] = options.columns
     if "words" in takes:
         further["words"] = options.words
     else:
-        refuse_words(name, options.words)
+        reject_text_options(name, options.words)
     source = loader(root, options.image_column, options.label_column, **further)
     return with_columns(source, name, options.columns)
 
@@ -315,7 +315,7 @@ def sentiment140(
     label_column: str | None = None,
     train_splits: Sequence[str] = TRAIN,
     columns: Sequence[str] = (),
-    words: Words | None = None,
+    words: TextConfig | None = None,
 ) -> Source:
     """Sentiment140's tweets (Go et al. 2009) from ``<root>/sentiment140/{train,test}*.parquet``: classes 0 and 4.
 
@@ -323,11 +323,11 @@ def sentiment140(
     """
     if image_column is not None:
         raise RequestError("expected no image_column with dataset 'sentiment140', whose column of texts is text_column")
-    how = words or Words()
+    how = words or TextConfig()
     how = replace(how, column=how.column or "text")
     place = _folder_of("sentiment140", root)
     read = text_files.read_parquet(place, how.column, label_column or "sentiment", train_splits, columns)
-    return from_texts("sentiment140", labelled(*read, how), how)
+    return from_texts("sentiment140", encode_dataset(*read, how), how)
 
 
 svhn = _published(
@@ -348,7 +348,7 @@ def parquet(
     label_column: str | None = None,
     train_splits: Sequence[str] = TRAIN,
     columns: Sequence[str] = (),
-    words: Words | None = None,
+    words: TextConfig | None = None,
 ) -> Source:
     """Any images or texts in Parquet files; `root` (else $POLYFED_DATA) is the folder that holds them.
 
@@ -361,7 +361,7 @@ def parquet(
         )
     name = place.resolve().name or "parquet"
     options = SourceOptions(
-        image_column, label_column, train_splits=train_splits, columns=tuple(columns), words=words or Words()
+        image_column, label_column, train_splits=train_splits, columns=tuple(columns), words=words or TextConfig()
     )
     return from_folder(name, place, options)
 
@@ -375,7 +375,7 @@ def _place(root: str | Path | None) -> Path | None:
 def _located(path: str, root: str | Path | None) -> Path:
     """The file or folder of a name with PATH; where it should be, if it is nowhere."""
     if not path:
-        raise RequestError(f"expected a path behind {listed(READERS)}, came none")
+        raise RequestError(f"expected a path behind {join_names(READERS)}, came none")
     shelves = [Path(root)] if root not in (None, "") else [Path(), _place(None) or Path()]
     found = [place_of(place_of(shelf) / place_of(path)) for shelf in shelves]
     return next((place for place in found if place.exists()), found[0])

@@ -23,14 +23,14 @@ from polyfed.data.label_encoding import Files, encode_labels
 from polyfed.data.options import SourceOptions
 from polyfed.data.samples import Samples
 from polyfed.data.split_files import choose_splits
-from polyfed.data.text import LabelledTexts, RawTexts, labelled
+from polyfed.data.text import LabeledTexts, RawTexts, encode_dataset
 from polyfed.errors import RequestError, first_line
 from polyfed.registry import nearest
 
 _REPOSITORY = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
-def read(repository: str, options: SourceOptions) -> parquet_images.LabelledImages:
+def read(repository: str, options: SourceOptions) -> parquet_images.LabeledImages:
     """Download a data set, or take what was downloaded before, and decode it.
 
     Sides, columns and labels are found as in a folder of Parquet files (`polyfed.data.parquet_images.read_folder`). A
@@ -59,12 +59,12 @@ def read(repository: str, options: SourceOptions) -> parquet_images.LabelledImag
     labels, class_names = encode_labels(raw, found, files)
     sides = {side: Samples(torch.from_numpy(pixels[side]), torch.from_numpy(labels[side])) for side in chosen}
     more = {side: _further(parts, options.columns, side == "train", where) for side, parts in chosen.items()}
-    return parquet_images.LabelledImages(
+    return parquet_images.LabeledImages(
         sides["train"], sides.get("test"), class_names, more["train"], more.get("test", {}), found.label
     )
 
 
-def read_texts(repository: str, options: SourceOptions) -> LabelledTexts:
+def read_texts(repository: str, options: SourceOptions) -> LabeledTexts:
     """The same of a data set of texts; `options.words` names their column, the vocabulary and the length.
 
     Raises:
@@ -84,7 +84,7 @@ def read_texts(repository: str, options: SourceOptions) -> LabelledTexts:
         )
         for side, parts in chosen.items()
     }
-    return labelled(sides, found, options.words)
+    return encode_dataset(sides, found, options.words)
 
 
 def _sides(repository: str, options: SourceOptions) -> tuple[str, dict[str, list[Any]]]:

@@ -16,7 +16,7 @@ from polyfed.data import cache, inference_inputs, parquet_images
 from polyfed.data.label_encoding import natural_sort, negative_name
 from polyfed.data.samples import Samples
 from polyfed.data.split_files import SPLITS, choose_splits
-from polyfed.data.transforms import recoloured, resized
+from polyfed.data.transforms import convert_channels, resize
 from polyfed.errors import RequestError, first_line
 
 _VERSION = "picture-folders-1"  # part of every cache key: raise it when decoding or the order of rows changes
@@ -25,7 +25,7 @@ _Rows = list[tuple[str, Path]]  # (class, file)
 
 def read(
     folder: Path, train_splits: Sequence[str] = ("train",), image_size: int | None = None, whole: bool = True
-) -> parquet_images.LabelledImages:
+) -> parquet_images.LabeledImages:
     """Read and decode a folder of class folders, or take the decoded copy from the cache.
 
     Where a folder right below is called train (or as `train_splits` says), the folders right below are sides; which is
@@ -64,8 +64,10 @@ def read(
     except OSError as error:
         raise RequestError(f"cannot read the files in {folder}: {first_line(error)}") from error
     marks = (f"{side} {name}" for side, rows in sides.items() for name, _ in rows)
-    key = cache.digest([_VERSION, str(image_size), *itertools.chain(*zip(marks, sums, strict=True))])
-    return parquet_images.from_cache(key) or parquet_images.kept(key, _decoded(sides, names, image_size), names)
+    key = cache.cache_key([_VERSION, str(image_size), *itertools.chain(*zip(marks, sums, strict=True))])
+    return parquet_images.from_cache(key) or parquet_images.cache_decoded(
+        key, _decoded(sides, names, image_size), names
+    )
 
 
 def _decoded(sides: dict[str, _Rows], names: Sequence[str], image_size: int | None) -> dict[str, Samples]:
@@ -81,7 +83,7 @@ def _decoded(sides: dict[str, _Rows], names: Sequence[str], image_size: int | No
                     f"expected images of one size, {first[0]}x{first[1]} pixels as the first, came "
                     f"{x.shape[2]}x{x.shape[3]} in {path}; set data.image_size to resize all"
                 )
-        x = torch.cat([recoloured(x, channels) for x in pixels[side]])
+        x = torch.cat([convert_channels(x, channels) for x in pixels[side]])
         found[side] = Samples(x, torch.tensor([number[name] for name, _ in rows]))
     return found
 
@@ -92,8 +94,8 @@ def _picture(path: Path, image_size: int | None) -> Tensor:
         data = path.read_bytes()
     except OSError as error:
         raise RequestError(f"cannot read '{path}': {first_line(error)}") from error
-    x = inference_inputs.decoded(data, str(path))
-    return resized(Samples(x, torch.zeros(1, dtype=torch.int64)), image_size).x
+    x = inference_inputs.decode_image(data, str(path))
+    return resize(Samples(x, torch.zeros(1, dtype=torch.int64)), image_size).x
 
 
 # folders -------------------------------------------------------------------------------------------------------------
@@ -125,7 +127,7 @@ def _rows(place: Path, classes: Sequence[Path]) -> _Rows:
         raise RequestError(f"expected one folder of images per class (cat/1.png, dog/1.png) in {place}, came none")
     files: dict[str, list[Path]] = {}
     for home in classes:
-        files[home.name] = inference_inputs.pictures_in(home)
+        files[home.name] = inference_inputs.images_in(home)
         if not files[home.name]:
             raise RequestError(f"expected images (.png, .jpg) of class '{home.name}' in {home}, came none")
     turns = itertools.zip_longest(*(files[name] for name in natural_sort(files)))

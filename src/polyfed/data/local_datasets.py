@@ -11,42 +11,42 @@ from dataclasses import replace
 from pathlib import Path
 
 from polyfed.data import image_folders, parquet_images, per_client_folders, pflib_npz, tabular, text_files
-from polyfed.data.dataset import Source, channel_statistics, from_tensors, samples, statistics
+from polyfed.data.dataset import Source, as_samples, channel_statistics, from_tensors, statistics
 from polyfed.data.options import TRAIN, SourceOptions
 from polyfed.data.samples import Samples
-from polyfed.data.text import LabelledTexts, Words, labelled
+from polyfed.data.text import LabeledTexts, TextConfig, encode_dataset
 from polyfed.errors import PolyfedError, RequestError, first_line
-from polyfed.registry import imported, nearest
+from polyfed.registry import import_object, nearest
 
 
 def _own_images(name: str, folder: Path, options: SourceOptions) -> Source:
     _refuse_columns(name, options)
-    refuse_words(name, options.words)
+    reject_text_options(name, options.words)
     return from_images(name, image_folders.read(folder, options.train_splits, options.image_size))
 
 
 def _own_table(name: str, place: Path, options: SourceOptions) -> Source:
-    if are_texts(name, options.words, options.image_column):
-        refuse(f"{name} with text_column", feature_columns=options.feature_columns)
+    if is_text_dataset(name, options.words, options.image_column):
+        reject_options(f"{name} with text_column", feature_columns=options.feature_columns)
         read = text_files.read_csv(
             place, options.words.column, options.label_column, options.train_splits, options.columns
         )
-        return from_texts(name, labelled(*read, options.words), options.words)
-    refuse(name, image_column=options.image_column)
+        return from_texts(name, encode_dataset(*read, options.words), options.words)
+    reject_options(name, image_column=options.image_column)
     return _from_table(name, _table(place, options), place)
 
 
 def _own_clients(name: str, place: Path, options: SourceOptions) -> Source:
     """All clients' rows, with the further column that says whose they are."""
-    kind, homes = per_client_folders.folders(place)
+    kind, homes = per_client_folders.client_directories(place)
     options = replace(
         options, columns=tuple(column for column in options.columns if column != per_client_folders.COLUMN)
     )
-    if kind != "images" and are_texts(name, options.words, options.image_column):
+    if kind != "images" and is_text_dataset(name, options.words, options.image_column):
         return _texts_of_clients(name, homes, kind, options)
-    refuse_words(name, options.words)
+    reject_text_options(name, options.words)
     if kind == "csv":
-        refuse(name, image_column=options.image_column)
+        reject_options(name, image_column=options.image_column)
         read = {home: _table(home, options) for home in homes}
         features = read[homes[0]].feature_names
         for home, table in read.items():
@@ -65,7 +65,7 @@ def _own_clients(name: str, place: Path, options: SourceOptions) -> Source:
                 homes, lambda home: image_folders.read(home, options.train_splits, options.image_size, whole=False)
             ),
         )
-    refuse(name, feature_columns=options.feature_columns)
+    reject_options(name, feature_columns=options.feature_columns)
     columns = (options.image_column, options.label_column, options.train_splits, options.columns)
     return from_images(name, per_client_folders.read(homes, lambda home: parquet_images.read_folder(home, *columns)))
 
@@ -76,19 +76,19 @@ def _columns_of_files(options: SourceOptions) -> tuple[str, ...]:
 
 
 def _texts_of_clients(name: str, homes: Sequence[Path], kind: str, options: SourceOptions) -> Source:
-    refuse(f"{name} with text_column", feature_columns=options.feature_columns)
+    reject_options(f"{name} with text_column", feature_columns=options.feature_columns)
     one = text_files.read_csv if kind == "csv" else text_files.read_parquet
     asked = (options.words.column, options.label_column, options.train_splits, options.columns)
     sides, columns = per_client_folders.read_texts(homes, lambda home: one(home, *asked))
-    return from_texts(name, labelled(sides, columns, options.words), options.words)
+    return from_texts(name, encode_dataset(sides, columns, options.words), options.words)
 
 
 def _own_arrays(name: str, place: Path, options: SourceOptions) -> Source:
     """All clients' arrays, with the further column that says whose they are."""
     _refuse_columns(name, replace(options, columns=_columns_of_files(options)))
-    refuse_words(name, options.words)
-    refuse_splits(name, options.train_splits)
-    read = pflib_npz.read(place, samples)
+    reject_text_options(name, options.words)
+    reject_splits(name, options.train_splits)
+    read = pflib_npz.read(place, as_samples)
     return from_images(name, read, statistics(read.train.x))
 
 
@@ -102,12 +102,12 @@ READERS = {"images:": _own_images, "csv:": _own_table, "clients:": _own_clients,
 def from_function(name: str, options: SourceOptions) -> Source:
     """What a function of the user's returns: a source, a training side, or a dictionary of both sides."""
     _refuse_columns(name, replace(options, columns=()))
-    refuse_words(name, options.words)
-    refuse_splits(name, options.train_splits)
+    reject_text_options(name, options.words)
+    reject_splits(name, options.train_splits)
     try:
-        function = imported("data set", name, options.beside)
+        function = import_object("data set", name, options.beside)
     except RequestError as error:
-        raise RequestError(f"{error}; before a path: {listed(READERS)}") from error.__cause__
+        raise RequestError(f"{error}; before a path: {join_names(READERS)}") from error.__cause__
     if not callable(function):
         raise RequestError(
             f"data set '{name}' should be a function without arguments; a {type(function).__name__} came"
@@ -128,7 +128,7 @@ def from_function(name: str, options: SourceOptions) -> Source:
 
 def from_images(
     name: str,
-    read: parquet_images.LabelledImages,
+    read: parquet_images.LabeledImages,
     statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None,
 ) -> Source:
     """A source from decoded images; `statistics` are mean and std where they are published."""
@@ -151,13 +151,13 @@ def from_images(
 def from_folder(name: str, folder: Path, options: SourceOptions) -> Source:
     """A source from a folder of Parquet files: texts where their column is named, else images."""
     columns = (options.label_column, options.train_splits, options.columns)
-    if are_texts(name, options.words, options.image_column):
+    if is_text_dataset(name, options.words, options.image_column):
         read = text_files.read_parquet(folder, options.words.column, *columns)
-        return from_texts(name, labelled(*read, options.words), options.words)
+        return from_texts(name, encode_dataset(*read, options.words), options.words)
     return from_images(name, parquet_images.read_folder(folder, options.image_column, *columns))
 
 
-def from_texts(name: str, read: LabelledTexts, how: Words) -> Source:
+def from_texts(name: str, read: LabeledTexts, how: TextConfig) -> Source:
     """A source from numbered texts."""
     return Source(
         name,
@@ -209,16 +209,16 @@ def with_columns(source: Source, name: str, columns: Sequence[str]) -> Source:
     return source
 
 
-def are_texts(name: str, words: Words, image_column: str | None) -> bool:
+def is_text_dataset(name: str, words: TextConfig, image_column: str | None) -> bool:
     """Whether a column of texts is named; other settings of texts, or of images, do not go with that."""
     if words.column is None:
-        refuse_words(name, words)
+        reject_text_options(name, words)
     elif image_column is not None:
         raise RequestError(f"expected image_column or text_column with dataset '{name}', came both")
     return words.column is not None
 
 
-def refuse_words(name: str, words: Words) -> None:
+def reject_text_options(name: str, words: TextConfig) -> None:
     """Settings of texts where there are none."""
     if given := words.given():
         more = "" if given == "text_column" else "; text_column names the column of texts"
@@ -230,7 +230,7 @@ def refuse_words(name: str, words: Words) -> None:
 def _refuse_columns(name: str, options: SourceOptions) -> None:
     """Where there are none: folders of images, arrays."""
     columns = ", ".join(options.columns) or None
-    refuse(
+    reject_options(
         name,
         image_column=options.image_column,
         label_column=options.label_column,
@@ -239,19 +239,19 @@ def _refuse_columns(name: str, options: SourceOptions) -> None:
     )
 
 
-def refuse_splits(name: str, train_splits: Sequence[str]) -> None:
+def reject_splits(name: str, train_splits: Sequence[str]) -> None:
     if list(train_splits) != list(TRAIN):
         raise RequestError(f"dataset '{name}' has no splits to choose from, came train_splits {list(train_splits)}")
 
 
-def refuse(name: str, **options: object) -> None:
+def reject_options(name: str, **options: object) -> None:
     """Options that a data set has no use for."""
     for option, value in options.items():
         if value is not None:
             raise RequestError(f"dataset '{name}' has no use for {option}, came '{value}'")
 
 
-def listed(names: Iterable[object]) -> str:
+def join_names(names: Iterable[object]) -> str:
     """'a', 'b' or 'c'."""
     *most, last = (f"'{name}'" for name in names)
     return f"{', '.join(most)} or {last}" if most else last

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from polyfed.data.text import Words
+from polyfed.data.text import TextConfig
 
 TRAIN = ("train",)  # the split that makes the training side where nothing else is asked for
 
@@ -33,7 +33,7 @@ class SourceOptions:
     feature_columns: Sequence[str] | None = None
     train_splits: Sequence[str] = TRAIN
     columns: tuple[str, ...] = ()
-    words: Words = field(default_factory=Words)
+    words: TextConfig = field(default_factory=TextConfig)
     image_size: int | None = None
     subset: str | None = None
     revision: str | None = None

@@ -42,7 +42,7 @@ def open_parquet(path: Path) -> Any:
         raise RequestError(f"expected a whole Parquet file, came {path}: {first_line(error)}") from error
 
 
-def further_columns(paths: Sequence[Path], names: Sequence[str], needed: bool) -> dict[str, NDArray[Any]]:
+def read_extra_columns(paths: Sequence[Path], names: Sequence[str], needed: bool) -> dict[str, NDArray[Any]]:
     """Further columns of one side, row by row in file order.
 
     Args:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from polyfed.data import bounds, cache
 from polyfed.data.column_schema import Columns, pick_columns, stored_features
 from polyfed.data.label_encoding import encode_labels
-from polyfed.data.parquet_files import further_columns, open_parquet
+from polyfed.data.parquet_files import open_parquet, read_extra_columns
 from polyfed.data.samples import Samples
 from polyfed.data.split_files import find_split_files
 from polyfed.errors import RequestError, first_line
@@ -34,7 +34,7 @@ _ROWS = 1000  # rows decoded at a time
 
 
 @dataclass(frozen=True)
-class LabelledImages:
+class LabeledImages:
     """What was read: both sides, what the classes are called, and further columns (name -> (N,) values) by side.
 
     label_column: where the labels stood in the files; None: in none.
@@ -54,7 +54,7 @@ def read_folder(
     label_column: str | None = None,
     train_splits: Sequence[str] = ("train",),
     columns: Sequence[str] = (),
-) -> LabelledImages:
+) -> LabeledImages:
     """Read and decode a folder of Parquet files, or take the decoded copy from the cache.
 
     Files whose name (or folder) says train are the training side, those that say test the test side. Without a test
@@ -85,15 +85,15 @@ def read_folder(
         raise RequestError(f"cannot read the files in {folder}: {first_line(error)}") from error
     sides = [side for side, paths in files.items() for _ in paths]
     parts = (f"{side} {checksum}" for side, checksum in zip(sides, sums, strict=True))
-    key = cache.digest([_VERSION, found.image, found.label, *parts])
+    key = cache.cache_key([_VERSION, found.image, found.label, *parts])
     read = from_cache(key) or _decoded(files, found, key)
-    more = {side: further_columns(paths, columns, needed=side == "train") for side, paths in files.items()}
+    more = {side: read_extra_columns(paths, columns, needed=side == "train") for side, paths in files.items()}
     return replace(read, train_columns=more["train"], test_columns=more.get("test", {}), label_column=found.label)
 
 
-def from_cache(key: str) -> LabelledImages | None:
+def from_cache(key: str) -> LabeledImages | None:
     """The decoded copy, or None."""
-    found = cache.fetch(key)
+    found = cache.load_entry(key)
     if found is None:
         return None
     tensors, facts = found
@@ -107,11 +107,15 @@ def from_cache(key: str) -> LabelledImages | None:
             raise ValueError("images of two sizes")
     except (KeyError, ValueError):  # it is another file's, or somebody wrote it anew
         return None
-    return LabelledImages(train, test, tuple(names))
+    return LabeledImages(train, test, tuple(names))
 
 
 def _side_of(tensors: Mapping[str, torch.Tensor], side: str, classes: int) -> Samples:
-    """The images (N, C, H, W) and labels (N,) of a side as `kept` stores them; ValueError where they are others."""
+    """The images (N, C, H, W) and labels (N,) of a side as `cache_decoded` stores them.
+
+    Raises:
+        ValueError: they are others.
+    """
     images, labels = tensors[f"{side}_x"], tensors[f"{side}_y"]
     if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] not in (1, 3) or not images.numel():
         raise ValueError("no images")
@@ -122,7 +126,7 @@ def _side_of(tensors: Mapping[str, torch.Tensor], side: str, classes: int) -> Sa
     return Samples(images, labels)
 
 
-def _decoded(files: dict[str, list[Path]], columns: Columns, key: str) -> LabelledImages:
+def _decoded(files: dict[str, list[Path]], columns: Columns, key: str) -> LabeledImages:
     """Decode all files and leave a copy in the cache."""
     images: dict[str, torch.Tensor] = {}
     raw: dict[str, NDArray[Any]] = {}
@@ -134,14 +138,14 @@ def _decoded(files: dict[str, list[Path]], columns: Columns, key: str) -> Labell
     rows = {side: [(path, open_parquet(path).metadata.num_rows) for path in paths] for side, paths in files.items()}
     labels, names = encode_labels(raw, columns, rows)
     sides = {side: Samples(images[side], torch.from_numpy(labels[side])) for side in files}
-    return kept(key, sides, names)
+    return cache_decoded(key, sides, names)
 
 
-def kept(key: str, sides: Mapping[str, Samples], names: tuple[str, ...]) -> LabelledImages:
+def cache_decoded(key: str, sides: Mapping[str, Samples], names: tuple[str, ...]) -> LabeledImages:
     """Decoded sides ("train", "test"), of which a copy is left in the cache."""
     tensors = {f"{side}_{part}": getattr(sides[side], part) for side in sides for part in ("x", "y")}
-    cache.store(key, tensors, {"class_names": json.dumps(names)})
-    return LabelledImages(sides["train"], sides.get("test"), names)
+    cache.save_entry(key, tensors, {"class_names": json.dumps(names)})
+    return LabeledImages(sides["train"], sides.get("test"), names)
 
 
 def _find_columns(paths: Sequence[Path], image_column: str | None, label_column: str | None) -> Columns:

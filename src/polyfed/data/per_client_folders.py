@@ -23,11 +23,11 @@ from polyfed.errors import RequestError
 
 COLUMN = "client"  # the further column that says whose a row is
 
-_Read = parquet_images.LabelledImages
+_Read = parquet_images.LabeledImages
 _Texts = tuple[Mapping[str, RawTexts], Columns]
 
 
-def folders(place: Path) -> tuple[str, list[Path]]:
+def client_directories(place: Path) -> tuple[str, list[Path]]:
     """The clients' folders and what all of them hold: "parquet", "csv" or "images" (a folder per class).
 
     They are in the order of their names, by value where all are whole numbers.

@@ -28,7 +28,7 @@ _NO_ARRAYS: tuple[type[Exception], ...] = (*safe_pickle.NO_ARRAY, OSError, zipfi
 _Check = Callable[[tuple[Any, Any], str, str], Samples]
 
 
-def read(place: Path, checked: _Check) -> parquet_images.LabelledImages:
+def read(place: Path, checked: _Check) -> parquet_images.LabeledImages:
     """All clients' rows, client by client, with the further column `client_folders.COLUMN`.
 
     Clients are in the order of their files' names, by value where all are whole numbers. Class c is called c; how many
@@ -56,7 +56,7 @@ def read(place: Path, checked: _Check) -> parquet_images.LabelledImages:
             f"{len(names)}"
         )
 
-    def one(home: Path) -> parquet_images.LabelledImages:
+    def one(home: Path) -> parquet_images.LabeledImages:
         parts = {side: _side(side, files[home.name], checked) for side, files in sides.items() if home.name in files}
         _check_alike(parts, test.get(home.name))
         largest = max(int(part.y.max()) for part in parts.values())
@@ -67,7 +67,7 @@ def read(place: Path, checked: _Check) -> parquet_images.LabelledImages:
                 raise RequestError(
                     f"expected labels in 0..{classes - 1} in {sides[side][home.name]}, came {low if low < 0 else high}"
                 )
-        return parquet_images.LabelledImages(parts["train"], parts.get("test"), tuple(map(str, range(classes))))
+        return parquet_images.LabeledImages(parts["train"], parts.get("test"), tuple(map(str, range(classes))))
 
     return per_client_folders.read([place / name for name in names], one)
 
@@ -102,7 +102,7 @@ def _side(side: str, path: Path, checked: _Check) -> Samples:
             bounds.check_unpacked(archive, path)
             names = [name for name in ("x", "y") if f"{name}.npy" in archive.namelist()]
             if archive.namelist() == ["data.npy"]:
-                found = safe_pickle.dictionary(_pickled(archive), path)
+                found = safe_pickle.read_arrays(_pickled(archive), path)
             else:
                 found = {name: _array(archive, name) for name in names}
     except _NO_ARRAYS as error:

@@ -84,7 +84,7 @@ class _Array:
         self.content = values.astype(flat.dtype.newbyteorder("="), order="C")  # also a copy that may be written into
 
 
-def dictionary(stream: bytes, where: object) -> dict[str, NDArray[Any] | None]:
+def read_arrays(stream: bytes, where: object) -> dict[str, NDArray[Any] | None]:
     """The one dictionary in an array of objects, as ``numpy.savez(file, data={"x": x, "y": y})`` writes it.
 
     Args:

@@ -13,7 +13,7 @@ import numpy as np
 
 from polyfed.data import bounds, tabular
 from polyfed.data.column_schema import Columns, holds_labels, label_columns, pick_column, stored_features
-from polyfed.data.parquet_files import further_columns, open_parquet
+from polyfed.data.parquet_files import open_parquet, read_extra_columns
 from polyfed.data.split_files import find_split_files
 from polyfed.data.text import RawTexts
 from polyfed.errors import RequestError, first_line
@@ -53,7 +53,7 @@ def read_parquet(
         rows = [row for path in paths for row in by_file[path]]
         if not rows:
             raise RequestError(f"expected at least one row in {paths[0]}, came an empty file")
-        more = further_columns(paths, columns, needed=side == "train")
+        more = read_extra_columns(paths, columns, needed=side == "train")
         texts, labels = [text for text, _ in rows], np.array([label for _, label in rows])
         sides[side] = RawTexts(texts, labels, more, [(path, len(by_file[path])) for path in paths])
     return sides, found
@@ -86,23 +86,23 @@ def read_csv(
     """
     sheets = {
         side: [tabular.read_sheet(path) for path in paths]
-        for side, paths in tabular.side_files(place, train_splits).items()
+        for side, paths in tabular.find_csv_files(place, train_splits).items()
     }
     first = sheets["train"][0]
     text, label = _text_column(first, text_column), tabular.find_label(first, label_column)
     spelt = {
         side: [cell for sheet in parts for cell in tabular.labels_of(sheet, label)] for side, parts in sheets.items()
     }
-    labels = tabular.typed(spelt, label, place)
+    labels = tabular.infer_types(spelt, label, place)
     sides = {}
     for side, parts in sheets.items():
         texts = [cell for sheet in parts for cell in _texts(sheet, text)]
-        more = tabular.further(parts, columns, needed=side == "train")
+        more = tabular.extra_columns(parts, columns, needed=side == "train")
         sides[side] = RawTexts(texts, labels[side], more, tabular.rows_of(parts))
     return sides, Columns(text, label, None)
 
 
-def read_new_csv(
+def read_inference_csv(
     path: Path, text_column: str | None, usual_text: str | None, label_column: str | None, usual_label: str | None
 ) -> tuple[list[str], list[str] | None]:
     """Texts of a CSV file for a trained model, and their labels as they are spelt, or None.
@@ -111,7 +111,7 @@ def read_new_csv(
         path: the file; it may hold other columns.
         text_column: that must be there; None for `usual_text`, if it is there, else a column of a usual name.
         usual_text: the text column of the files that the model was trained on.
-        label_column, usual_label: see `polyfed.data.tabular.read_new`.
+        label_column, usual_label: see `polyfed.data.tabular.read_inference_csv`.
 
     Raises:
         RequestError: a column that is not there, a text or a label that is missing.
@@ -138,12 +138,12 @@ def read_lines(path: Path) -> list[str]:
     return texts
 
 
-def _text_column(sheet: tabular.Sheet, named: str | None) -> str:
+def _text_column(sheet: tabular.CsvTable, named: str | None) -> str:
     """The named column, else the only one of a usual name."""
     return pick_column("text", named, [name for name in sheet.cells if name in TEXT_NAMES], [*sheet.cells], sheet.path)
 
 
-def _texts(sheet: tabular.Sheet, column: str) -> list[str]:
+def _texts(sheet: tabular.CsvTable, column: str) -> list[str]:
     """A column of a CSV file; no cell is empty."""
     tabular.check_column("text", column, sheet)
     cells = sheet.cells[column]
@@ -170,7 +170,7 @@ def pick_columns(
     Raises:
         RequestError: none, several, one that is named but absent, or a type that cannot hold them.
     """
-    text = pick_text(schema, text_column, where)
+    text = find_text_column(schema, text_column, where)
     label = pick_column("label", label_column, label_columns(schema, features), schema.names, where)
     if not holds_labels(schema.field(label).type):
         raise RequestError(
@@ -181,7 +181,7 @@ def pick_columns(
     return Columns(text, label, tuple(map(str, names)) if isinstance(names, list) else None)
 
 
-def pick_text(schema: Any, named: str | None, where: object) -> str:
+def find_text_column(schema: Any, named: str | None, where: object) -> str:
     """The named column of an Arrow schema, else the only one with texts that has a usual name.
 
     Raises:

@@ -30,7 +30,7 @@ import tomli_w
 
 from polyfed.config.recipe import Recipe
 from polyfed.deploy import app_template
-from polyfed.deploy.process_group import Processes, free_ports, stops_on_signals
+from polyfed.deploy.process_group import Processes, free_ports, raise_on_termination
 from polyfed.deploy.requirements import OFFLINE, expect
 from polyfed.deploy.run_progress import Follower
 from polyfed.deploy.tls import AUTHORITY, certify, make_key
@@ -118,7 +118,7 @@ def local(
     if resume and RunFolder(folder).finished(chosen.to_dict()) is not None:
         return _read(folder)
     until = None if timeout is None else time.monotonic() + timeout
-    with stops_on_signals(), _kept(folder, resume) as kept, _temporary() as temporary:
+    with raise_on_termination(), _kept(folder, resume) as kept, _temporary() as temporary:
         app_template.init(temporary / "app", recipe, **asked)
         follower = Follower(folder, federation.facts, Console(quiet=not progress), resume)
         with (

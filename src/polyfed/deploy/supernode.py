@@ -26,7 +26,7 @@ from polyfed.deploy.protocol import Letter, Task, agreed
 from polyfed.deploy.requirements import OFFLINE, expect
 from polyfed.errors import RequestError, RunError
 from polyfed.experiments.data_cache import DataCache
-from polyfed.signals import stops_on_signals
+from polyfed.signals import raise_on_termination
 
 if TYPE_CHECKING:
     from flwr.app import Message
@@ -64,7 +64,7 @@ def join(recipe: Recipe, config: str, *, server: str, authority: str | Path, key
         return Node(recipe, place, data).answer(letter)
 
     words = ["--superlink", server, "--root-certificates", str(authority), "--auth-supernode-private-key", str(key)]
-    with stops_on_signals(), _secret() as secret, _started([*words, "--port", str(port)], secret) as supernode:
+    with raise_on_termination(), _secret() as secret, _started([*words, "--port", str(port)], secret) as supernode:
         answer_forever(client_app(answer), port, secret.read_bytes(), lambda: _check_alive(supernode))
 
 

@@ -17,11 +17,11 @@ from polyfed.core.method import Method
 from polyfed.core.model_factory import Builder
 from polyfed.core.settings import Settings
 from polyfed.data.partition import check_integer
-from polyfed.data.text import Vocabulary, Words
+from polyfed.data.text import TextConfig, Vocabulary
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.task import Execution, Output, Task
 from polyfed.errors import RequestError, described, nearest
-from polyfed.models.third_party import normalisation
+from polyfed.models.third_party import pretrained_normalization
 from polyfed.models.zoo import build
 from polyfed.registry import METHODS, MODELS, PLUGINS
 
@@ -204,7 +204,7 @@ def builders_by_name(
         if client.given is not None or name in own:
             continue
         _check_named(client, own)
-        words = None if vocabulary is None or vocabulary.most is None else Words(vocabulary=vocabulary.most).ids
+        words = None if vocabulary is None or vocabulary.most is None else TextConfig(vocabulary=vocabulary.most).ids
         shape = tuple(client.data.train.x.shape[1:])
         found.setdefault(name, functools.partial(build, name, shape, classes, words=words))
     return found
@@ -220,7 +220,7 @@ def _check_named(client: Client, own: Collection[str]) -> None:
         )
     if client.prepare is not as_floats or client.data.train.x.dtype != torch.uint8:
         return
-    if (wanted := normalisation(name)) is not None:
+    if (wanted := pretrained_normalization(name)) is not None:
         raise RequestError(
             f"'{name}' wants images normalized with mean {wanted[0]} and std {wanted[1]}; write "
             "Client(..., prepare=polyfed.data.transforms.Prepare(mean, std))"

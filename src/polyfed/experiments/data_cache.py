@@ -14,7 +14,7 @@ from polyfed.config.schema import Data
 from polyfed.core.acting import without_effect
 from polyfed.core.client import Public
 from polyfed.core.randomness import numpy_generator
-from polyfed.data.dataset import Source, told
+from polyfed.data.dataset import Source, with_declared
 from polyfed.data.datasets import load, load_source
 from polyfed.data.federated_dataset import FederatedDataset, build_federated_dataset
 from polyfed.data.options import PartitionOptions
@@ -22,9 +22,9 @@ from polyfed.data.partition import Partition, check_integer
 from polyfed.data.public import public_inputs
 from polyfed.data.row_assignment import Generators
 from polyfed.data.samples import Samples
-from polyfed.data.transforms import Prepare, resized
+from polyfed.data.transforms import Prepare, resize
 from polyfed.errors import RequestError, described
-from polyfed.models.third_party import normalisation
+from polyfed.models.third_party import pretrained_normalization
 from polyfed.registry import PARTITIONS
 
 __all__ = ["DataCache", "federate", "input_normalization"]
@@ -49,10 +49,10 @@ class DataCache:
             if data.max_test_rows is not None and whole.test is None:
                 raise RequestError(f"data.max_test_rows: expected no value, as '{data.name}' has no official test side")
             cut = whole.first(*limits)
-            train = resized(cut.train, data.image_size)
-            test = None if cut.test is None else resized(cut.test, data.image_size)
+            train = resize(cut.train, data.image_size)
+            test = None if cut.test is None else resize(cut.test, data.image_size)
             resized_source = replace(cut, train=train, test=test)
-            self._source = (key, told(resized_source, data.class_names, data.mean, data.std))
+            self._source = (key, with_declared(resized_source, data.class_names, data.mean, data.std))
         return self._source[1]
 
     def federated(self, recipe: Recipe) -> FederatedDataset:
@@ -133,7 +133,7 @@ def input_normalization(source: Source, names: Sequence[str]) -> Prepare:
     Raises:
         RequestError: pre-trained weights that want it in several ways, or cannot be asked.
     """
-    asked = {name: normalisation(name) for name in dict.fromkeys(names)}
+    asked = {name: pretrained_normalization(name) for name in dict.fromkeys(names)}
     stated = {name: wanted for name, wanted in asked.items() if wanted is not None}
     if not stated or source.train.x.dtype != torch.uint8:
         return source.prepare

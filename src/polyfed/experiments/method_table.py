@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from polyfed.registry import METHODS
 
-__all__ = ["Knob", "describe", "knobs", "page", "shown", "to_markdown", "to_text"]
+__all__ = ["Hyperparameter", "describe", "format_value", "hyperparameters", "page", "to_markdown", "to_text"]
 
 _SYMBOLS = (
     ("P", "floats of a client's network: weights and float buffers; P(r): of its slice of width r; P(l): of level l"),
@@ -44,7 +44,7 @@ _SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
 
 @dataclass(frozen=True)
-class Knob:
+class Hyperparameter:
     """A setting of a method. name: as a recipe has it. default: its value. about: what the comment beside it says."""
 
     name: str
@@ -89,7 +89,7 @@ def page(name: str, beside: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _described(name: str, kind: Any) -> dict[str, Any]:
-    method, own = kind(), knobs(kind)
+    method, own = kind(), hyperparameters(kind)
     told = {key: getattr(kind, key) for key in ("paper", "differs", "down", "up", "states")}
     row = {"name": name, **told, "scored": method.scored, "needs": _needs(method.needs)}
     return row | {"knobs": {k.name: k.default for k in own}, "about": {k.name: k.about for k in own}}
@@ -107,7 +107,7 @@ def kind_of(hint: Any) -> str:
         bounds = [word for one in itertools.chain(*said) for word in _bounds(one)]
         return " ".join([kind_of(inner[0]), " and ".join(bounds)]).rstrip()
     if origin is Literal:
-        return " or ".join(shown(value) for value in inner)
+        return " or ".join(format_value(value) for value in inner)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(map(kind_of, inner))
     return _KINDS.get(hint, getattr(hint, "__name__", str(hint)))
@@ -118,10 +118,10 @@ def _bounds(rule: Any) -> list[str]:
     return [f"{sign} {getattr(rule, key):g}" for key, sign in _SIGNS.items() if hasattr(rule, key)]
 
 
-def knobs(kind: type[Any]) -> list[Knob]:
+def hyperparameters(kind: type[Any]) -> list[Hyperparameter]:
     """The fields of a method's class in order. Where its source cannot be read, nothing is said about them."""
     said = {name: words for base in reversed(kind.__mro__) for name, words in _comments(base).items() if words}
-    return [Knob(f.name.rstrip("_"), f.default, said.get(f.name, "")) for f in dataclasses.fields(kind)]
+    return [Hyperparameter(f.name.rstrip("_"), f.default, said.get(f.name, "")) for f in dataclasses.fields(kind)]
 
 
 def _needs(needs: Any) -> list[str]:
@@ -179,7 +179,7 @@ def to_text(rows: Sequence[Mapping[str, Any]], width: int = 100) -> str:
         ):
             lines += textwrap.wrap(f"{head:<10}  {value}", width, initial_indent="  ", subsequent_indent=" " * 14)
         for name, default in row["knobs"].items():
-            head = f"{name} = {shown(default)}"
+            head = f"{name} = {format_value(default)}"
             about = f"  # {row['about'][name]}" if row["about"][name] else ""
             lines += textwrap.wrap(head + about, width, initial_indent="    ", subsequent_indent=" " * 8)
         lines.append("")
@@ -199,7 +199,7 @@ def to_markdown() -> str:
     heads = ["method", "paper", "may differ between clients", "down", "up", "kept between rounds", "scored", "knobs"]
     lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join("---" for _ in heads) + " |"]
     for row in describe():
-        own = ", ".join(f"`{name}` {shown(default)}" for name, default in row["knobs"].items())
+        own = ", ".join(f"`{name}` {format_value(default)}" for name, default in row["knobs"].items())
         cells = [
             f"[{row['name']}]({row['name']}.md)",
             *(row[key] for key in ("paper", "differs", "down", "up", "states")),
@@ -222,7 +222,7 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value as a recipe has it."""
     if value is None:
         return "none"

@@ -231,15 +231,15 @@ FUNCTIONS: dict[str, tuple[Callable[[Path], object], bool]] = {  # likewise: the
     "config.recipe.Recipe.of_run": (lambda run: Recipe.of_run(run), True),
     "analysis.network_figures.analyse": (lambda run: analysis.analyse(run, ["cka"]), True),
     "analysis.probe_inputs.common_inputs": (lambda run: probe_inputs.common_inputs(find_runs(run)[0], 4), True),
-    "analysis.probe_inputs.dealt_as_in": (lambda run: probe_inputs.dealt_as_in(find_runs(run)[0]), True),
+    "analysis.probe_inputs.load_run_data": (lambda run: probe_inputs.load_run_data(find_runs(run)[0]), True),
     "analysis.label_distribution.label_table": (lambda run: label_distribution.label_table(find_runs(run)[0]), True),
-    "analysis.representations.look": (
-        lambda run: representations.look(find_runs(run), analysis.Choices(), True, False),
+    "analysis.representations.represent_runs": (
+        lambda run: representations.represent_runs(find_runs(run), analysis.Choices(), True, False),
         True,
     ),
     "analysis.layer_outputs.clients_of": (lambda run: layer_outputs.clients_of(run), False),
-    "analysis.layer_outputs.views": (
-        lambda run: layer_outputs.views(run, [layer_outputs.Who(0, "a")], X, lambda *_: 0),
+    "analysis.layer_outputs.layer_outputs": (
+        lambda run: layer_outputs.layer_outputs(run, [layer_outputs.ClientRef(0, "a")], X, lambda *_: 0),
         True,
     ),
     "attacks.api.attack": (lambda run: attacks.attack(run, images=1), True),
@@ -267,7 +267,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Path], object], bool]] = {  # likewise: the
     ),
 }
 NUMBERS = {  # take records that were read, or places to write to, and open nothing of a folder
-    "analysis.tsne.panels",
+    "analysis.tsne.embeddings",
     "analysis.cka.similarity",
     "attacks.attack_target.treatment",
     "attacks.replay.last_heard",

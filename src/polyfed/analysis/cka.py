@@ -230,10 +230,12 @@ def _map(axes: Any, one: RunSimilarity, place: str, low: float, named: bool, num
     if len(blocks) < len(clients):  # around every client lines would hide the cells
         _divide(axes, blocks)
     if len(blocks) > 1:
-        ticks, names = [(start + end - 1) / 2 for start, end, _ in blocks], _names(blocks)
+        ticks = [(start + end - 1) / 2 for start, end, _ in blocks]
+        names = _names(blocks)
     else:
         step = -(-len(clients) // _NUMBERS)
-        ticks, names = list(range(0, len(clients), step)), [str(who.client) for who in clients[::step]]
+        ticks = list(range(0, len(clients), step))
+        names = [str(who.client) for who in clients[::step]]
     axes.set_yticks(ticks, names if named else [], fontsize=_SIZE)
     axes.set_xticks(ticks, names if numbered else [], fontsize=_SIZE, rotation=90 if len(blocks) > 1 else 0)
     axes.tick_params(length=2)

@@ -68,7 +68,8 @@ def embed(a_PD: NDArray[np.float64], perplexity: float = PERPLEXITY, seed: int =
 
     if len(a_PD) < 4:
         raise RequestError(f"expected at least four points to embed, came {len(a_PD)}; take more inputs")
-    nearby, start = min(perplexity, (len(a_PD) - 1) / 3), "pca" if a_PD.shape[1] > 1 else "random"
+    nearby = min(perplexity, (len(a_PD) - 1) / 3)
+    start = "pca" if a_PD.shape[1] > 1 else "random"
     points = TSNE(2, perplexity=nearby, init=start, random_state=seed).fit_transform(a_PD)
     return np.asarray(points, dtype=np.float64)
 

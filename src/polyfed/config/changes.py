@@ -24,7 +24,8 @@ def drop_idle(settings: dict[str, Any], changed: Sequence[tuple[str, ...]]) -> d
     """
     settings = copy.deepcopy(settings)
     for place in dict.fromkeys(path[:-1] for path in changed):
-        fields, tables = _fields_at(settings, place), _tables_at(settings, place)
+        fields = _fields_at(settings, place)
+        tables = _tables_at(settings, place)
         keys = {path[-1] for path in changed if path[:-1] == place}
         values = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
         for table in tables:

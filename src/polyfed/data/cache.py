@@ -61,7 +61,8 @@ def file_checksums(paths: Iterable[Path]) -> list[str]:
             with path.open("rb") as stream:
                 while block := stream.read(_CHUNK):
                     hasher.update(block)
-            entry, changed = [*stamp, hasher.hexdigest()], True
+            entry = [*stamp, hasher.hexdigest()]
+            changed = True
             known[str(path.resolve())] = entry
         sums.append(entry[3])
     if changed and notes:

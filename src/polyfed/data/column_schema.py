@@ -36,7 +36,8 @@ def pick_columns(
     Raises:
         RequestError: none, several, one that is named but absent, or a type that cannot hold them.
     """
-    found, texts = image_columns(schema, features), ", or a column of texts with text_column"
+    found = image_columns(schema, features)
+    texts = ", or a column of texts with text_column"
     image = pick_column("image", image_column, found, schema.names, where, "" if found else texts)
     label = pick_column("label", label_column, label_columns(schema, features), schema.names, where)
     _check_types(schema, image, label, where)

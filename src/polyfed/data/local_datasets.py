@@ -133,7 +133,8 @@ def from_images(
 ) -> Source:
     """A source from decoded images; `statistics` are mean and std where they are published."""
     mean, std = statistics or channel_statistics(read.train.x)
-    classes, names = len(read.class_names), read.class_names
+    classes = len(read.class_names)
+    names = read.class_names
     return Source(
         name,
         read.train,

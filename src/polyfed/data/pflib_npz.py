@@ -49,7 +49,8 @@ def read(place: Path, checked: _Check) -> parquet_images.LabeledImages:
         raise RequestError(f"expected one file per client (train/0.npz, train/1.npz) in {place}, came none")
     if alone := sorted(set(test) - set(train)):
         raise RequestError(f"expected training data of every client in {place}, came {test[alone[0]]} without")
-    names, said = natural_sort(train), _config(place / "config.json")
+    names = natural_sort(train)
+    said = _config(place / "config.json")
     if said.get("num_clients", len(names)) != len(names):
         raise RequestError(
             f"expected {said['num_clients']} clients in {place / 'train'}, as {place / 'config.json'} says, came "

@@ -54,7 +54,8 @@ def read_parquet(
         if not rows:
             raise RequestError(f"expected at least one row in {paths[0]}, came an empty file")
         more = read_extra_columns(paths, columns, needed=side == "train")
-        texts, labels = [text for text, _ in rows], np.array([label for _, label in rows])
+        texts = [text for text, _ in rows]
+        labels = np.array([label for _, label in rows])
         sides[side] = RawTexts(texts, labels, more, [(path, len(by_file[path])) for path in paths])
     return sides, found
 

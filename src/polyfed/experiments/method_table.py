@@ -89,7 +89,8 @@ def page(name: str, beside: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _described(name: str, kind: Any) -> dict[str, Any]:
-    method, own = kind(), hyperparameters(kind)
+    method = kind()
+    own = hyperparameters(kind)
     told = {key: getattr(kind, key) for key in ("paper", "differs", "down", "up", "states")}
     row = {"name": name, **told, "scored": method.scored, "needs": _needs(method.needs)}
     return row | {"knobs": {k.name: k.default for k in own}, "about": {k.name: k.about for k in own}}

@@ -203,7 +203,8 @@ def load_model(run: str | Path, client: int, device: str = "cpu", trust: bool = 
         RequestError: no finished run, no such client, code that is not trusted, a damaged file, a link, weights that do
             not fit the network, a network that a run folder cannot rebuild.
     """
-    folder, place = Path(run) / "models", named_device(device)
+    folder = Path(run) / "models"
+    place = named_device(device)
     check_links(Path(run))
     name, entry = _entry(Path(run), client)
     check_trusted(run, {key: entry.get(key) for key in _BUILDING}, trust)
@@ -324,7 +325,8 @@ def _entry(run: Path, client: int) -> tuple[str, Mapping[str, Any]]:
         raise RequestError(f"expected the folder of a finished run, came {came}")
     path = run / "models" / "index.json"
     try:
-        index, name = parse_json(_listed(path)), f"client-{client:03d}.safetensors"
+        index = parse_json(_listed(path))
+        name = f"client-{client:03d}.safetensors"
         if not isinstance(index, dict):
             raise ValueError(f"expected models by their files' names, got {described(index)}")
         if name in index:

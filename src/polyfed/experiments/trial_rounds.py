@@ -165,7 +165,8 @@ class TrialRounds:
                         self._taken[exchange.name, phase.rows] = taken
                 if self._scores and member.round > 1:  # the first one's contexts are smaller
                     cost.peak = max(cost.peak, self._peak(client, context, exchange))
-                batches, step = self._batches.get(member.id, 1), federation.architectures.training
+                batches = self._batches.get(member.id, 1)
+                step = federation.architectures.training
                 ready = time.perf_counter()
                 trained = train(client, method, context, batches, exchange.phases, step)
                 cost.batch = max(cost.batch, (time.perf_counter() - ready) / max(trained.steps, 1))

@@ -188,7 +188,8 @@ def python_source(
             "model = AutoModelForImageClassification.from_config(config)",
         ]
     else:
-        kind, function = type(model.original), import_object("model", name)
+        kind = type(model.original)
+        function = import_object("model", name)
         if words is not None and "words" in inspect.signature(function).parameters:
             given += f", words={words}"
         unwrap = "" if model.found else f".original  # or a {kind.__module__}.{kind.__qualname__} made by yourself"

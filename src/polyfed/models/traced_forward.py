@@ -137,7 +137,8 @@ class UnrecordedForward(Exception):
 
 def trace_forward(module: nn.Module, entered: Sequence[str]) -> tuple[fx.Graph, nn.Module]:
     """Records the forward in the mode the module is in."""
-    root, before = _Entry(module), torch.get_rng_state()
+    root = _Entry(module)
+    before = torch.get_rng_state()
     try:
         graph = _Tracer(entered).trace(root)
     except Exception as error:  # user code under a tracer can fail in any way

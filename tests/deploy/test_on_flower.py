@@ -21,7 +21,7 @@ import pytest
 from polyfed.deploy import app_template
 from polyfed.deploy.local_cluster import Loopback, local
 from polyfed.deploy.process_group import free_ports
-from polyfed.experiments import session
+from polyfed.experiments.run import run
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
@@ -84,7 +84,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 def check_same_numbers(out: Path, recipe: Path, alone: Path, **changes: Any) -> None:
     """The run folder holds what a run in one process gives: every record but for times, every weight, bit for bit."""
-    session.run(recipe, out=alone, **changes)
+    run(recipe, out=alone, **changes)
     ours, theirs = records(out), records(alone)
     for record in (*ours, *theirs):
         record.pop("seconds")

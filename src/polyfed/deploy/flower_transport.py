@@ -28,7 +28,7 @@ from polyfed.deploy.protocol import KINDS, Kind, Letter, Trouble
 from polyfed.deploy.requirements import expect
 from polyfed.deploy.server import serve
 from polyfed.errors import PolyfedError, RequestError, RunError
-from polyfed.experiments.session import Prepared
+from polyfed.experiments.data_cache import DataCache
 from polyfed.registry import nearest
 from polyfed.results.schema import parse_json
 from polyfed.tracking.console import Console
@@ -104,7 +104,7 @@ def make_client_app(recipe: str | Path | Recipe) -> ClientApp:
         RequestError: Flower is not installed.
     """
     expect("flwr", "polyfed.deploy.flower_transport")
-    data = Prepared()
+    data = DataCache()
 
     def answer(letter: Letter, context: Context) -> Letter:
         wanted = _recipe(recipe, _run_config(context.run_config))

@@ -48,7 +48,8 @@ from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.run_loop import one_thread
 from polyfed.engine.weight_store import Store, row_of
 from polyfed.errors import RequestError, RunError
-from polyfed.experiments.session import Prepared, assigned, companions, normalised
+from polyfed.experiments.build import assign_architectures, auxiliary_candidates
+from polyfed.experiments.data_cache import DataCache, input_normalization
 from polyfed.models.zoo import build
 from polyfed.registry import is_own
 from polyfed.results.schema import ENTRY, PREPARE, check_shape
@@ -69,9 +70,9 @@ class Node:
         RequestError: its data or its network cannot be had.
     """
 
-    def __init__(self, recipe: Recipe, place: NodeConfig, data: Prepared | None = None) -> None:
+    def __init__(self, recipe: Recipe, place: NodeConfig, data: DataCache | None = None) -> None:
         self._place = place
-        self._data = data or Prepared()
+        self._data = data or DataCache()
         if place.root is not None:
             recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"root": place.root})})
         self._recipe = recipe.with_run(device=place.device or recipe.run.device)
@@ -129,7 +130,7 @@ class Turn:
         client: see `Client`; as it begins, until `become`.
     """
 
-    def __init__(self, recipe: Recipe, place: NodeConfig, data: Prepared, task: Task) -> None:
+    def __init__(self, recipe: Recipe, place: NodeConfig, data: DataCache, task: Task) -> None:
         self._task = task
         self._place = place
         self._recipe = recipe
@@ -138,8 +139,8 @@ class Turn:
         self._source, source = dealt.source, dealt.source
         self._names = list(source.class_names) if task.class_names is None else task.class_names
         count = recipe.data.client_count or max(len(dealt.clients), place.client + 1)
-        self._name = place.architecture or assigned(recipe, count)[place.client]
-        self._prepare = normalised(source, recipe.models.architectures)
+        self._name = place.architecture or assign_architectures(recipe, count)[place.client]
+        self._prepare = input_normalization(source, recipe.models.architectures)
         self.client = Client(self._name, dealt.clients[number].train, prepare=self._prepare)
         self.client.id = place.client
         self.client.classes = len(self._names)
@@ -156,7 +157,7 @@ class Turn:
         self._beside = beside = auxiliary_network(recipe, self._method, task.companion or self._name, self._name)
         builders = {
             name: functools.partial(build, name, shape, len(self._names), width, source.words, beside=recipe.beside)
-            for name in {self._name, beside, *companions(self._method)}
+            for name in {self._name, beside, *auxiliary_candidates(self._method)}
         }
         self._architectures = architectures_of(
             self._method,

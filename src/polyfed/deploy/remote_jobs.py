@@ -38,12 +38,12 @@ from polyfed.engine.executors.base import Job, Outcome, Scores, Scoring
 from polyfed.engine.run_loop import one_thread
 from polyfed.engine.weight_store import Store, row_of
 from polyfed.errors import PolyfedError, RequestError, RunError
-from polyfed.experiments.session import Prepared
+from polyfed.experiments.data_cache import DataCache
 
 __all__ = ["asked", "outcome", "scores", "work"]
 
 _SAID = "message "  # before the names of what a method sends, beside what a client is
-_DATA = Prepared()  # of this process; what lies in it is read once
+_DATA = DataCache()  # of this process; what lies in it is read once
 
 
 class Errand(Task):

@@ -35,7 +35,8 @@ from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.task import Execution, Output, Task
 from polyfed.engine.weight_store import Store
 from polyfed.errors import RequestError
-from polyfed.experiments.session import Prepared, assigned, companions
+from polyfed.experiments.build import assign_architectures, auxiliary_candidates
+from polyfed.experiments.data_cache import DataCache
 from polyfed.models.zoo import build
 from polyfed.tracking.base import tell
 
@@ -96,7 +97,7 @@ class Deployed(Federation):
         roster: Roster,
         office: Office,
         diary: Diary,
-        data: Prepared,
+        data: DataCache,
         out: Path,
         trackers: Sequence[object] = (),
         limit: int = LIMIT,
@@ -127,7 +128,7 @@ class Deployed(Federation):
             )
         expected = [
             known.get(i, first.model_copy(update={"architecture": name}))
-            for i, name in enumerate(assigned(recipe, count))
+            for i, name in enumerate(assign_architectures(recipe, count))
         ]
         self.unseen = {said.architecture for said in expected if not is_known(said, recipe)}
         builders: dict[str, Builder] = {
@@ -140,7 +141,7 @@ class Deployed(Federation):
                 max(first.words, 0) or None,
                 beside=recipe.beside,
             )
-            for name in companions(method)
+            for name in auxiliary_candidates(method)
         }
         for said in reversed(expected):  # of two of one name, the first counts
             builders[said.architecture] = builder(said, recipe, len(names))
@@ -361,14 +362,14 @@ def serve(
     count = _check_request(recipe, min_nodes, deadline, max_megabytes)
     path = Path(out or recipe.folder)
     folder = RunFolder(path)
-    folder.check(recipe.to_dict(), resume, force, recipe.build_method().planned)
+    folder.check(recipe.to_dict(), resume, force, recipe.planned)
 
     def say(text: str) -> None:
         tell(trackers, "message", text)
 
     diary = Diary(path / DIARY, resume)
     office = Office(wire, deadline)
-    data = Prepared()
+    data = DataCache()
     roster = Roster(recipe, office, diary, count, say)
     if not (resume and roster.known and folder.finished(recipe.to_dict()) is not None):
         roster.gather(min_nodes or count)

@@ -26,8 +26,8 @@ from polyfed.deploy.node_config import NodeConfig
 from polyfed.deploy.protocol import Letter, Task, agreed
 from polyfed.deploy.requirements import OFFLINE, expect
 from polyfed.errors import RequestError, RunError
-from polyfed.experiments.session import Prepared
-from polyfed.signals import stops_on_signals
+from polyfed.experiments.data_cache import DataCache
+from polyfed.signals import raise_on_termination
 
 if TYPE_CHECKING:
     from flwr.app import Message
@@ -59,14 +59,14 @@ def join(recipe: Recipe, config: str, *, server: str, authority: str | Path, key
             raise RequestError(f"expected the file {file}, as 'polyfed deploy {maker}' writes it, came none")
     os.environ.update(OFFLINE)  # before Flower is imported, which reads them
     place = NodeConfig.read(_settings(config))
-    data = Prepared()
+    data = DataCache()
     Node(recipe, place, data).answer(Letter("hello", Task(settings=agreed(recipe)).model_dump()))
 
     def answer(letter: Letter, _: object) -> Letter:
         return Node(recipe, place, data).answer(letter)
 
     words = ["--superlink", server, "--root-certificates", str(authority), "--auth-supernode-private-key", str(key)]
-    with stops_on_signals(), _secret() as secret, _started([*words, "--port", str(port)], secret) as supernode:
+    with raise_on_termination(), _secret() as secret, _started([*words, "--port", str(port)], secret) as supernode:
         answer_forever(client_app(answer), port, secret.read_bytes(), lambda: _check_alive(supernode))
 
 

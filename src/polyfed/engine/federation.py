@@ -18,7 +18,7 @@ from polyfed.core.model_factory import Builder
 from polyfed.core.server import Member, Server
 from polyfed.core.settings import Evaluation, Training
 from polyfed.data.classes import remarks
-from polyfed.data.partition import whole
+from polyfed.data.partition import check_integer
 from polyfed.data.samples import ClientData, Samples
 from polyfed.engine.arguments import (
     builders_by_name,
@@ -114,7 +114,7 @@ class Federation:
         self.plugins: Sequence[Plugin] = plugins_of(plugins)
         self.execution = execution_of(executor)
         self.output = output_of(out)
-        self.seed = whole("seed", seed, 0)
+        self.seed = check_integer("seed", seed, 0)
         self.stages = self.evaluation.stages(method.scored)
         task = task_of(task)
         self._check_characters(task)
@@ -250,7 +250,7 @@ class Federation:
         asked = self.execution
         crew = Crew(self.method, self.architectures, self.clients, self.store, "auc" in self.evaluation.metrics)
         say = functools.partial(self.tell, "message")
-        workers = None if asked.workers is None else whole("workers", asked.workers, 1)
+        workers = None if asked.workers is None else check_integer("workers", asked.workers, 1)
         executor = chosen(asked.executor, workers, crew, self.training, say, self.output.settings)
         return executor if asked.wrap is None else asked.wrap(executor)
 

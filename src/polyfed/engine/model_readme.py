@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from polyfed.core.model_factory import Architectures
 from polyfed.core.modules import exported
-from polyfed.data.text import FIRST_WORD, PATTERN, Words
+from polyfed.data.text import FIRST_WORD, PATTERN, TextConfig
 from polyfed.escaping import markdown_text, visible
 from polyfed.models.adapt import Adapted
-from polyfed.models.third_party import source
+from polyfed.models.third_party import python_source
 from polyfed.registry import own_names
 
 _HEAD = """# The networks of this run
@@ -110,10 +110,10 @@ class Guide:
         own = self._own[name]
         about = self._about[name]
         if about["zoo"]:
-            words = None if about.get("vocabulary") is None else Words(vocabulary=about["vocabulary"]).ids
+            words = None if about.get("vocabulary") is None else TextConfig(vocabulary=about["vocabulary"]).ids
             shape = tuple(about["input"]["shape"])
             beside = about.get("modules", ())
-            return source(name, own, shape, about["classes"], about["feature_dim"], words, beside)
+            return python_source(name, own, shape, about["classes"], about["feature_dim"], words, beside)
         kind = type(own.original if isinstance(own, Adapted) else own)
         place = [f"from {kind.__module__} import {kind.__name__}"] if kind.__qualname__.isidentifier() else []
         return [*place, f"model = {kind.__name__}(...)  # with the arguments that it had for the run"]

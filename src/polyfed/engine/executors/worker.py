@@ -35,9 +35,9 @@ from polyfed.engine.executors.base import Job, Outcome, Scoring, carry_out, plac
 from polyfed.engine.executors.shared_buffer import Mailbox
 from polyfed.engine.weight_store import Row, Store, row_of
 from polyfed.errors import PolyfedError, RunError
-from polyfed.signals import STOPPING
+from polyfed.signals import TERMINATION_SIGNALS
 
-_RUNS_BUSINESS = (signal.SIGINT, *STOPPING)  # upon which it ends its workers
+_RUNS_BUSINESS = (signal.SIGINT, *TERMINATION_SIGNALS)  # upon which it ends its workers
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _TRIM_THRESHOLD = -1
 _MMAP_MAX = -4  # of mallopt

@@ -21,6 +21,7 @@ from polyfed.errors import Interrupted, RequestError
 from polyfed.experiments.sweep import Sweep, parse, sweep
 from polyfed.report.run_records import RunRecord
 from polyfed.report.sweeps import Cell, _apart, draw, tabulate, to_csv, to_json, to_markdown, to_text
+from polyfed.results.schema import RoundRecord, RunResult
 
 RECIPE = """
 [data]
@@ -197,7 +198,7 @@ def record(path: str, validation: float | None, accuracy: float, seed: int = 0, 
         {"round": 2, "evaluated": True, "validation": validation},
         {"round": 3, "evaluated": False, "validation": None},
     ]
-    return RunRecord(Path(path), result, rounds)
+    return RunRecord(Path(path), RunResult(**result), [RoundRecord(**line) for line in rounds])
 
 
 def cells(
@@ -473,7 +474,8 @@ def test_the_command(tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch
 def test_what_has_learnt_nothing_is_not_chosen() -> None:
     local, good, lost = cells({1: (0.4, 0.4), 2: (0.9, 0.9)})
     (run,) = lost.runs
-    run = dataclasses.replace(run, result={**run.result, "nothing_learnt": "nothing was learnt: why"})
+    result = run.result.model_copy(update={"nothing_learnt": "nothing was learnt: why"})
+    run = dataclasses.replace(run, stored=result)
     table = tabulate(["method.header_lr"], [local, good, dataclasses.replace(lost, runs=[run])])
     assert table is not None
     assert table.chosen is not None

@@ -11,6 +11,7 @@ import scipy.stats
 from polyfed.errors import RequestError
 from polyfed.report.run_records import RunRecord, find_runs
 from polyfed.report.statistics import Target, leader, margin_of, paired, paper_bytes, reach, to_target
+from polyfed.results.schema import RoundRecord
 
 
 @pytest.mark.parametrize("values", [[0.5, 0.7, 0.5], [0.61, 0.6, 0.64], [0.1, 0.2, 0.15, 0.3, 0.22]])
@@ -144,10 +145,11 @@ def test_rounds_that_were_not_scored_are_spent_all_the_same(make: Any) -> None:
     lines[0] |= {"evaluated": False, "accuracy": {}}
     for number, line in enumerate(lines, start=1):
         line |= {"bytes_up_as_in_paper": 10 * number, "bytes_down_as_in_paper": number}
-    found = reach(RunRecord(run.path, run.result, lines), 0.6, "personal")
+    rounds = [RoundRecord(**line) for line in lines]
+    found = reach(RunRecord(run.path, run.result, rounds), 0.6, "personal")
     assert found is not None
     assert (found.round, found.bytes, found.bytes_as_in_paper) == (2, 6144, 33)
-    assert paper_bytes(lines, ("up",)) == 60
+    assert paper_bytes(rounds, both_ways=False) == 60
     assert paper_bytes(run.rounds) == 9216  # as sent, where the paper's count was not recorded
 
 

@@ -46,9 +46,10 @@ def label_table(run: RunRecord, data: Prepared | None = None) -> LabelTable:
     """
     dealt = dealt_as_in(run, data)
     counts = tuple(tuple(map(int, row)) for row in dealt.label_table)
-    table = run.result.get("clients_table") or [{} for _ in counts]
+    table = run.result.clients_table
+    architectures = tuple(row.architecture for row in table) if table else (None,) * len(counts)
     names = tuple(dealt.source.class_names) or tuple(map(str, range(dealt.classes)))
-    return LabelTable(run.seed, counts, names, tuple(row.get("architecture") for row in table))
+    return LabelTable(run.seed, counts, names, architectures)
 
 
 def draw_table(group: Group, table: LabelTable, stem: str = "labels") -> Drawing:

@@ -170,7 +170,7 @@ def _about(found: Attack) -> str:
     treated = f"; on their way {seen.treated}" if seen.treated else ""
     added = "; the noise is the attack's, the method sends none" if seen.kind == "prototypes" and _noisy(found) else ""
     return (
-        f"{_who(found)} on {run.result['dataset']}, run seed {run.seed}{own}{treated}{added}. Client "
+        f"{_who(found)} on {run.result.dataset}, run seed {run.seed}{own}{treated}{added}. Client "
         f"{seen.model.client} ({seen.model.architecture}), its upload of round {seen.round}: "
         f"{len(found.exposure.targets)} of {seen.rows} "
         f"{'pairs' if seen.kind == 'features' else 'prototypes'}. White box: the attacker knows the client's network. "

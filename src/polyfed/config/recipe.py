@@ -80,7 +80,7 @@ from polyfed.registry import (
     texts,
 )
 from polyfed.report import paper_results
-from polyfed.results.schema import check_links, parse_toml
+from polyfed.results.read import check_links, parse_toml
 
 __all__ = ["Data", "MethodChoice", "Models", "Recipe", "RunSettings"]
 

@@ -27,7 +27,7 @@ from polyfed.data import bounds, cache
 from polyfed.data.samples import LABEL_NAMES, Samples, of_so_many
 from polyfed.errors import RequestError
 from polyfed.registry import nearest
-from polyfed.results.schema import parse_json
+from polyfed.results.read import parse_json
 
 _VERSION = "images-2"  # part of every cache key: raise it when decoding or label handling changes
 SPLITS = {"train": ("train", "training"), "test": ("test", "testing"), "validation": ("validation", "valid", "val")}

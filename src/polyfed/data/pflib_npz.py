@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from polyfed.data import bounds, parquet_images, per_client_folders, safe_pickle
 from polyfed.data.samples import Samples, classes_up_to
 from polyfed.errors import RequestError
-from polyfed.results.schema import parse_json
+from polyfed.results.read import parse_json
 
 _NO_ARRAYS: tuple[type[Exception], ...] = (*safe_pickle.NO_ARRAY, OSError, zipfile.BadZipFile, zlib.error)
 

@@ -52,7 +52,7 @@ from polyfed.errors import RequestError, RunError
 from polyfed.experiments.session import Prepared, assigned, companions, normalised
 from polyfed.models.zoo import build
 from polyfed.registry import MODELS, nearest
-from polyfed.results.schema import ENTRY, PREPARE, check_shape
+from polyfed.results.stored_files import check_nodes_entry
 
 _KEYS: Mapping[str, tuple[type, str]] = {
     "client-id": (int, "the number of this node's client, from 0 on"),
@@ -350,9 +350,7 @@ class Turn:
             "input": {"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")},
         }
         try:
-            check_shape(about, ENTRY)
-            if about.get("prepare") not in (None, "plain"):
-                check_shape(about["prepare"], PREPARE, "prepare")
+            check_nodes_entry(about)
             for key, value in own.items():
                 if about[key] != value:
                     raise ValueError(f"'{key}' is {about[key]!r:.60}, not {value!r:.60}")

@@ -71,9 +71,9 @@ def spent(folders: Sequence[Path | str], delta: float | None = None) -> list[Spe
 def _of_run(run: RunRecord, delta: float | None) -> list[Spent]:
     accounts: dict[int, list[Release]] = {}
     for record in run.rounds:
-        for client, releases in read(record.get("releases", ())).items():
+        for client, releases in read([entry.model_dump() for entry in record.releases]).items():
             accounts.setdefault(client, []).extend(releases)
-    at = delta or float(run.result.get("delta", _DELTA))
+    at = delta or run.result.delta or _DELTA
     found = []
     for unit in UNITS:
         mine = {i: _merged([one for one in account if one.unit == unit]) for i, account in accounts.items()}
@@ -96,8 +96,8 @@ def _line(run: RunRecord, unit: Unit, accounts: dict[int, tuple[Release, ...]], 
         classic = classic_epsilon(loudest.noise, 1.0, delta)
     return Spent(
         run=run.name or run.method,
-        seed=run.result.get("seed"),
-        accuracy=run.result.get("accuracy"),
+        seed=run.seed,
+        accuracy=run.result.accuracy,
         unit=unit,
         what=tuple(sorted({one.what for one in worst})),
         client=client,

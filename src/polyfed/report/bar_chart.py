@@ -36,20 +36,15 @@ class Bar:
 
 def bars(group: Group, stage: str | None = None) -> list[Bar]:
     """One per row, in order; a row without a recorded accuracy is left out."""
-    stages, found = group.stages(stage), []
+    stages = group.stages(stage)
+    found = []
     for name, runs in group.rows.items():
-        each = [_accuracy(run, stages[name]) for run in runs]
+        each = [finite(run.result.mean_accuracy(stages[name])) for run in runs]
         mean = mean_of(each)
         if mean is not None:
             known = tuple(value for value in each if value is not None)
             found.append(Bar(name, runs[0].method, mean, std_of(each), known, tuple(run.seed for run in runs)))
     return found
-
-
-def _accuracy(run: RunRecord, stage: str) -> float | None:
-    if stage == run.stage:
-        return finite(run.result["accuracy"])
-    return finite(((run.result.get("accuracy_by_stage") or {}).get(stage) or {}).get("mean"))
 
 
 def variants(runs: Iterable[RunRecord], stage: str | None = None) -> list[Drawing]:

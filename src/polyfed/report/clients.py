@@ -5,6 +5,7 @@ Always of each run's main stage, after the last round: that is what `result.json
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -25,7 +26,6 @@ from polyfed.report.plot_style import (
     styles,
 )
 from polyfed.report.run_records import RunRecord
-from polyfed.report.text_tables import finite
 
 __all__ = ["ClientScore", "architectures", "by_architecture", "client_scores", "clients", "ranked", "sizes"]
 
@@ -55,13 +55,16 @@ def client_scores(group: Group) -> list[ClientScore]:
 
 
 def _scores(name: str, run: RunRecord) -> list[ClientScore]:
-    table = run.result.get("clients_table")
-    if table is None:
-        table = [{"id": n, "accuracy": a} for n, a in enumerate(run.result.get("accuracy_per_client") or ())]
+    table = run.result.clients_table
+    known: list[tuple[int, str | None, int | None, float | None]]
+    if table is None:  # only the accuracies were recorded
+        known = [(number, None, None, accuracy) for number, accuracy in enumerate(run.result.accuracy_per_client)]
+    else:
+        known = [(row.id, row.architecture, row.samples, row.accuracy) for row in table]
     return [
-        ClientScore(name, run.method, run.seed, row["id"], row.get("architecture"), row.get("samples"), accuracy)
-        for row in table
-        if (accuracy := finite(row.get("accuracy"))) is not None
+        ClientScore(name, run.method, run.seed, number, architecture, samples, accuracy)
+        for number, architecture, samples, accuracy in known
+        if accuracy is not None and math.isfinite(accuracy)
     ]
 
 

@@ -170,7 +170,7 @@ def tables() -> tuple[str, ...]:
 
 def column(run: RunRecord) -> list[Entry]:
     """The printed numbers of the columns that a run is made after, all of their rows; none where it names no table."""
-    data = run.recipe.get("data", {})
+    data = run.recipe.data
     return [
         entry
         for entry in (entries() if run.published else ())
@@ -196,11 +196,6 @@ def _is_set(setting: str, data: Mapping[str, Any]) -> bool:
     return all(show_value(data.get(key.strip())) == value.strip() for key, _, value in asked)
 
 
-def row_name(run: RunRecord) -> str:
-    """Which of the paper's rows is the run's: the variant's name or, where it is none, the method's."""
-    return str(run.result.get("label") or run.method)
-
-
 # ours beside theirs -----------------------------------------------------------------------------------------------
 def beside(runs: Sequence[RunRecord], stage: str) -> tuple[Beside, ...]:
     """A row's figures beside those that the paper prints for it, in its order; none where it prints none.
@@ -208,7 +203,7 @@ def beside(runs: Sequence[RunRecord], stage: str) -> tuple[Beside, ...]:
     Args:
         runs: of one row, one per seed. stage: whose accuracy, where the table's file does not say.
     """
-    printed = [entry for entry in column(runs[0]) if entry.method == row_name(runs[0])]
+    printed = [entry for entry in column(runs[0]) if entry.method == runs[0].label_or_method]
     named = {entry.place: entry.stage for entry in printed if entry.stage}  # of a table's rounds and bytes, too
     found = [(entry, of, _measured(entry, runs, of)) for entry in printed for of in [named.get(entry.place, stage)]]
     return tuple(_judged(entry, runs, of, ours) for entry, of, ours in found if ours is not None)
@@ -217,13 +212,13 @@ def beside(runs: Sequence[RunRecord], stage: str) -> tuple[Beside, ...]:
 def _measured(entry: Entry, runs: Sequence[RunRecord], stage: str) -> tuple[float | None, float | None] | None:
     """Mean and standard deviation over seeds of the quantity, in the entry's unit; None where it is none of ours."""
     if entry.quantity == "accuracy":
-        values = [accuracy_of(run, stage) for run in runs]
+        values = [finite(run.result.mean_accuracy(stage)) for run in runs]
         return _scaled(mean_of(values), std_of(values), 0.01 if entry.unit == "%" else 1.0)
     if entry.quantity == _PER_CLIENT:
-        values = [_per_client(run, ("up", "down")) for run in runs]
+        values = [_per_client(run, both_ways=True) for run in runs]
         return _scaled(mean_of(values), std_of(values), _BYTES[entry.unit])
     if entry.quantity == _PARAMETERS:
-        values = [_per_client(run, ("up",)) for run in runs]
+        values = [_per_client(run, both_ways=False) for run in runs]
         return _scaled(mean_of(values), std_of(values), 4e6)
     if found := _TO.fullmatch(entry.quantity):
         needed = to_target(runs, float(found[2]) / 100, stage)
@@ -234,24 +229,17 @@ def _measured(entry: Entry, runs: Sequence[RunRecord], stage: str) -> tuple[floa
     return None
 
 
-def accuracy_of(run: RunRecord, stage: str) -> float | None:
-    """The mean accuracy over clients in a stage, after the last scored round; in [0, 1]."""
-    if stage == run.stage:
-        return finite(run.result["accuracy"])
-    return finite(((run.result.get("accuracy_by_stage") or {}).get(stage) or {}).get("mean"))
-
-
 def _scaled(mean: float | None, spread: float | None, unit: float) -> tuple[float | None, float | None]:
     return (None if mean is None else mean / unit, None if spread is None else spread / unit)
 
 
-def _per_client(run: RunRecord, ways: Sequence[str]) -> float | None:
+def _per_client(run: RunRecord, both_ways: bool) -> float | None:
     """Bytes. Median over rounds, so that a first round in which there is nothing to send yet does not count for all."""
-    sent = [
-        total / len(record["clients"])
-        for record in run.rounds
-        if record.get("clients") and not record.get("closing") and (total := paper_bytes([record], ways)) is not None
-    ]
+    sent = []
+    for record in run.rounds:
+        total = paper_bytes([record], both_ways)
+        if record.clients and not record.closing and total is not None:
+            sent.append(total / len(record.clients))
     return statistics.median(sent) if sent else None
 
 

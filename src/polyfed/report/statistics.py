@@ -24,6 +24,7 @@ from typing import Any
 from polyfed.errors import RequestError
 from polyfed.report.run_records import RunRecord
 from polyfed.report.text_tables import finite, mean_of, std_of
+from polyfed.results.schema import RoundRecord
 
 __all__ = [
     "SEEDS",
@@ -171,33 +172,38 @@ def reach(run: RunRecord, accuracy: float, stage: str) -> Reach | None:
         return None
     spent = run.rounds[: first + 1]
     return Reach(
-        round=int(run.rounds[first]["round"]),
-        bytes_up=_sum(spent, "bytes_up"),
-        bytes_down=_sum(spent, "bytes_down"),
+        round=run.rounds[first].round,
+        bytes_up=_sum([record.bytes_up for record in spent]),
+        bytes_down=_sum([record.bytes_down for record in spent]),
         bytes_as_in_paper=paper_bytes(spent),
-        seconds=_sum(spent, "seconds"),
-        simulated_seconds=_sum(spent, "simulated_seconds"),
+        seconds=_sum([record.seconds for record in spent]),
+        simulated_seconds=_sum([record.simulated_seconds for record in spent]),
         lost=any(score is not None and score < accuracy for score in scores[first + 1 :]),
     )
 
 
-def _mean(record: Mapping[str, Any], stage: str) -> float | None:
+def _mean(record: RoundRecord, stage: str) -> float | None:
     """The mean accuracy of a round in a stage; None where it was not scored."""
-    if not record.get("evaluated"):
-        return None
-    return finite(((record.get("accuracy") or {}).get(stage) or {}).get("mean"))
+    return finite(record.mean_accuracy(stage)) if record.evaluated else None
 
 
-def _sum(records: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    values = [finite(record.get(key)) for record in records]
-    return sum(value for value in values if value is not None) if None not in values else None
+def _sum(values: Sequence[float | None]) -> float | None:
+    """The sum; None unless every value is known."""
+    known = [number for value in values if (number := finite(value)) is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
-def paper_bytes(records: Sequence[Mapping[str, Any]], ways: Sequence[str] = ("up", "down")) -> float | None:
-    """Bytes of these rounds, counted as the method's paper counts; as they were sent where that was not recorded."""
-    found = [_sum(records, f"bytes_{way}_as_in_paper") for way in ways]
-    found = [_sum(records, f"bytes_{way}") for way in ways] if None in found else found
-    return None if None in found else sum(value for value in found if value is not None)
+def paper_bytes(records: Sequence[RoundRecord], both_ways: bool = True) -> float | None:
+    """Bytes of these rounds, counted as the method's paper counts; as they were sent where that was not recorded.
+
+    both_ways: up and down; else up alone.
+    """
+    up = _sum([record.bytes_up_as_in_paper for record in records])
+    down = _sum([record.bytes_down_as_in_paper for record in records]) if both_ways else 0
+    if up is None or down is None:
+        up = _sum([record.bytes_up for record in records])
+        down = _sum([record.bytes_down for record in records]) if both_ways else 0
+    return None if up is None or down is None else up + down
 
 
 @dataclass(frozen=True)

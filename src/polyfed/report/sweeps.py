@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -167,10 +167,10 @@ def tabulate(keys: Sequence[str], cells: Sequence[Cell], notes: Sequence[str] = 
     left = [cell for cell, _ in found if cell.words and not cell.complete]
     lost = [f"not to be chosen, as a seed is missing: {_named(keys, cell.settings)}" for cell in left]
     lost += [
-        f"not to be chosen, {_named(keys, cell.settings)}: {run.result['nothing_learnt']}"
+        f"not to be chosen, {_named(keys, cell.settings)}: {run.result.nothing_learnt}"
         for cell, _ in found
         for run in cell.runs
-        if cell.words and run.result.get("nothing_learnt")
+        if cell.words and run.result.nothing_learnt
     ]
     return SweepTable(tuple(keys), caption, rows, (told, *lost, *notes))
 
@@ -179,58 +179,63 @@ def _row(cell: Cell) -> SweepRow:
     first = cell.runs[0]
     results = [run.result for run in cell.runs]
     validation = [_validation(run) for run in cell.runs]
-    accuracy = [finite(result["accuracy"]) for result in results]
-    local = {run.seed: finite(run.result["accuracy"]) for run in cell.beside}
+    accuracy = [finite(result.accuracy) for result in results]
+    local = {run.seed: finite(run.result.accuracy) for run in cell.beside}
     pairs = [(a, local[run.seed]) for run, a in zip(cell.runs, accuracy, strict=True) if run.seed in local]
     differences = [None if a is None or b is None else a - b for a, b in pairs]
     return SweepRow(
         settings=dict(cell.settings),
-        method=str(first.result.get("label") or first.method),
+        method=first.label_or_method,
         stage=first.stage,
         seeds=tuple(run.seed for run in cell.runs),
         validation=mean_of(validation),
         validation_std=std_of(validation),
         accuracy=mean_of(accuracy),
         accuracy_std=std_of(accuracy),
-        best=mean_of([result.get("accuracy_best_by_validation") for result in results]),
+        best=mean_of([result.accuracy_best_by_validation for result in results]),
         local=mean_of([b for _, b in pairs]),
         difference=mean_of(differences),
         difference_std=std_of(differences),
-        bytes_up=mean_of([result.get("bytes_up") for result in results]),
-        bytes_down=mean_of([result.get("bytes_down") for result in results]),
-        seconds=mean_of([result.get("seconds") for result in results]),
-        refused=sum(int(result.get("refused") or 0) for result in results),
+        bytes_up=mean_of([result.bytes_up for result in results]),
+        bytes_down=mean_of([result.bytes_down for result in results]),
+        seconds=mean_of([result.seconds for result in results]),
+        refused=sum(result.refused or 0 for result in results),
         words=cell.words,
         runs=tuple(
             {"seed": run.seed, "path": str(run.path), "validation": v, "accuracy": a}
             for run, v, a in zip(cell.runs, validation, accuracy, strict=True)
         ),
-        nothing_learnt=sum(bool(result.get("nothing_learnt")) for result in results),
+        nothing_learnt=sum(bool(result.nothing_learnt) for result in results),
     )
 
 
 def _validation(run: RunRecord) -> float | None:
     """Validation accuracy of the main stage in the last evaluated round."""
-    return next((finite(record.get("validation")) for record in reversed(run.rounds) if record.get("evaluated")), None)
+    return next((finite(record.validation) for record in reversed(run.rounds) if record.evaluated), None)
 
 
 def _group(cells: Sequence[Cell]) -> Group:
     runs = {str(number): list(cell.runs) for number, cell in enumerate(cells)}
     seeds = tuple(sorted({run.seed for cell in cells for run in cell.runs}))
-    return Group(runs, "", seeds, cells[0].runs[0].result["evaluation"])
+    return Group(runs, "", seeds, cells[0].runs[0].result.evaluation)
 
 
 def _about(cells: Sequence[Cell]) -> str:
     """What all rows have in common: ``"fedgh on cifar10, 10 clients, 10 rounds, seeds 0, 1"``."""
-    results = [run.result for cell in cells for run in cell.runs]
-
-    def common(key: str, unit: str = "") -> str:
-        values = list(dict.fromkeys(str(result.get(key)) for result in results))
-        return (values[0] if len(values) == 1 else f"{' or '.join(values)}") + unit
-
-    methods = " or ".join(dict.fromkeys(str(result.get("label") or result["method"]) for result in results))
-    parts = [common("dataset"), common("clients", " clients"), common("rounds", " rounds"), _group(cells).seeds_text()]
+    runs = [run for cell in cells for run in cell.runs]
+    methods = _alternatives(run.label_or_method for run in runs)
+    parts = [
+        _alternatives(run.result.dataset for run in runs),
+        f"{_alternatives(run.result.clients for run in runs)} clients",
+        f"{_alternatives(run.result.rounds for run in runs)} rounds",
+        _group(cells).seeds_text(),
+    ]
     return f"{methods} on {', '.join(parts)}"
+
+
+def _alternatives(values: Iterable[object]) -> str:
+    """``"2"``, ``"2 or 3"``: each value once."""
+    return " or ".join(dict.fromkeys(map(str, values)))
 
 
 def _named(keys: Sequence[str], settings: Mapping[str, Any]) -> str:

@@ -356,7 +356,8 @@ def test_a_run_does_not_go_on_from_a_record_that_lacks_something(key: str, tmp_p
     for line in lines:
         del line["seal"], line[key]
     (place / "rounds.jsonl").write_bytes(b"".join(seal(line) + b"\n" for line in lines))
-    with pytest.warns(UserWarning, match=f"expected the key '{key}', got none"), pytest.raises(RequestError, match="damaged"):
+    told = f"expected the key '{key}', got none"
+    with pytest.warns(UserWarning, match=told), pytest.raises(RequestError, match="damaged"):
         FUZZ.federation(place).run(resume=True)
 
 

@@ -48,11 +48,13 @@ class Kind:
     """A kind of single value, to be put into `Annotated`.
 
     Attributes:
-        name: "a number", for errors. plural: "numbers", for the page of records. fits: whether a value is one.
+        name: "a number", for errors. one, many: "number", "numbers", for the page of records. fits: whether a value is
+        of this kind.
     """
 
     name: str
-    plural: str
+    one: str
+    many: str
     fits: Callable[[Any], bool]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -96,33 +98,34 @@ def _is_setting(value: Any) -> bool:
     return isinstance(value, str | bool) or _is_number(value)
 
 
-Number = Annotated[float, Kind("a number", "numbers", _is_number)]
-Loss = Annotated[float, Kind("a number", "numbers", _is_loss)]  # of any size, as training may diverge
-Figure = Annotated[float, Kind("a number", "numbers", _is_figure)]  # a user's own may be infinite
-Count = Annotated[int, Kind("a whole number", "whole numbers", _is_count)]
-Flag = Annotated[bool, Kind("true or false", "true or false", lambda value: isinstance(value, bool))]
-Text = Annotated[str, Kind("a text", "texts", lambda value: isinstance(value, str))]
+Number = Annotated[float, Kind("a number", "number", "numbers", _is_number)]
+Loss = Annotated[float, Kind("a number", "number", "numbers", _is_loss)]  # of any size, as training may diverge
+Figure = Annotated[float, Kind("a number", "number", "numbers", _is_figure)]  # a user's own may be infinite
+Count = Annotated[int, Kind("a whole number", "integer", "integers", _is_count)]
+Flag = Annotated[bool, Kind("true or false", "Boolean", "Booleans", lambda value: isinstance(value, bool))]
+Text = Annotated[str, Kind("a text", "string", "strings", lambda value: isinstance(value, str))]
 Setting = Annotated[
-    Any, Kind("a text, a number, true or false, or a list of these", "settings of a recipe", _is_setting)
+    Any, Kind("a text, a number, true or false, or a list of these", "setting", "settings", _is_setting)
 ]
 
 
 def number_between(low: float, high: float) -> Kind:
     """A number from `low` to `high`."""
     name = f"a number from {low:g} to {high:g}"
-    return Kind(name, f"numbers from {low:g} to {high:g}", lambda value: _is_number(value) and low <= value <= high)
+    return Kind(name, "number", "numbers", lambda value: _is_number(value) and low <= value <= high)
 
 
 def count_between(low: int, high: int) -> Kind:
     """A whole number from `low` to `high`."""
     name = f"a whole number from {low} to {high}"
-    return Kind(name, "whole numbers", lambda value: _is_count(value) and low <= value <= high)
+    return Kind(name, "integer", "integers", lambda value: _is_count(value) and low <= value <= high)
 
 
 def one_of(*texts: str) -> Kind:
     """One of these texts."""
-    names = ", ".join(f"`{text}`" for text in texts)
-    return Kind(f"one of {', '.join(texts)}", names, lambda value: isinstance(value, str) and value in texts)
+    quoted = " or ".join(f"`{text}`" for text in texts)
+    name = f"one of {', '.join(texts)}"
+    return Kind(name, quoted, quoted, lambda value: isinstance(value, str) and value in texts)
 
 
 def _refuse_null(value: Any) -> Any:

@@ -39,19 +39,16 @@ class Summary(Record):
 
     mean: IfPresent[Number] = Field(
         None,
-        description='with `mean = "clients"` every client counts once; with `"samples"` as often as it has test '
-        "samples. For the accuracy the latter is the accuracy over all samples; for the other figures it is the "
-        "weighted mean of the clients' own",
+        description='mean over clients: with `mean = "clients"` each counts once, with `"samples"` as often as it has '
+        "test samples (for the accuracy this is the accuracy over all samples)",
     )
-    std: IfPresent[Number] = Field(None, description="standard deviation over clients (population), each counting once")
-    min: IfPresent[Number] = Field(None, description="of the lowest client")
-    max: IfPresent[Number] = Field(None, description="of the highest client")
+    std: IfPresent[Number] = Field(None, description="population standard deviation over clients, each counting once")
+    min: IfPresent[Number] = Field(None, description="the lowest client")
+    max: IfPresent[Number] = Field(None, description="the highest client")
     worst_tenth: IfPresent[Number] = Field(
         None, description="accuracy only: mean of the lowest tenth of the clients, rounded up"
     )
-    n: IfPresent[Number] = Field(
-        None, description="clients in it: those with test data, for whom the figure is defined"
-    )
+    n: IfPresent[Number] = Field(None, description="number of clients with test data for which the figure is defined")
 
 
 class FigureSummary(Record):
@@ -67,141 +64,155 @@ class FigureSummary(Record):
 class LateUpload(Record):
     """An upload of an earlier round."""
 
-    client: Count = Field(description="who sent it")
+    client: Count = Field(description="the client that sent it")
     sent_in: Count = Field(alias="from", description="the round in which it was sent")
 
 
 class Refusal(Record):
-    """An upload that counted for nothing."""
+    """An upload that was rejected and not aggregated."""
 
-    client: Count = Field(description="whose")
-    reason: Text = Field(description="why")
+    client: Count = Field(description="the client that sent it")
+    reason: Text = Field(description="why it was rejected")
 
 
 class Traffic(Record):
     """What one client sent and was sent, in bytes."""
 
+    down: Count = Field(description="sent to the client")
     up: Count = Field(description="sent by the client")
-    down: Count = Field(description="sent to it")
 
 
 class SimulatedEffort(Record):
-    """What a round would have been for one client's device."""
+    """What a round would have taken on one client's device."""
 
     down: Number = Field(description="seconds to receive")
     train: Number = Field(description="seconds to compute")
     up: Number = Field(description="seconds to send")
-    operations: Count = Field(description="that it computed")
+    operations: Count = Field(description="floating-point operations computed")
 
 
 class DefenseRecord(Record):
     """What the rule of `[defence]` did in a round."""
 
-    left_out: list[Count] = Field([], description="clients that Krum left out")
-    shortened: IfPresent[Count] = Field(None, description="how many vectors and tensors were cut to the longest norm")
-    few: IfPresent[Count] = Field(None, description="how many parts fewer than three clients sent")
+    left_out: list[Count] = Field([], description="clients whose uploads Krum left out")
+    shortened: IfPresent[Count] = Field(
+        None, description="number of vectors and tensors that were shortened to the norm bound"
+    )
+    few: IfPresent[Count] = Field(
+        None, description="number of parts that fewer than three clients sent, so that nobody can be outvoted"
+    )
 
 
 class ReleaseRecord(Record):
-    """What clients released with noise, the same for all of `clients`."""
+    """One noised release, the same for all of its `clients`."""
 
     what: Annotated[Literal["upload", "features", "training"], one_of("upload", "features", "training")] = Field(
-        description="what is hidden by the noise"
+        description="what the noise was added to"
     )
     unit: Annotated[Literal["client", "sample"], one_of("client", "sample")] = Field(
-        description="whether a client takes part, or what one of its rows holds"
+        description="what the noise hides: whether a client takes part, or what one of its rows holds"
     )
     noise: Annotated[float, number_between(1e-9, 1e18)] = Field(
-        description="its standard deviation over the most that it can change"
+        description="standard deviation of the noise, divided by the sensitivity"
     )
-    drawn: Whole = Field(description="rows that it is about; 0: about all")
-    held: Whole = Field(description="rows that these are drawn of")
-    poisson: Flag = Field(description="whether each row was drawn by itself")
-    times: Annotated[int, count_between(1, 2**40)] = Field(description="how often")
-    clients: list[Whole] = Field(description="whose")
+    drawn: Whole = Field(description="number of rows in it; 0: all")
+    held: Whole = Field(description="number of rows that these were drawn from")
+    poisson: Flag = Field(
+        description="whether each row was drawn independently; else exactly `drawn` without replacement"
+    )
+    times: Annotated[int, count_between(1, 2**40)] = Field(description="how often it was made")
+    clients: list[Whole] = Field(description="the clients that made it")
 
 
 class RoundRecord(Record):
     """One round, a line of rounds.jsonl."""
 
     round: Count = Field(description="counted from 1; a closing round has the number after the last one")
-    seconds: IfPresent[Number] = Field(None, description="of the whole round, scoring included")
-    closing: Flag = Field(False, description="true for the closing round, which some methods have after the last one")
-    clients: list[Count] = Field([], description="who was asked to take part, and reached")
-    lr: IfPresent[Number] = Field(None, description="the round's learning rate, under the schedule")
+    seconds: IfPresent[Number] = Field(None, description="wall-clock time of the round, evaluation included")
+    closing: Flag = Field(
+        False, description="whether this is the closing round that some methods have after the last one"
+    )
+    clients: list[Count] = Field([], description="clients that were selected and reached")
+    lr: IfPresent[Number] = Field(None, description="learning rate of the round, as the schedule has it")
     dropped: list[Count] = Field(
         [],
-        description="who was asked, and dropped out; also who was lost, as two workers in turn died of its work",
+        description="selected clients that dropped out; also those whose work killed two workers in turn",
     )
-    late: list[Count] = Field([], description="who sent something that did not arrive in this round")
-    arrived: list[LateUpload] = Field([], description="what of earlier rounds was taken in")
+    late: list[Count] = Field([], description="clients whose upload did not arrive in this round")
+    arrived: list[LateUpload] = Field([], description="late uploads of earlier rounds that were aggregated in this one")
     discarded: list[LateUpload] = Field(
-        [], description="what came too late, or was overtaken by a newer one of the same client, and was thrown away"
+        [], description="late uploads that were thrown away: too late, or overtaken by a newer one of the same client"
     )
-    bytes_up: IfPresent[Count] = Field(None, description="sent by the clients; also what was refused or lost")
-    bytes_down: IfPresent[Count] = Field(None, description="sent by the server")
+    bytes_up: IfPresent[Count] = Field(
+        None, description="bytes sent by all clients, rejected and lost uploads included"
+    )
+    bytes_down: IfPresent[Count] = Field(None, description="bytes sent by the server")
     bytes_up_uncompressed: IfPresent[Count] = Field(
-        None, description="only with `[compression]`: what would have gone up"
+        None, description="only with `[compression]`: `bytes_up` without it"
     )
     bytes_up_as_in_paper: IfPresent[Count] = Field(
-        None, description="`bytes_up`, not compressed, counted as the method's paper counts"
+        None, description="`bytes_up` without compression, counted as the method's paper counts"
     )
-    bytes_down_as_in_paper: IfPresent[Count] = Field(None, description="`bytes_down`, likewise")
-    bytes_by_client: dict[str, Traffic] = Field({}, description="client -> what it sent and was sent")
+    bytes_down_as_in_paper: IfPresent[Count] = Field(
+        None, description="`bytes_down`, counted as the method's paper counts"
+    )
+    bytes_by_client: dict[str, Traffic] = Field({}, description="client -> bytes it sent and received")
     train_loss: Loss | None = Field(
-        None, description="mean over the training samples processed; null where nothing was trained"
+        None, description="mean over the training samples processed; null if nothing was trained"
     )
-    samples: IfPresent[Count] = Field(None, description="training samples processed, all epochs counted")
-    refused: list[Refusal] = Field([], description="uploads that counted for nothing")
-    sums: dict[str, Any] = Field({}, description="the method's own figures, per training step")
+    samples: IfPresent[Count] = Field(None, description="training samples processed, each epoch counted")
+    refused: list[Refusal] = Field([], description="uploads that were rejected")
+    sums: dict[str, Any] = Field({}, description="the method's own metrics, mean over training steps")
     simulated_seconds: IfPresent[Number] = Field(
-        None, description="only with `[devices]`: what the round would have taken on the clients' [devices](devices.md)"
+        None,
+        description="only with `[devices]`: time that the round would have taken on the clients' [devices](devices.md)",
     )
     simulated_by_client: IfPresent[dict[str, SimulatedEffort]] = Field(
-        None, description="only with `[devices]`: client -> its part of it"
+        None, description="only with `[devices]`: client -> its share of that time"
     )
     stragglers: IfPresent[list[Count]] = Field(
-        None, description="only with a deadline: whose upload came behind it; they are among `late`, too"
+        None, description="only with a deadline: clients whose upload missed it; they are listed in `late`, too"
     )
     epsilon: dict[str, Loss] = Field(
         {},
-        description="only where noise hides something ([privacy](privacy.md)): of all that has been released up to "
-        "here, of the client that has released most; by unit: `client` (whether it takes part), `sample` (what one of "
-        "its rows holds)",
+        description="only with noise ([privacy](privacy.md)): unit -> epsilon of all releases so far, of the client "
+        "that has released most. Units: `client` (whether it takes part), `sample` (what one of its rows holds)",
     )
-    delta: IfPresent[Number] = Field(None, description="with `epsilon`: at which")
-    releases: list[ReleaseRecord] = Field([], description="with `epsilon`: what was released in this round")
+    delta: IfPresent[Number] = Field(None, description="with `epsilon`: the delta that it holds at")
+    releases: list[ReleaseRecord] = Field([], description="with `epsilon`: the noised releases of this round")
     defence: IfPresent[DefenseRecord] = Field(
-        None, description="only with a rule of `[defence]`: what it did ([robustness.md](robustness.md))"
+        None, description="only with a rule of `[defence]`: what it did ([robustness](robustness.md))"
     )
-    hostile: IfPresent[list[Count]] = Field(None, description="only with `[hostile]`: who of those asked plays false")
-    server: dict[str, Any] = Field({}, description="the server half's own figures")
-    evaluated: Flag = Field(False, description="whether this round was scored; if not, what follows is empty")
+    hostile: IfPresent[list[Count]] = Field(
+        None, description="only with `[hostile]`: selected clients that are malicious"
+    )
+    server: dict[str, Any] = Field({}, description="the server's own metrics")
+    evaluated: Flag = Field(False, description="whether this round was evaluated; if not, what follows is empty")
     accuracy: dict[str, Summary] = Field({}, description="stage -> accuracy over clients")
     accuracy_by_predictor: NullIsEmptyDict[dict[str, Summary]] = Field(
         {},
-        description="stage -> predictor -> the accuracy if the method predicted in another of its ways (by `head` "
-        "where it predicts by `prototype`, or the reverse); empty for methods with one way",
+        description="stage -> predictor -> accuracy with the method's other predictor (by `head` where it predicts by "
+        "`prototype`, or the reverse); empty for methods with one predictor",
     )
     accuracy_per_client: NullIsEmptyList[Number | None] = Field(
-        [], description="of the main stage, in order; null for who was not scored"
+        [], description="accuracy of each client in the main stage; null for clients that were not evaluated"
     )
     accuracy_per_architecture: NullIsEmptyDict[Summary] = Field(
-        {}, description="of the main stage: architecture -> accuracy over its clients"
+        {}, description="architecture -> accuracy over its clients in the main stage"
     )
     metrics: NullIsEmptyDict[dict[str, FigureSummary]] = Field(
-        {}, description="stage -> figure -> summary, for the figures asked for"
+        {}, description="stage -> metric -> summary over clients, for `[evaluation] metrics`"
     )
     confusion: list[list[Count]] | None = Field(
-        None, description="the counts of the main stage, summed over clients; null unless asked for"
+        None, description="counts of the main stage, summed over clients (rows: true class); null unless asked for"
     )
     validation: Number | None = Field(
         None,
-        description="mean accuracy of the main stage on the clients' validation data (of `personal` where that is "
+        description="mean accuracy on the clients' validation data in the main stage (in `personal` if that is "
         "`after_local`)",
     )
     timings: IfPresent[dict[str, Number]] = Field(
-        None, description="only with `--timings`: where the round's time went, in seconds by section, as below"
+        None, description="only with `--timings`: section -> seconds spent in it, as below"
     )
 
     def mean_accuracy(self, stage: str) -> float | None:
@@ -213,117 +224,136 @@ class RoundRecord(Record):
 class EvaluationFacts(Record):
     """How a run was scored."""
 
-    stage: Text = Field(description="the main one")
-    mean: IfPresent[Text] = Field(None, description="`clients` or `samples`, as for [summaries](#figures)")
-    test: IfPresent[Text] = Field(None, description="`client`: everybody's own test data; `global`: one set")
-    every: IfPresent[Count] = Field(None, description="rounds from one scoring to the next")
-    stages: list[Text] = Field([], description="all that were scored")
-    patience: IfPresent[Count] = Field(None, description="scorings without a better one that end the run; 0: never")
-    min_delta: IfPresent[Number] = Field(None, description="by how much a better one is better")
-    clients: IfPresent[Text] = Field(None, description="only with `[hostile]`: `honest`, as only they are scored")
+    stage: Text = Field(description="the main stage")
+    mean: IfPresent[Text] = Field(
+        None, description="how clients are averaged: `clients` or `samples`, as [above](#figures)"
+    )
+    test: IfPresent[Text] = Field(
+        None, description="`client`: each client's own test data; `global`: one shared test set"
+    )
+    every: IfPresent[Count] = Field(None, description="every how many rounds clients are evaluated")
+    stages: list[Text] = Field([], description="all stages that were evaluated")
+    patience: IfPresent[Count] = Field(
+        None, description="evaluations without an improvement that end the run; 0: never"
+    )
+    min_delta: IfPresent[Number] = Field(
+        None, description="smallest gain in validation accuracy that counts as an improvement"
+    )
+    clients: IfPresent[Text] = Field(
+        None, description="only with `[hostile]`: `honest`, the clients that are evaluated"
+    )
 
 
 class ClientRow(Record):
     """One client of a run. A deployed run has neither `parameters` nor `labels`, which are with the nodes."""
 
-    id: Count = Field(description="its number")
-    architecture: Text = Field(description="of its network")
-    samples: Count = Field(description="that it had to train on")
-    parameters: IfPresent[Count] = Field(None, description="of its own network, those that are trained")
+    id: Count = Field(description="number of the client")
+    architecture: Text = Field(description="architecture of its network")
+    samples: Count = Field(description="number of training samples")
+    parameters: IfPresent[Count] = Field(None, description="number of trained parameters of its own network")
     labels: IfPresent[dict[str, Count]] = Field(
         None,
-        description="class -> how many of these samples; of a client with turned labels as it trains on them",
+        description="class -> number of training samples; with flipped labels as the client trains on them",
     )
-    device: IfPresent[Text] = Field(None, description="only with `[devices]`")
-    accuracy: Number | None = Field(None, description="main stage, last")
-    bytes_up: IfPresent[Count] = Field(None, description="whole run")
-    bytes_down: IfPresent[Count] = Field(None, description="whole run")
+    device: IfPresent[Text] = Field(None, description="only with `[devices]`: name of its device profile")
+    accuracy: Number | None = Field(None, description="accuracy in the main stage, last evaluation")
+    bytes_up: IfPresent[Count] = Field(None, description="bytes sent in the whole run")
+    bytes_down: IfPresent[Count] = Field(None, description="bytes received in the whole run")
     simulated_seconds: IfPresent[Number] = Field(
-        None, description="only with `[devices]`: for how long its device was busy"
+        None, description="only with `[devices]`: time that its device was busy"
     )
 
 
 class RunResult(Record):
     """A finished run, result.json: first the run's facts, then what its records add up to."""
 
-    method: Text = Field(description="its name")
-    knobs: IfPresent[dict[str, Any]] = Field(None, description="all of the method's knobs")
-    label: Text | None = Field(None, description="the variant's name, if it has one")
-    dataset: Text = Field(description="as asked for")
-    class_names: IfPresent[list[Text]] = Field(None, description="what the classes are called, in order")
-    clients: Count = Field(description="how many")
-    rounds: Count = Field(description="how many were asked for")
-    seed: Count = Field(description="that every random draw is derived from")
+    method: Text = Field(description="name of the method")
+    knobs: IfPresent[dict[str, Any]] = Field(None, description="all hyperparameters of the method")
+    label: Text | None = Field(None, description="name of the variant, if it has one")
+    dataset: Text = Field(description="name of the data set")
+    class_names: IfPresent[list[Text]] = Field(None, description="names of the classes, in order")
+    clients: Count = Field(description="number of clients")
+    rounds: Count = Field(description="number of rounds that were asked for")
+    seed: Count = Field(description="seed of every random draw")
     workers: IfPresent[Count] = Field(
-        None, description="among how many processes the clients' work was dealt, when the run ended; 1: one did it all"
+        None, description="number of processes that trained clients when the run ended; 1: the run's own"
     )
-    precision: IfPresent[Text] = Field(None, description="what networks trained in: `float32`, or `bf16`")
-    evaluation: EvaluationFacts = Field(description="how it was scored")
-    availability: dict[str, Any] = Field({}, description="settings of this section that are on; absent where none is")
-    privacy: dict[str, Any] = Field({}, description="likewise")
-    compression: dict[str, Any] = Field({}, description="likewise")
-    defence: dict[str, Any] = Field({}, description="likewise")
-    hostile: dict[str, Any] = Field({}, description="likewise")
-    devices: dict[str, Any] = Field({}, description="likewise")
+    precision: IfPresent[Text] = Field(None, description="number format of training: `float32` or `bf16`")
+    evaluation: EvaluationFacts = Field(description="how clients were evaluated")
+    availability: dict[str, Any] = Field(
+        {}, description="settings of the section `[availability]` that are on; absent if none is"
+    )
+    privacy: dict[str, Any] = Field({}, description="settings of `[privacy]`, likewise")
+    compression: dict[str, Any] = Field({}, description="settings of `[compression]`, likewise")
+    defence: dict[str, Any] = Field({}, description="settings of `[defence]`, likewise")
+    hostile: dict[str, Any] = Field({}, description="settings of `[hostile]`, likewise")
+    devices: dict[str, Any] = Field({}, description="settings of `[devices]`, likewise")
     left_out: list[Count] = Field(
         [],
-        description="only with `[devices]`: clients whose network does not fit their device; scored with the network "
-        "that they begin with",
+        description="only with `[devices]`: clients whose network does not fit their device; evaluated with the "
+        "network that they begin with",
     )
     hostile_clients: IfPresent[dict[str, Text]] = Field(
-        None, description="only with `[hostile]`: client -> what it does, `label_flip` or `sign_flip`"
+        None, description="only with `[hostile]`: client -> its attack, `label_flip` or `sign_flip`"
     )
-    accuracy: Number | None = Field(description="of the main stage: mean over clients, last")
-    accuracy_std: Number | None = Field(None, description="its standard deviation over clients")
-    accuracy_worst_tenth: Number | None = Field(None, description="the mean of the lowest tenth of the clients")
+    accuracy: Number | None = Field(description="mean over clients in the main stage, last evaluation")
+    accuracy_std: Number | None = Field(None, description="standard deviation over clients")
+    accuracy_worst_tenth: Number | None = Field(None, description="mean of the lowest tenth of the clients")
     accuracy_before_closing: Number | None = Field(
-        None, description="the same mean before the closing round, where there was one"
+        None, description="`accuracy` before the closing round, if there was one"
     )
     accuracy_best_by_validation: Number | None = Field(
         None, description="test accuracy of the round with the best validation accuracy"
     )
-    accuracy_by_stage: NullIsEmptyDict[Summary] = Field({}, description="stage -> accuracy over clients, last")
+    accuracy_by_stage: NullIsEmptyDict[Summary] = Field(
+        {}, description="stage -> accuracy over clients, last evaluation"
+    )
     accuracy_by_predictor: NullIsEmptyDict[dict[str, Summary]] = Field(
-        {}, description="the same by the method's other predictors, if it has any"
+        {}, description="stage -> predictor -> accuracy, last evaluation"
     )
-    accuracy_per_client: NullIsEmptyList[Number | None] = Field([], description="that of the last record")
-    accuracy_per_architecture: NullIsEmptyDict[Summary] = Field({}, description="that of the last record")
-    metrics: NullIsEmptyDict[dict[str, FigureSummary]] = Field({}, description="those of the last record")
-    confusion: list[list[Count]] | None = Field(None, description="that of the last record")
-    validation: Number | None = Field(None, description="that of the last record")
+    accuracy_per_client: NullIsEmptyList[Number | None] = Field([], description="as in the last evaluated round")
+    accuracy_per_architecture: NullIsEmptyDict[Summary] = Field({}, description="as in the last evaluated round")
+    metrics: NullIsEmptyDict[dict[str, FigureSummary]] = Field({}, description="as in the last evaluated round")
+    confusion: list[list[Count]] | None = Field(None, description="as in the last evaluated round")
+    validation: Number | None = Field(None, description="as in the last evaluated round")
     clients_table: IfPresent[list[ClientRow]] = Field(None, description="one row per client")
-    bytes_up: IfPresent[Count] = Field(None, description="of the whole run, as in the records")
-    bytes_down: IfPresent[Count] = Field(None, description="likewise")
-    bytes_up_uncompressed: IfPresent[Count] = Field(None, description="likewise; only with `[compression]`")
-    bytes_up_as_in_paper: IfPresent[Count] = Field(None, description="likewise")
-    bytes_down_as_in_paper: IfPresent[Count] = Field(None, description="likewise")
-    epsilon: dict[str, Loss] = Field({}, description="only where noise hides something: as in the last record")
+    bytes_up: IfPresent[Count] = Field(None, description="sum over the rounds")
+    bytes_down: IfPresent[Count] = Field(None, description="sum over the rounds")
+    bytes_up_uncompressed: IfPresent[Count] = Field(None, description="only with `[compression]`: sum over the rounds")
+    bytes_up_as_in_paper: IfPresent[Count] = Field(None, description="sum over the rounds")
+    bytes_down_as_in_paper: IfPresent[Count] = Field(None, description="sum over the rounds")
+    epsilon: dict[str, Loss] = Field({}, description="only with noise: as in the last round")
     delta: IfPresent[Annotated[float, number_between(1e-300, 1.0)]] = Field(
-        None, description="with `epsilon`: at which"
+        None, description="with `epsilon`: the delta that it holds at"
     )
-    epsilon_of: dict[str, list[Text]] = Field({}, description="with `epsilon`: by unit of what that is")
+    epsilon_of: dict[str, list[Text]] = Field(
+        {}, description="with `epsilon`: unit -> kinds of releases that it counts"
+    )
     stopped_after: Count | None = Field(
-        None, description="the round after which the run ended early; null where it ran to its end"
+        None, description="the round after which the run ended early; null if it ran to its end"
     )
-    stopped_by: Text | None = Field(None, description="why it did: `patience` or `budget`")
+    stopped_by: Text | None = Field(None, description="why it ended early: `patience` or `budget`")
     closed: Flag = Field(False, description="whether there was a closing round")
-    refused: IfPresent[Count] = Field(None, description="how many uploads counted for nothing")
+    refused: IfPresent[Count] = Field(None, description="number of rejected uploads")
     nothing_learnt: Text | None = Field(
         None,
-        description="null, or a line that says why and what to try: something was refused, and in every round either "
-        "nobody's training counted, or that of less than half of those asked, with a mean training loss beyond 1000",
+        description="null, or a line that says why and what to try: uploads were rejected, and in every round either "
+        "no client's training counted, or most clients were rejected and the others' mean training loss was beyond "
+        "1000",
     )
     samples: IfPresent[Count] = Field(None, description="training samples processed")
-    seconds: IfPresent[Number] = Field(None, description="time of all rounds")
-    samples_per_second: Number | None = Field(None, description="their ratio")
-    simulated_seconds: IfPresent[Number] = Field(None, description="only with `[devices]`: the sum of the records'")
-    stragglers: IfPresent[Count] = Field(None, description="only with a deadline: how many in all")
-    timings: IfPresent[dict[str, Number]] = Field(None, description="only with `--timings`: the sums of the records'")
-    versions: dict[str, Text] = Field({}, description="`polyfed`, `python`, `torch`, `numpy`, `platform`")
+    seconds: IfPresent[Number] = Field(None, description="wall-clock time of all rounds")
+    samples_per_second: Number | None = Field(None, description="ratio of the two")
+    simulated_seconds: IfPresent[Number] = Field(None, description="only with `[devices]`: sum over the rounds")
+    stragglers: IfPresent[Count] = Field(None, description="only with a deadline: number of uploads that missed it")
+    timings: IfPresent[dict[str, Number]] = Field(None, description="only with `--timings`: sums over the rounds")
+    versions: dict[str, Text] = Field(
+        {}, description="versions of `polyfed`, `python`, `torch` and `numpy`, and the `platform`"
+    )
     models_of_round: IfPresent[Count] = Field(
         None,
-        description='after which round `models/` are: the last one, a closing one included; with `run.keep = "best"` '
-        "the (first) one with the best validation accuracy",
+        description='the round that `models/` are of: the last one, a closing one included; with `run.keep = "best"` '
+        "the first one with the best validation accuracy",
     )
 
     def mean_accuracy(self, stage: str) -> float | None:

@@ -102,25 +102,25 @@ class StoredRecipe(Record):
 class InputShape(Record):
     """What one input of a network is."""
 
-    shape: list[Count] = Field(description="of one stored input")
-    type: Text = Field(description="of its numbers: `uint8`, `float32`")
+    shape: list[Count] = Field(description="shape of one stored input")
+    type: Text = Field(description="type of its numbers: `uint8`, `float32`")
 
 
 class TextColumn(Record):
     """Where a run's texts stood."""
 
-    column: Text | None = Field(description="that held them")
-    sha256: Text = Field(description="checksum of `words.txt`, which has the words with ids, in their order")
+    column: Text | None = Field(description="the column that held them")
+    sha256: Text = Field(description="checksum of `words.txt`, the words that have ids, in order")
 
 
 class Normalization(Record):
     """How stored inputs become the network's."""
 
-    mean: list[Number] = Field(description="per channel, or column, subtracted; of images in [0, 1]")
-    std: list[Number] = Field(description="per channel, or column, divided by")
+    mean: list[Number] = Field(description="subtracted from each channel or column; for images in [0, 1]")
+    std: list[Number] = Field(description="what each channel or column is then divided by")
     table: IfPresent[Flag] = Field(
         None,
-        description="whether `mean` and `std` are those of a table's columns, which new rows are standardised by",
+        description="whether they are those of a table's columns, by which new rows are standardized",
     )
 
 
@@ -128,60 +128,53 @@ class ModelEntry(Record):
     """One client's model, an entry of models/index.json."""
 
     architecture: IfPresent[Text] = Field(
-        None, description="its name, `timm:...` and the like, or `package.module:function` of one's own"
+        None, description="name of the architecture: one of the catalog, `timm:...`, or `package.module:function`"
     )
-    classes: IfPresent[Count] = Field(None, description="how many")
-    class_names: IfPresent[list[Text]] = Field(None, description="what they are called")
+    classes: IfPresent[Count] = Field(None, description="number of classes")
+    class_names: IfPresent[list[Text]] = Field(None, description="names of the classes, in order")
     feature_names: IfPresent[list[Text]] = Field(
-        None, description="of tables: the columns in order; empty for other inputs"
+        None, description="of tables: names of the columns, in order; empty for other inputs"
     )
     label_column: Text | None = Field(
         None,
         description="of files: the column that the run read labels from, named in the recipe or found; null for other "
         "data",
     )
-    vocabulary: Count | None = Field(None, description="of texts: how many words networks have vectors for")
+    vocabulary: Count | None = Field(None, description="of texts: number of words that the network has vectors for")
     texts: TextColumn | None = Field(None, description="of texts; null for other inputs")
-    vectors: Setting | None = Field(None, description="of texts: the file that word vectors were read from")
-    samples: Setting | None = Field(None, description="how many the client had to train on")
+    vectors: Text | None = Field(None, description="of texts: the file that word vectors were read from")
+    samples: IfPresent[Count] = Field(None, description="number of training samples of the client")
     zoo: IfPresent[Flag] = Field(
         None,
-        description="whether the network can be built again by the architecture's name; a module handed over in Python "
-        "cannot, and neither can one of a function in `builders`",
+        description="whether the network can be built again from the architecture's name; a module handed over in "
+        "Python cannot, and neither can one of a function in `builders`",
     )
     feature_dim: Count | None = Field(None, description="width of the added projection, `models.feature_dim`")
     input: IfPresent[InputShape] = Field(None, description="one stored input")
-    image_size: Setting | None = Field(None, description="to which images were resized, `data.image_size`")
+    image_size: Count | None = Field(None, description="size that images were resized to, `data.image_size`")
     prepare: Any = Field(
         None,
-        description="what stored images are normalised with; `plain` where bytes become floats in [0, 1] and all else "
-        "stays, as for clients made in Python; null for a function of one's own",
+        description="how stored inputs are normalized; `plain` if bytes become floats in [0, 1] and all else stays, as "
+        "for clients made in Python; null for a function of your own",
     )
-    method: IfPresent[Text] = Field(None, description="whose `build` and `predict` the network went through")
-    knobs: IfPresent[dict[str, Any]] = Field(None, description="the method's")
-    variant: IfPresent[Text] = Field(None, description="of the network, where the method has several")
+    method: IfPresent[Text] = Field(None, description="the method whose `build` and `predict` the network went through")
+    knobs: IfPresent[dict[str, Any]] = Field(None, description="hyperparameters of the method")
+    variant: IfPresent[Text] = Field(None, description="variant of the network, if the method has several")
     companion: Text | None = Field(
-        None, description="name of the network that stands beside it there; null where none does"
+        None, description="name of the auxiliary network that the method adds; null if there is none"
     )
-    round: Setting | None = Field(None, description="after which round the weights are, as `models_of_round`")
+    round: IfPresent[Count] = Field(None, description="the round that the weights are of, as `models_of_round`")
     modules: IfPresent[list[Text]] = Field(
-        None, description="only with code of one's own beside the recipe: the folders that hold it"
+        None, description="only with code of your own beside the recipe: the folders that hold it"
     )
     sha256: IfPresent[dict[str, Text]] = Field(
         None,
-        description="checksum of each of the client's files; `client-007.state.safetensors` is among them where the "
-        "method's scores depend on what a client keeps beside its weights",
+        description="file -> checksum, for each file of the client; `client-007.state.safetensors` is among them if "
+        "the method's predictions depend on what a client keeps beside its weights",
     )
 
 
-class _NodesEntry(ModelEntry):
-    """What a node is told of a model that it writes itself."""
-
-    vectors: Text | None = None
-    samples: IfPresent[Count] = None
-    round: IfPresent[Count] = None
-
-
+# what a node is told of a model that it writes itself
 _NODES_KEYS = (
     *("architecture", "companion", "method", "knobs", "variant", "zoo", "classes", "class_names", "feature_names"),
     *("feature_dim", "vocabulary", "texts", "input", "vectors", "samples", "round"),
@@ -194,7 +187,7 @@ def check_nodes_entry(value: Any) -> None:
     Raises:
         ValueError: it is not; says what is wrong with it.
     """
-    entry = validated(_NodesEntry, value)
+    entry = validated(ModelEntry, value)
     check_present(entry, _NODES_KEYS)
     if entry.prepare not in (None, "plain"):
         validated(Normalization, entry.prepare, "prepare")

@@ -381,6 +381,10 @@ _NEEDED_TO_GO_ON = (
     "bytes_by_client",
     "samples",
     "accuracy",
+    "accuracy_per_client",
+    "accuracy_per_architecture",
+    "metrics",
+    "confusion",
 )
 
 

@@ -20,7 +20,8 @@ from polyfed.cli import app as cli
 from polyfed.errors import Interrupted, RequestError
 from polyfed.experiments.sweep import Sweep, parse, sweep
 from polyfed.report.run_records import RunRecord
-from polyfed.report.sweeps import Cell, _apart, draw, tabulate, to_csv, to_json, to_markdown, to_text
+from polyfed.report.sweep_figure import _apart, draw
+from polyfed.report.sweeps import Cell, tabulate, to_csv, to_json, to_markdown, to_text
 from polyfed.results.schema import RoundRecord, RunResult
 
 RECIPE = """

@@ -291,7 +291,7 @@ NUMBERS = {  # take records that were read, or places to write to, and open noth
     "report.statistics.reach",
     "report.statistics.to_target",
     "report.plot_style.save",
-    "report.sweeps.draw",
+    "report.sweep_figure.draw",
     "report.sweeps.write",
     "report.comparison.comparison",
     "report.comparison.write",

@@ -23,7 +23,8 @@ from polyfed.errors import RequestError
 from polyfed.experiments.session import Member, Prepared, check_all, run_all
 from polyfed.markup import notes, paragraph
 from polyfed.report.run_records import RunRecord, find_runs, show_value
-from polyfed.report.sweeps import Cell, SweepRow, SweepTable, draw, short_names, tabulate, to_html, to_text, write
+from polyfed.report.sweep_figure import draw
+from polyfed.report.sweeps import Cell, SweepRow, SweepTable, short_names, tabulate, to_html, to_text, write
 from polyfed.tracking.console import Console
 
 __all__ = ["Sweep", "parse", "sweep"]

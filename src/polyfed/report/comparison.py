@@ -17,18 +17,9 @@ from polyfed.errors import RequestError
 from polyfed.registry import nearest
 from polyfed.report import paper_results
 from polyfed.report.atomic_files import make_folder, write_whole
-from polyfed.report.comparison_formats import (
-    FORMATS,
-    Row,
-    Section,
-    Table,
-    sheets,
-    to_csv,
-    to_json,
-    to_latex,
-    to_markdown,
-    to_text,
-)
+from polyfed.report.comparison_columns import sheets
+from polyfed.report.comparison_formats import FORMATS, Table, to_csv, to_json, to_latex, to_markdown, to_text
+from polyfed.report.comparison_rows import Row, Section
 from polyfed.report.findings import finding
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.run_records import RunRecord

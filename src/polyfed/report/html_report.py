@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.report.atomic_files import make_folder, write_whole
-from polyfed.report.comparison_formats import Table, notes_of, sheets
+from polyfed.report.comparison_columns import notes_of, sheets
+from polyfed.report.comparison_formats import Table
 from polyfed.report.figures import AXES, METRICS, axes_of, series
 from polyfed.report.glossary import about_column, about_stage
 from polyfed.report.grouping import Group, group_runs, scored_stages

@@ -16,7 +16,8 @@ from polyfed.errors import RequestError
 from polyfed.escaping import markdown_text, visible
 from polyfed.report.atomic_files import write_whole
 from polyfed.report.comparison import comparison
-from polyfed.report.comparison_formats import Section, markdown_body
+from polyfed.report.comparison_formats import markdown_body
+from polyfed.report.comparison_rows import Section
 from polyfed.report.run_records import RunRecord, find_runs
 from polyfed.report.statistics import Target
 from polyfed.results.read import COMMAND, check_links, parse_json

@@ -1,6 +1,6 @@
 """How much a setting matters: the folders that `polyfed sweep` leaves, drawn again.
 
-Accuracy against one setting (`polyfed.report.sweeps`), and for two settings that are numbers a map of both.
+Accuracy against one setting (`polyfed.report.sweep_figure`), and for two settings that are numbers a map of both.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from polyfed.errors import RequestError
 from polyfed.places import check_name
 from polyfed.report.plot_style import SHADES, WIDTH, Drawing, canvas, colour_bar, inches
 from polyfed.report.run_records import show_value
-from polyfed.report.sweeps import SweepRow, SweepTable, drawn, short_names, to_json
+from polyfed.report.sweep_figure import figure_of
+from polyfed.report.sweeps import SweepRow, SweepTable, short_names, to_json
 from polyfed.results.fields import validated
 from polyfed.results.read import SWEEP, check_links, parse_json
 from polyfed.results.stored_files import StoredSweep
@@ -57,7 +58,7 @@ def sensitivity(folder: str | Path) -> list[Drawing]:
     rows = [row for row in table.rows if row.words]
     data = json.loads(to_json(table))
     flat = [{"method": row.method, **_shown(row), **_figures(row)} for row in rows]
-    figure = drawn(table)
+    figure = figure_of(table)
     both = map_of(table)
     found = [] if figure is None else [Drawing("sensitivity", figure, data, flat)]
     if both is not None:

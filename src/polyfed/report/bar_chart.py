@@ -57,7 +57,8 @@ def variants(runs: Iterable[RunRecord], stage: str | None = None) -> list[Drawin
         RequestError: nothing is finished, a run lacks the stage, or no accuracy is recorded.
     """
     groups, _ = group_runs(runs, stage)
-    found = [(group, mine) for group in groups if (mine := bars(group, stage))]
+    every = [(group, bars(group, stage)) for group in groups]
+    found = [(group, mine) for group, mine in every if mine]
     if not found:
         raise RequestError("nothing to draw: no accuracy of these runs is recorded")
     return [

@@ -89,8 +89,16 @@ def ranked(scores: Sequence[ClientScore]) -> list[Ranked]:
     for name, mine in _by(scores, "name").items():
         columns = [sorted(score.accuracy for score in run) for run in _by(mine, "seed").values()]
         places = list(zip(*columns, strict=False))
-        mean, low, high = tuple(map(statistics.fmean, places)), tuple(map(min, places)), tuple(map(max, places))
-        found.append(Ranked(name, mine[0].method, mean, low, high, len(columns)))
+        found.append(
+            Ranked(
+                name,
+                mine[0].method,
+                mean=tuple(map(statistics.fmean, places)),
+                low=tuple(map(min, places)),
+                high=tuple(map(max, places)),
+                seeds=len(columns),
+            )
+        )
     return found
 
 
@@ -113,8 +121,10 @@ def by_architecture(scores: Sequence[ClientScore]) -> list[ByArchitecture]:
     for name, mine in _by([score for score in scores if score.architecture is not None], "name").items():
         for architecture, alike in _by(mine, "architecture").items():
             values = [score.accuracy for score in alike]
-            mean, n = statistics.fmean(values), len(values)
-            found.append(ByArchitecture(name, mine[0].method, architecture, mean, min(values), max(values), n))
+            mean = statistics.fmean(values)
+            found.append(
+                ByArchitecture(name, mine[0].method, architecture, mean, min(values), max(values), len(values))
+            )
     return found
 
 
@@ -243,7 +253,8 @@ def _sizes(group: Group, scores: Sequence[ClientScore], stem: str) -> Drawing:
 def _scored(runs: Iterable[RunRecord], stem: str) -> list[tuple[Group, list[ClientScore], str]]:
     """The groups with scored clients, and the name of each one's files."""
     groups, _ = group_runs(runs)
-    found = [(group, scores) for group in groups if (scores := client_scores(group))]
+    every = [(group, client_scores(group)) for group in groups]
+    found = [(group, scores) for group, scores in every if scores]
     if not found:
         raise RequestError("nothing to draw: no client of these runs was scored")
     return [

@@ -24,7 +24,7 @@ from polyfed.report.findings import finding
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.run_records import RunRecord
 from polyfed.report.statistics import SEEDS, Paired, Target, leader, margin_of, paired, to_target
-from polyfed.report.text_tables import finite, mean_of, percent, std_of
+from polyfed.report.text_tables import finite, finite_ones, mean_of, percent, std_of
 from polyfed.results.schema import FigureSummary, Summary
 
 __all__ = [
@@ -339,7 +339,7 @@ def _score(run: RunRecord, stage: str) -> _Score:
     std = finite(found.std)
     lowest = finite(found.min)
     if stage == run.stage:
-        clients = [value for value in map(finite, result.accuracy_per_client) if value is not None]
+        clients = finite_ones(result.accuracy_per_client)
         std = finite(result.accuracy_std) if std is None else std
         lowest = min(clients, default=None) if lowest is None else lowest
     return _Score(finite(result.mean_accuracy(stage)), std, lowest, finite(found.worst_tenth))

@@ -63,7 +63,7 @@ def _scores(section: Section, metrics: bool) -> list[Column]:
     """The accuracy, and what else was scored."""
     rows = section.rows
     bests = [row.accuracy_best_by_validation for row in rows]
-    return [
+    columns = [
         Column(
             "accuracy",
             with_spread([(row.accuracy, row.accuracy_std_seeds) for row in rows]),
@@ -74,8 +74,8 @@ def _scores(section: Section, metrics: bool) -> list[Column]:
         Column("best by\nvalid.", [percent(best) for best in bests], bold=_bold(section, "best_by_validation")),
         *(_of_stage(section, stage) for stage in section.extra_stages),
         *(Column(f"by\n{p}", [percent(row.accuracy_by_predictor.get(p)) for row in rows]) for p in section.predictors),
-        *(metrics_of(section) if metrics else ()),
     ]
+    return [*columns, *metrics_of(section)] if metrics else columns
 
 
 def _bold(section: Section, key: str) -> frozenset[int]:
@@ -187,10 +187,13 @@ def to_target(section: Section) -> list[Sheet]:
 
 def _numbers(pairs: Sequence[tuple[float | None, float | None]], decimals: int) -> list[str]:
     """``"12.3 ± 0.6"``; a spread that is not known stays away."""
-    return [
-        "-" if mean is None else f"{mean:.{decimals}f}" + ("" if spread is None else f" ± {spread:.{decimals}f}")
-        for mean, spread in pairs
-    ]
+    cells = []
+    for mean, spread in pairs:
+        cell = "-" if mean is None else f"{mean:.{decimals}f}"
+        if mean is not None and spread is not None:
+            cell += f" ± {spread:.{decimals}f}"
+        cells.append(cell)
+    return cells
 
 
 def published(section: Section) -> Iterator[Sheet]:

@@ -99,7 +99,8 @@ def _head(prefix: str, key: str) -> str:
 
 def _more(row: Row) -> dict[str, Any]:
     """The best rival, the target and the paper's numbers, as cells."""
-    rival, needed = row.against_rival, row.to_target
+    rival = row.against_rival
+    needed = row.to_target
     cells = {f"rival_difference{key}": getattr(rival, of) for key, of in (("", "mean"), ("_std", "std"))}
     cells |= {"rival_difference_margin": rival.margin, "rival_seeds": " ".join(map(str, rival.seeds))}
     if needed is not None:

@@ -113,7 +113,8 @@ def curve_drawings(
     if metric not in METRICS:
         raise RequestError(f"unknown metric '{metric}'{nearest(metric, METRICS)}")
     groups, _ = group_runs(runs, stage)
-    drawn = [(group, found) for group in groups if (found := series(group, x, stage, metric))]
+    every = [(group, series(group, x, stage, metric)) for group in groups]
+    drawn = [(group, found) for group, found in every if found]
     if not drawn:
         why = "was evaluated" if metric == "accuracy" else f"has recorded '{metric}' (see [evaluation] metrics)"
         why = "has a simulated time (see [devices])" if x == "simulated" else why
@@ -220,8 +221,9 @@ def _level(line: Series, nearest_: float, farthest: float) -> Series:
 
 def _logarithmic(lines: Sequence[Series], x: str) -> bool:
     """Whether one method has sent its all where another has hardly begun."""
-    totals = [total for line in lines if (total := max(line.x)) > 0]
-    begun = all(value > 0 for line in lines if max(line.x) > 0 for value in line.x)
+    sending = [line for line in lines if max(line.x) > 0]
+    totals = [max(line.x) for line in sending]
+    begun = all(value > 0 for line in sending for value in line.x)
     return x in ("bytes", "simulated") and begun and len(totals) > 1 and max(totals) >= _FAR_APART * min(totals)
 
 
@@ -241,8 +243,10 @@ def _draw(
     figure, axes = blank(title, _caption(group, lines, stage, smooth))
     divisor, label = _scale(lines, x)
     methods = [group.rows[line.name][0].method for line in lines]
-    handles, labels = [], []
-    farthest, logarithmic = max(max(line.x) for line in lines), _logarithmic(lines, x)
+    handles = []
+    labels = []
+    farthest = max(max(line.x) for line in lines)
+    logarithmic = _logarithmic(lines, x)
     first = min(value for line in lines for value in line.x if value > 0) if logarithmic else 0.0
     for number, (line, style) in enumerate(zip(lines, looks(methods, styles(), LOCAL_STYLE), strict=True)):
         if x != "round" and max(line.x) == 0 < farthest:  # Local sends nothing: a level to compare with, not a curve

@@ -18,7 +18,7 @@ from typing import Any
 from polyfed.errors import RequestError
 from polyfed.report.grouping import Group
 from polyfed.report.run_records import RunRecord
-from polyfed.report.text_tables import finite
+from polyfed.report.text_tables import finite, finite_ones
 from polyfed.results.read import ANALYSIS, parse_json
 
 __all__ = ["heat_maps"]
@@ -99,8 +99,7 @@ def _ranges(found: Sequence[_Found]) -> dict[str, tuple[float, float]]:
     """Of each kind the lowest and the highest value."""
     ranges: dict[str, tuple[float, float]] = {}
     for one in found:
-        known = [number for row in one.matrix for value in row if (number := finite(value)) is not None]
-        known += ranges.get(one.kind, ())
+        known = [*finite_ones(value for row in one.matrix for value in row), *ranges.get(one.kind, ())]
         ranges[one.kind] = (min(known), max(known))
     return ranges
 

@@ -33,7 +33,8 @@ from polyfed.version import __version__
 
 __all__ = ["page", "page_data", "write_page"]
 
-_POINTS, _FEWEST = 300, 40  # points of a line at most; so many it keeps, however many lines there are
+_POINTS = 300  # points of a line at most
+_FEWEST = 40  # points that a line keeps, however many lines there are
 _ALL_POINTS = 60_000  # numbers in all curves of a page, about 400 kB
 _CELLS = 60_000  # cells in all heat maps of a page, about as much
 _LABELS = 60_000  # counts of classes in all tables of clients of a page, about as much
@@ -168,7 +169,8 @@ def in_order(cell: str) -> float | None:
     first = _NUMBER.match(text)
     if first is None:
         return None
-    number, unit = float(first[1]), first[2]
+    number = float(first[1])
+    unit = first[2]
     if unit in _TIMES:
         return sum(float(part) * _TIMES.get(name, 0) for part, name in _NUMBER.findall(text))
     return number * _SIZES.get(unit, 1)

@@ -54,11 +54,16 @@ __all__ = [
 
 SOURCE = Path(__file__).parent  # where published.csv and published-footnotes.csv lie
 SPREADS = 3
-DIFFERS, WITHIN, NO_SPREAD = "differs", f"within {SPREADS} spreads", "no spread given"
-SCALED_DOWN, OTHER_SETTINGS, NOT_REACHED = "scaled down", "other settings", "not reached"
+DIFFERS = "differs"
+WITHIN = f"within {SPREADS} spreads"
+NO_SPREAD = "no spread given"
+SCALED_DOWN = "scaled down"
+OTHER_SETTINGS = "other settings"
+NOT_REACHED = "not reached"
 _BYTES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _TO = re.compile(r"(rounds|bytes) to ([0-9.]+) ?%")
-_PER_CLIENT, _PARAMETERS = "bytes per client and round", "parameters sent"
+_PER_CLIENT = "bytes per client and round"
+_PARAMETERS = "parameters sent"
 
 
 @dataclass(frozen=True)
@@ -170,12 +175,11 @@ def tables() -> tuple[str, ...]:
 
 def column(run: RunRecord) -> list[Entry]:
     """The printed numbers of the columns that a run is made after, all of their rows; none where it names no table."""
+    if not run.published:
+        return []
     data = run.recipe.data
-    return [
-        entry
-        for entry in (entries() if run.published else ())
-        if entry.place in run.published and entry.dataset in (data.get("name"), "") and _is_set(entry.setting, data)
-    ]
+    known = [entry for entry in entries() if entry.place in run.published]
+    return [one for one in known if one.dataset in (data.get("name"), "") and _is_set(one.setting, data)]
 
 
 def without_column(run: RunRecord) -> list[str]:
@@ -224,13 +228,16 @@ def _measured(entry: Entry, runs: Sequence[RunRecord], stage: str) -> tuple[floa
         needed = to_target(runs, float(found[2]) / 100, stage)
         if found[1] == "bytes":
             return _scaled(needed.bytes_as_in_paper, needed.bytes_as_in_paper_std, _BYTES[entry.unit])
-        silent = all(paper_bytes(run.rounds) == 0 for run in runs)
-        return (0.0, 0.0 if len(runs) > 1 else None) if silent else (needed.rounds, needed.rounds_std)
+        if all(paper_bytes(run.rounds) == 0 for run in runs):  # nobody sends anything
+            return 0.0, (0.0 if len(runs) > 1 else None)
+        return needed.rounds, needed.rounds_std
     return None
 
 
 def _scaled(mean: float | None, spread: float | None, unit: float) -> tuple[float | None, float | None]:
-    return (None if mean is None else mean / unit, None if spread is None else spread / unit)
+    scaled = None if mean is None else mean / unit
+    scaled_spread = None if spread is None else spread / unit
+    return scaled, scaled_spread
 
 
 def _per_client(run: RunRecord, both_ways: bool) -> float | None:

@@ -53,7 +53,9 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 _DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (3, 1.5)))
 _TINTS = ("#9ecae1", "#fdae6b", "#a1d99b", "#dadaeb", "#fdd0a2", "#c7e9f1", "#bdbdbd")
 _HATCHES = ("", "///", "...", "xxx", "\\\\\\", "++", "oo", "---", "**")
-_TITLE, _TEXT, _CAPTION = 11, 9, 8.5  # points
+_TITLE = 11  # points
+_TEXT = 9  # points
+_CAPTION = 8.5  # points
 _MARGIN = 0.06  # inches, around all
 _LINE = 1.3  # a line's height over its size
 _DPI = 200  # texts are measured as they are drawn: at other resolutions they are hinted to other widths
@@ -82,7 +84,8 @@ class Drawing:
         Raises:
             RequestError: the folder cannot be written to.
         """
-        place, table = make_folder(folder), csv_text(list(self.rows[0]), self.rows)
+        place = make_folder(folder)
+        table = csv_text(list(self.rows[0]), self.rows)
         texts = {"json": json.dumps(self.data, indent=1, ensure_ascii=False) + "\n", "csv": table}
         beside = [write_whole(place / f"{self.stem}.{form}", text.encode("utf-8")) for form, text in texts.items()]
         return [*save(self.figure, place, self.stem), *beside]
@@ -94,7 +97,8 @@ def save(figure: Figure, folder: str | Path, stem: str) -> list[Path]:
     Raises:
         RequestError: the folder cannot be written to.
     """
-    place, written = make_folder(folder), []
+    place = make_folder(folder)
+    written = []
     for form in ("png", "svg"):
         stream = io.BytesIO()
         metadata = {"Date": None} if form == "svg" else None
@@ -256,7 +260,8 @@ def _wrapped(figure: Figure, text: str, size: float, weight: str, width: float) 
     """Lines of at most this many inches, measured in the font; a word that is too long for a line is broken."""
     from matplotlib.font_manager import FontProperties
 
-    font, renderer = FontProperties(size=size, weight=weight), figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    font = FontProperties(size=size, weight=weight)
+    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
 
     def fits(line: str) -> bool:
         return bool(renderer.get_text_width_height_descent(line, font, False)[0] <= width * figure.dpi)

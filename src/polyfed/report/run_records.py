@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -173,26 +174,15 @@ def _run_folders(path: Path) -> Iterator[Path]:
 
 def _natural(name: str) -> list[tuple[int, int, str]]:
     """Sorts seed-2 before seed-10."""
-    parts: list[tuple[int, int, str]] = []
-    digits, text = "", ""
-    for character in [*name, ""]:
-        if character.isdecimal():
-            if text:
-                parts.append((1, 0, text))
-                text = ""
-            digits += character
-        else:
-            if digits:
-                parts.append((0, int(digits), ""))
-                digits = ""
-            text += character
-    return [*parts, (1, 0, text)] if text else parts
+    parts = [part for part in re.split(r"(\d+)", name) if part]
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
 
 
 def _read(folder: Path) -> RunRecord:
     check_links(folder)
     notes: list[str] = []
-    recipe, result = StoredRecipe(), None
+    recipe = StoredRecipe()
+    result = None
     if (folder / "recipe.toml").exists():
         recipe = _parse(folder / "recipe.toml", parse_toml, StoredRecipe)
     rounds = _read_rounds(folder / "rounds.jsonl", notes)

@@ -23,7 +23,7 @@ from typing import Any
 
 from polyfed.errors import RequestError
 from polyfed.report.run_records import RunRecord
-from polyfed.report.text_tables import finite, mean_of, std_of
+from polyfed.report.text_tables import finite, finite_ones, mean_of, std_of
 from polyfed.results.schema import RoundRecord
 
 __all__ = [
@@ -77,8 +77,12 @@ def paired(mine: Mapping[int, float | None], other: Mapping[int, float | None]) 
         mine, other: seed -> accuracy.
     """
     seeds = tuple(seed for seed in mine if seed in other)
-    found = [None if (a := mine[seed]) is None or (b := other[seed]) is None else a - b for seed in seeds]
+    found = [_minus(mine[seed], other[seed]) for seed in seeds]
     return Paired(seeds, mean_of(found), std_of(found), margin_of(found))
+
+
+def _minus(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a - b
 
 
 def is_distinguishable(difference: Paired) -> bool | None:
@@ -125,13 +129,16 @@ class Target:
         Raises:
             RequestError: something else, or not between 0 and 1 (100 %).
         """
+        wanted = "an accuracy such as 0.6 or '60 %', or a share such as '90 % of local' or '90 % of best'"
         found = _TARGET.fullmatch(str(text).strip())
-        share = float(found[1]) / (100 if found[2] else 1) if found else math.nan
-        if found is None or not 0 < share <= 1:
-            hint = f"; did you mean '{found[1]} %'?" if found and not found[2] and 1 < share <= 100 else ""
-            wanted = "an accuracy such as 0.6 or '60 %', or a share such as '90 % of local' or '90 % of best'"
+        if found is None:
+            raise RequestError(f"target: expected {wanted}, came '{text}'")
+        number, percent_sign, of = found.groups()
+        share = float(number) / 100 if percent_sign else float(number)
+        if not 0 < share <= 1:
+            hint = f"; did you mean '{number} %'?" if not percent_sign and 1 < share <= 100 else ""
             raise RequestError(f"target: expected {wanted}, came '{text}'{hint}")
-        return cls(share, (found[3] or "").lower())
+        return cls(share, (of or "").lower())
 
     def __str__(self) -> str:
         return f"{100 * self.share:g} %" + (f" of {self.of}" if self.of else "")
@@ -189,7 +196,7 @@ def _mean(record: RoundRecord, stage: str) -> float | None:
 
 def _sum(values: Sequence[float | None]) -> float | None:
     """The sum; None unless every value is known."""
-    known = [number for value in values if (number := finite(value)) is not None]
+    known = finite_ones(values)
     return sum(known) if len(known) == len(values) else None
 
 

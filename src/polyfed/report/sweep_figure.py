@@ -58,7 +58,8 @@ def figure_of(table: SweepTable) -> Figure | None:
 
 def _draw_line(axes: Any, axis: str, name: str, line: Sequence[SweepRow], style: Mapping[str, Any]) -> None:
     """Validation dashed, test with the seeds' band, and a ring around what was chosen."""
-    at, suffix = [row.settings[axis] for row in line], name and f", {name}"
+    at = [row.settings[axis] for row in line]
+    suffix = name and f", {name}"
     open_and_dashed = {"markerfacecolor": "white", "linestyle": (0, (2, 1.5))}
     for what, values, looks in (
         ("validation", [row.validation for row in line], {**style, **open_and_dashed}),

@@ -241,7 +241,8 @@ def named(keys: Sequence[str], settings: Mapping[str, Any]) -> str:
 
 
 def _columns(table: SweepTable) -> list[Column]:
-    rows, names = table.rows, short_names(table.keys)
+    rows = table.rows
+    names = short_names(table.keys)
     columns = [Column("method", [row.method for row in rows], words=True)]
     columns += [
         Column(names[key], [show_value(row.settings[key]) if key in row.settings else "-" for row in rows])

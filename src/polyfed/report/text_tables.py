@@ -21,9 +21,15 @@ def finite(value: Any) -> float | None:
     return value
 
 
+def finite_ones(values: Iterable[Any]) -> list[float]:
+    """Those of the values that are finite numbers."""
+    found = map(finite, values)
+    return [number for number in found if number is not None]
+
+
 def mean_of(values: Sequence[Any]) -> float | None:
     """The mean, exact when all are equal (bytes stay whole numbers); None unless every value is known."""
-    known = [number for value in values if (number := finite(value)) is not None]
+    known = finite_ones(values)
     if not known or len(known) < len(values):
         return None
     return known[0] if all(value == known[0] for value in known) else statistics.fmean(known)
@@ -31,7 +37,7 @@ def mean_of(values: Sequence[Any]) -> float | None:
 
 def std_of(values: Sequence[Any]) -> float | None:
     """The sample standard deviation; None for a single value, and unless every value is known."""
-    known = [number for value in values if (number := finite(value)) is not None]
+    known = finite_ones(values)
     return statistics.stdev(known) if len(known) == len(values) and len(known) > 1 else None
 
 

@@ -60,7 +60,8 @@ class Console:
         self._closing = False
         self._clients: tuple[int, int] = (0, 0)
         self._accuracy = ""
-        self._up, self._down = float(info.get("bytes_up") or 0), float(info.get("bytes_down") or 0)
+        self._up = float(info.get("bytes_up") or 0)
+        self._down = float(info.get("bytes_down") or 0)
         self._remaining = math.nan
         self._began = self._clock()
         self._said: float | None = None  # when the last plain line or redrawing was
@@ -159,13 +160,14 @@ class Console:
 
     def _parts(self, record: Mapping[str, Any] | None = None) -> list[str]:
         """What the line says, the most important first."""
-        loss = (record or {}).get("train_loss")
+        loss = None if record is None else record.get("train_loss")
+        digits = ".4f" if loss is None or loss < _HUGE else ".3g"
         return [
             "closing round" if self._closing else f"round {self._done}/{self._rounds}",
             self._accuracy,
             f"{human_seconds(self._remaining)} left" if self._remaining > 0 and math.isfinite(self._remaining) else "",
             f"up {human_bytes(self._up)}  down {human_bytes(self._down)}",
-            "" if loss is None else f"loss {loss:{'.4f' if loss < _HUGE else '.3g'}}",
+            "" if loss is None else f"loss {loss:{digits}}",
             f"client {self._clients[0]}/{self._clients[1]}" if self._clients[1] else "",
         ]
 

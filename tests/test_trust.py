@@ -382,7 +382,7 @@ def test_a_trusted_folder_is_read_with_its_code(clean: Path, tmp_path: Path, mon
         ({"classes": True}, "'classes': expected a whole number"),
         ({"feature_dim": 0}, "expected sizes from 1 to"),
         ({"vocabulary": -3}, "expected sizes from 1 to"),
-        ({"image_size": ["8"]}, "expected sizes from 1 to"),
+        ({"image_size": ["8"]}, "'image_size': expected a whole number"),
         ({"knobs": ["rm"]}, "'knobs': expected an object"),
         ({"architecture": ["digits-cnn1"]}, "'architecture': expected a text"),
         ({"sha256": {"client-000.safetensors": 3}}, "expected a text"),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from polyfed.engine.run_folder import RunFolder
+from polyfed.results.fields import check_present, validated
+from polyfed.results.read import parse_json
+from polyfed.results.schema import RoundRecord
+from polyfed.results.stored_files import NodeEvent
 from polyfed.tracking.console import Console
 
 __all__ = ["Follower"]
@@ -27,7 +31,8 @@ class Follower:
 
     def __init__(self, folder: Path, facts: Mapping[str, Any], console: Console, resume: bool) -> None:
         self._folder = folder
-        self._rounds, self._events = _Lines(folder / "rounds.jsonl"), _Lines(folder / "nodes.jsonl")
+        self._rounds = _Lines(folder / "rounds.jsonl", _check_record)
+        self._events = _Lines(folder / "nodes.jsonl", _check_event)
         self._console, self._total = console, int(facts["rounds"])
         there, _ = list(self._rounds.new()), list(self._events.new())
         before = there if resume else []
@@ -58,6 +63,15 @@ class Follower:
         self._console.end(None if failed else RunFolder(self._folder).read_result())
 
 
+def _check_record(found: Any) -> None:
+    """Whether progress can show it."""
+    check_present(validated(RoundRecord, found), ("seconds", "bytes_up", "bytes_down"))
+
+
+def _check_event(found: Any) -> None:
+    validated(NodeEvent, found)
+
+
 def _told(event: Mapping[str, Any]) -> str | None:
     """A line of nodes.jsonl in words; None for what went as it should."""
     if "reason" not in event:
@@ -70,8 +84,9 @@ def _told(event: Mapping[str, Any]) -> str | None:
 class _Lines:
     """The whole lines that a file of JSON lines has gained since the last look."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._read = path, 0
+    def __init__(self, path: Path, check: Callable[[Any], None]) -> None:
+        self._path, self._check = path, check
+        self._read = 0
 
     def new(self) -> Iterator[dict[str, Any]]:
         try:
@@ -85,5 +100,8 @@ class _Lines:
             return
         whole = gained[: gained.rfind(b"\n") + 1]
         self._read += len(whole)
-        for line in whole.splitlines():
-            yield json.loads(line)
+        for line in whole.split(b"\n")[:-1]:
+            with contextlib.suppress(ValueError):  # a damaged one, of which the run itself will tell
+                found = parse_json(line)
+                self._check(found)
+                yield found

@@ -193,6 +193,8 @@ def _told(error: ValidationError, place: str) -> str:
     """The first thing that does not fit, in one line."""
     first: Mapping[str, Any] = error.errors(include_url=False)[0]
     steps = list(first["loc"])
+    if steps[-1:] == ["[key]"]:  # a key, and not its value, does not fit
+        del steps[-2:]
     if first["type"] == "missing":
         expected = f"the key '{steps.pop()}'"
         got = "none"

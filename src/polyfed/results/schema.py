@@ -1,8 +1,8 @@
 """What a run writes: a `RoundRecord` for each line of rounds.jsonl, a `RunResult` as result.json.
 
 The engine checks what it writes by these models, reports read it by them, and docs/records.md is made of their
-descriptions by ``scripts/records_page.py``. Fields stand in the order of the file. A key that an older version, or a
-run without the feature, does not write is None, or empty, when it is read.
+descriptions by ``scripts/records_page.py``. A key that an older version, or a run without the feature, does not write
+is None, or empty, when it is read.
 
 Accuracies and other figures are shares in [0, 1], bytes are exact sizes of tensors, times are in seconds. Clients are
 numbered from 0, rounds from 1.
@@ -32,6 +32,7 @@ from polyfed.results.fields import (
 )
 
 Whole = Annotated[int, count_between(0, 2**40)]
+Unit = Annotated[str, one_of("client", "sample")]  # what noise hides: whether a client takes part, or one of its rows
 
 
 class Summary(Record):
@@ -109,9 +110,7 @@ class ReleaseRecord(Record):
     what: Annotated[Literal["upload", "features", "training"], one_of("upload", "features", "training")] = Field(
         description="what the noise was added to"
     )
-    unit: Annotated[Literal["client", "sample"], one_of("client", "sample")] = Field(
-        description="what the noise hides: whether a client takes part, or what one of its rows holds"
-    )
+    unit: Unit = Field(description="what the noise hides: whether a client takes part, or what one of its rows holds")
     noise: Annotated[float, number_between(1e-9, 1e18)] = Field(
         description="standard deviation of the noise, divided by the sensitivity"
     )
@@ -173,7 +172,7 @@ class RoundRecord(Record):
     stragglers: IfPresent[list[Count]] = Field(
         None, description="only with a deadline: clients whose upload missed it; they are listed in `late`, too"
     )
-    epsilon: dict[str, Loss] = Field(
+    epsilon: dict[Unit, Loss] = Field(
         {},
         description="only with noise ([privacy](privacy.md)): unit -> epsilon of all releases so far, of the client "
         "that has released most. Units: `client` (whether it takes part), `sample` (what one of its rows holds)",
@@ -322,7 +321,7 @@ class RunResult(Record):
     bytes_up_uncompressed: IfPresent[Count] = Field(None, description="only with `[compression]`: sum over the rounds")
     bytes_up_as_in_paper: IfPresent[Count] = Field(None, description="sum over the rounds")
     bytes_down_as_in_paper: IfPresent[Count] = Field(None, description="sum over the rounds")
-    epsilon: dict[str, Loss] = Field({}, description="only with noise: as in the last round")
+    epsilon: dict[Unit, Loss] = Field({}, description="only with noise: as in the last round")
     delta: IfPresent[Annotated[float, number_between(1e-300, 1.0)]] = Field(
         None, description="with `epsilon`: the delta that it holds at"
     )

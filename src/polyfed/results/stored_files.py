@@ -193,6 +193,17 @@ def check_nodes_entry(value: Any) -> None:
         validated(Normalization, entry.prepare, "prepare")
 
 
+# nodes.jsonl ------------------------------------------------------------------------------------------------------
+
+
+class NodeEvent(Record):
+    """What happened to a node, as far as the progress of a run shows it: a line of nodes.jsonl."""
+
+    event: IfPresent[Text] = None
+    round: IfPresent[Count] = None
+    reason: IfPresent[Text] = None
+
+
 # sweep.json -------------------------------------------------------------------------------------------------------
 
 

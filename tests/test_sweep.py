@@ -149,7 +149,7 @@ def test_a_variant_of_the_recipe_and_methods_own_tables(tiny: Path) -> None:
     assert done.table is not None
     assert done.table.ready.startswith("--method fedgh-round --set methods.fedgh-round.header_lr=")
     for row in done.table.rows:
-        runs = [run_of(run["path"]) for run in row.runs]
+        runs = [run_of(run.path) for run in row.runs]
         assert [run["seed"] for run in runs] == [0, 3] == list(row.seeds)
         assert row.validation == pytest.approx((runs[0]["validation"] + runs[1]["validation"]) / 2)
 
@@ -170,7 +170,7 @@ def test_the_line_to_copy_asks_for_the_chosen_run(tiny: Path) -> None:
     words = shlex.split(done.table.ready)
     assert words[::2] == ["--set"] * 3
     again = polyfed.run(tiny, overrides=words[1::2])
-    run = run_of(done.chosen.runs[0]["path"])
+    run = run_of(done.chosen.runs[0].path)
     assert again.result["accuracy_per_client"] == run["accuracy_per_client"]
     assert f"chosen by validation: {done.table.ready}" in str(done)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from polyfed.errors import RequestError
 from polyfed.registry import nearest
@@ -19,7 +18,7 @@ from polyfed.report import paper_results
 from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.comparison_columns import sheets
 from polyfed.report.comparison_formats import FORMATS, Table, to_csv, to_json, to_latex, to_markdown, to_text
-from polyfed.report.comparison_rows import Row, Section
+from polyfed.report.comparison_rows import Facts, OneRun, Row, Section
 from polyfed.report.findings import finding
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.run_records import RunRecord
@@ -111,18 +110,17 @@ def _local_of(group: Group, notes: list[str]) -> str | None:
     return local[0] if len(local) == 1 else None
 
 
-def _facts(group: Group) -> dict[str, Any]:
-    """What all rows have in common, for machines."""
+def _facts(group: Group) -> Facts:
     first = group.runs[0]
-    return {
-        "dataset": first.result.dataset,
-        "clients": first.result.clients,
-        "rounds": first.result.rounds,
-        "seeds": list(group.seeds),
-        "test": group.evaluation.test,
-        "mean": group.evaluation.mean,
-        "profile": first.profile or None,
-    }
+    return Facts(
+        dataset=first.result.dataset,
+        clients=first.result.clients,
+        rounds=first.result.rounds,
+        seeds=list(group.seeds),
+        test=group.evaluation.test,
+        mean=group.evaluation.mean,
+        profile=first.profile or None,
+    )
 
 
 def _about_columns(rows: Sequence[Row]) -> str:
@@ -308,19 +306,18 @@ def _row(
     )
 
 
-def _run_of(run: RunRecord, score: _Score) -> dict[str, Any]:
-    """What one run gave, for machines."""
+def _run_of(run: RunRecord, score: _Score) -> OneRun:
     result = run.result
-    return {
-        "seed": run.seed,
-        "path": str(run.path),
-        "accuracy": score.mean,
-        "bytes_up": finite(result.bytes_up),
-        "bytes_down": finite(result.bytes_down),
-        "seconds": finite(result.seconds),
-        "refused": finite(result.refused),
-        "knobs": result.knobs,
-    }
+    return OneRun(
+        seed=run.seed,
+        path=str(run.path),
+        accuracy=score.mean,
+        bytes_up=finite(result.bytes_up),
+        bytes_down=finite(result.bytes_down),
+        seconds=finite(result.seconds),
+        refused=finite(result.refused),
+        knobs=result.knobs,
+    )
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def to_csv(table: Table) -> str:
     lines: list[dict[str, Any]] = []
     for number, section in enumerate(table.sections, start=1):
         for row in section.rows:
-            line = {"table": number, **section.facts, "name": row.name, **asdict(row)}
+            line = {"table": number, **asdict(section.facts), "name": row.name, **asdict(row)}
             line["seeds"] = " ".join(map(str, row.seeds))
             line["difference_seeds"] = " ".join(map(str, row.difference_seeds))
             for key in ("runs", "against_rival", "to_target", "published"):

@@ -9,7 +9,7 @@ from typing import Any
 from polyfed.report.paper_results import Beside
 from polyfed.report.statistics import Paired, ToTarget
 
-__all__ = ["Row", "Section"]
+__all__ = ["Facts", "OneRun", "Row", "Section"]
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,34 @@ class Row:
     to_target: ToTarget | None
     epsilon: Mapping[str, float]
     published: tuple[Beside, ...]
-    runs: tuple[Mapping[str, Any], ...]
+    runs: tuple[OneRun, ...]
+
+
+@dataclass(frozen=True)
+class OneRun:
+    """What one run of a row gave. accuracy: in the row's stage. seconds, bytes: of the whole run. None: not known."""
+
+    seed: int
+    path: str
+    accuracy: float | None
+    bytes_up: float | None
+    bytes_down: float | None
+    seconds: float | None
+    refused: float | None
+    knobs: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What all runs of a section have in common. test, mean: whose test data, and which mean over clients."""
+
+    dataset: str
+    clients: int
+    rounds: int
+    seeds: list[int]
+    test: str | None
+    mean: str | None
+    profile: str | None
 
 
 @dataclass(frozen=True)
@@ -97,7 +124,7 @@ class Section:
     Attributes:
         finding: the result in words (`polyfed.report.findings`).
         caption: data, clients, rounds, seeds, what the accuracies are, and what is scaled down.
-        facts: the same for machines: dataset, clients, rounds, seeds, test, mean, profile.
+        facts: the same for machines.
         rows: Local first.
         notes: what the columns mean, what a reader must know about these runs, the papers' footnotes.
         models: the architectures of the clients, as far as recipes say.
@@ -110,7 +137,7 @@ class Section:
 
     finding: str
     caption: str
-    facts: Mapping[str, Any]
+    facts: Facts
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
     models: tuple[str, ...]

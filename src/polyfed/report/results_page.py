@@ -119,7 +119,7 @@ def results_page(
 def _title(section: Section, folder: Path) -> str:
     facts = section.facts
     places = ", ".join(section.published)
-    return f"{places or folder.resolve().name}: {facts['dataset']}, {facts['clients']} clients"
+    return f"{places or folder.resolve().name}: {facts.dataset}, {facts.clients} clients"
 
 
 def _about(section: Section, made: MadeBy, runs: Sequence[RunRecord]) -> str:

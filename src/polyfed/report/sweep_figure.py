@@ -66,7 +66,7 @@ def _draw_line(axes: Any, axis: str, name: str, line: Sequence[SweepRow], style:
         ("test", [row.accuracy for row in line], style),
     ):
         axes.plot(at, _percents(values), **looks, markersize=5, label=f"{what}{suffix}", gid=f"{what} {name}")
-    _band(axes, at, [[run["accuracy"] for run in row.runs] for row in line], style["color"])
+    _band(axes, at, [[run.accuracy for run in row.runs] for row in line], style["color"])
     for row in (row for row in line if row.chosen and row.validation is not None):
         ring = {"marker": "o", "markersize": 13, "markerfacecolor": "none", "linestyle": "none", "color": "black"}
         axes.plot([row.settings[axis]], _percents([row.validation]), **ring, label="chosen")

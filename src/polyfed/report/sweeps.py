@@ -32,6 +32,7 @@ from polyfed.report.text_tables import (
     with_spread,
     wrapped,
 )
+from polyfed.results.stored_files import SweepRun
 from polyfed.units import human_bytes, human_seconds
 
 __all__ = ["Cell", "SweepRow", "SweepTable", "named", "short_names", "tabulate", "to_text", "write"]
@@ -70,7 +71,7 @@ class SweepRow:
         difference, difference_std: accuracy minus Local's, paired by seed.
         bytes_up, bytes_down, seconds: of one whole run. refused: uploads refused, summed over the runs.
         chosen: whether it is the one chosen by validation. words: how to ask for it.
-        runs: each run's seed, folder, validation and test accuracy.
+        runs: each run's own figures.
         nothing_learnt: in how many of the runs no client's work ever counted; such a row is not chosen.
     """
 
@@ -91,7 +92,7 @@ class SweepRow:
     seconds: float | None
     refused: int
     words: tuple[str, ...]
-    runs: tuple[Mapping[str, Any], ...]
+    runs: tuple[SweepRun, ...]
     chosen: bool = False
     nothing_learnt: int = 0  # as tables of earlier versions are without
 
@@ -195,7 +196,7 @@ def _row(cell: Cell) -> SweepRow:
         refused=sum(result.refused or 0 for result in results),
         words=cell.words,
         runs=tuple(
-            {"seed": run.seed, "path": str(run.path), "validation": v, "accuracy": a}
+            SweepRun(seed=run.seed, path=str(run.path), validation=v, accuracy=a)
             for run, v, a in zip(cell.runs, validation, accuracy, strict=True)
         ),
         nothing_learnt=sum(bool(result.nothing_learnt) for result in results),
@@ -328,7 +329,7 @@ def to_json(table: SweepTable) -> str:
 
 
 def _plain(row: SweepRow) -> dict[str, Any]:
-    return vars(row) | {"settings": dict(row.settings), "runs": [dict(run) for run in row.runs]}
+    return vars(row) | {"settings": dict(row.settings), "runs": [run.model_dump() for run in row.runs]}
 
 
 def write(table: SweepTable, folder: str | Path) -> list[Path]:

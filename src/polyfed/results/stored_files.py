@@ -207,7 +207,12 @@ class NodeEvent(Record):
 # sweep.json -------------------------------------------------------------------------------------------------------
 
 
-class _SweepRun(Record):
+class SweepRun(Record):
+    """One run of a row of a sweep. validation, accuracy: on these data, on test data; in the last evaluated round."""
+
+    seed: Count
+    path: Text
+    validation: Number | None
     accuracy: Number | None
 
 
@@ -231,16 +236,9 @@ class StoredSweepRow(Record):
     seconds: Number | None
     refused: Count
     words: tuple[Text, ...]
-    runs: tuple[dict[str, Any], ...]
+    runs: tuple[SweepRun, ...]
     chosen: Flag = False
     nothing_learnt: Count = 0  # as tables of earlier versions are without
-
-    @field_validator("runs")
-    @classmethod
-    def _check_runs(cls, value: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
-        for run in value:
-            _SweepRun.model_validate(run)
-        return value
 
 
 class StoredSweep(Record):

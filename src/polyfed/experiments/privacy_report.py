@@ -14,7 +14,7 @@ from polyfed.engine.privacy_ledger import UNITS, read
 from polyfed.errors import RequestError
 from polyfed.functional.gaussian_mechanism import classic_epsilon
 from polyfed.report.run_records import RunRecord, find_runs
-from polyfed.report.text_tables import Column, percent, text_block
+from polyfed.report.text_tables import Column, percent, render_text
 
 _DELTA = 1e-5
 
@@ -134,4 +134,4 @@ def to_text(lines: Sequence[Spent], width: int = 100) -> str:
         notes.append("* above 1 the classic formula is not proved: no guarantee")
     if any("features" in one.what and "training" not in one.what for one in lines):
         notes.append("features: for given weights, which were trained without noise and go up as they are")
-    return "\n".join([text_block(columns, width), "", *notes])
+    return "\n".join([render_text(columns, width), "", *notes])

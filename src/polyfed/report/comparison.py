@@ -16,13 +16,13 @@ from polyfed.errors import RequestError
 from polyfed.registry import nearest
 from polyfed.report import paper_results
 from polyfed.report.atomic_files import make_folder, write_whole
-from polyfed.report.comparison_columns import sheets
+from polyfed.report.comparison_columns import sub_tables
 from polyfed.report.comparison_formats import FORMATS, Table, to_csv, to_json, to_latex, to_markdown, to_text
 from polyfed.report.comparison_rows import Facts, OneRun, Row, Section
 from polyfed.report.findings import finding
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.run_records import RunRecord
-from polyfed.report.statistics import SEEDS, Paired, Target, leader, margin_of, paired, to_target
+from polyfed.report.statistics import SEEDS, Paired, Target, ci_half_width, leader, paired, to_target
 from polyfed.report.text_tables import finite, finite_ones, mean_of, percent, std_of
 from polyfed.results.schema import FigureSummary, Summary
 
@@ -31,7 +31,7 @@ __all__ = [
     "Section",
     "Table",
     "comparison",
-    "sheets",
+    "sub_tables",
     "to_csv",
     "to_json",
     "to_latex",
@@ -276,12 +276,12 @@ def _row(
         seeds=tuple(run.seed for run in runs),
         accuracy=mean_of(accuracies),
         accuracy_std_seeds=std_of(accuracies),
-        accuracy_margin=margin_of(accuracies),
+        accuracy_margin=ci_half_width(accuracies),
         accuracy_std_clients=mean_of([score.std for score in scores]),
         accuracy_min_client=mean_of([score.min for score in scores]),
         accuracy_best_by_validation=mean_of(best),
         accuracy_best_std_seeds=std_of(best),
-        accuracy_best_margin=margin_of(best),
+        accuracy_best_margin=ci_half_width(best),
         accuracy_worst_tenth=mean_of([score.worst_tenth for score in scores]),
         accuracy_by_stage=_means([result.accuracy_by_stage for result in results]),
         accuracy_by_predictor=_means([result.accuracy_by_predictor.get(stage, {}) for result in results]),

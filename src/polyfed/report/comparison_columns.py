@@ -6,22 +6,22 @@ from collections.abc import Iterator, Sequence
 
 from polyfed.report.comparison_rows import Row, Section
 from polyfed.report.paper_results import Beside
-from polyfed.report.text_tables import Column, interval, interval_of_share, percent, with_spread
+from polyfed.report.text_tables import Column, format_mean_std, interval, interval_of_share, percent
 from polyfed.units import human_bytes, human_seconds
 
 __all__ = [
     "COSTS",
     "METRICS",
-    "Sheet",
-    "by_architecture",
+    "SubTable",
+    "architecture_tables",
     "columns_of",
+    "interval_tables",
     "metrics_of",
     "notes_of",
-    "over_seeds",
-    "published",
+    "paper_tables",
     "repeated_columns",
-    "sheets",
-    "to_target",
+    "sub_tables",
+    "target_tables",
 ]
 
 _BY_ARCHITECTURE = "Accuracy in % by architecture"
@@ -31,7 +31,7 @@ _SIMULATED = "simulated\ntime"
 COSTS = ("bytes\nup", "bytes\ndown", "time", _REFUSED, _SIMULATED)
 METRICS = {"balanced_accuracy": "balanced\naccuracy", "f1": "macro\nF1", "auc": "macro\nAUC"}
 
-Sheet = tuple[str, list[Column]]
+SubTable = tuple[str, list[Column]]
 
 
 def columns_of(section: Section, metrics: bool = False) -> list[Column]:
@@ -47,7 +47,7 @@ def columns_of(section: Section, metrics: bool = False) -> list[Column]:
     repeated = repeated_columns(section, metrics)
     accuracy, *others = (column for column in _scores(section, metrics) if column.heading not in repeated)
     numbers = [
-        Column("vs Local", with_spread([(row.difference, row.difference_std) for row in rows], sign="+")),
+        Column("vs Local", format_mean_std([(row.difference, row.difference_std) for row in rows], sign="+")),
         *others,
         *(Column(f"epsilon\n{unit}", [_number(row.epsilon.get(unit)) for row in rows]) for unit in section.units),
         Column(COSTS[0], ["-" if row.bytes_up is None else human_bytes(row.bytes_up) for row in rows]),
@@ -66,7 +66,7 @@ def _scores(section: Section, metrics: bool) -> list[Column]:
     columns = [
         Column(
             "accuracy",
-            with_spread([(row.accuracy, row.accuracy_std_seeds) for row in rows]),
+            format_mean_std([(row.accuracy, row.accuracy_std_seeds) for row in rows]),
             bold=_bold(section, "accuracy"),
         ),
         Column("std\nclients", [percent(row.accuracy_std_clients) for row in rows]),
@@ -139,7 +139,7 @@ def metrics_of(section: Section) -> list[Column]:
     return [lowest, *(Column(heading, cells) for heading, cells in others)]
 
 
-def by_architecture(section: Section) -> list[Sheet]:
+def architecture_tables(section: Section) -> list[SubTable]:
     """The accuracies by architecture; nothing where all clients have the same."""
     names = list(dict.fromkeys(name for row in section.rows for name in row.accuracy_per_architecture))
     cells = {name: [percent(row.accuracy_per_architecture.get(name)) for row in section.rows] for name in names}
@@ -147,7 +147,7 @@ def by_architecture(section: Section) -> list[Sheet]:
     return [(_BY_ARCHITECTURE, columns)] if len(names) > 1 else []
 
 
-def over_seeds(section: Section) -> list[Sheet]:
+def interval_tables(section: Section) -> list[SubTable]:
     """The intervals; nothing where no row has seeds enough."""
     rows = section.rows
     if all(row.accuracy_margin is None for row in rows):
@@ -159,13 +159,13 @@ def over_seeds(section: Section) -> list[Sheet]:
         *([] if best == last else [Column("best by\nvalid.", best)]),
         Column("minus\nLocal", [interval(row.difference, row.difference_margin, "+") for row in rows]),
         Column("best\nrival", [row.rival or "-" for row in rows], words=True),
-        Column("minus\nrival", with_spread([(row.against_rival.mean, row.against_rival.std) for row in rows], "+")),
+        Column("minus\nrival", format_mean_std([(row.against_rival.mean, row.against_rival.std) for row in rows], "+")),
         Column("interval", [interval(row.against_rival.mean, row.against_rival.margin, "+") for row in rows]),
     ]
     return [(_OVER_SEEDS, [_names_of(section), *(column for column in columns if set(column.cells) != {"-"})])]
 
 
-def to_target(section: Section) -> list[Sheet]:
+def target_tables(section: Section) -> list[SubTable]:
     """Rounds, bytes and seconds; nothing where no target was asked for."""
     needed = [row.to_target for row in section.rows]
     found = [one for one in needed if one is not None]
@@ -196,7 +196,7 @@ def _numbers(pairs: Sequence[tuple[float | None, float | None]], decimals: int) 
     return cells
 
 
-def published(section: Section) -> Iterator[Sheet]:
+def paper_tables(section: Section) -> Iterator[SubTable]:
     """Ours beside the papers', a table for each of their tables and quantities; only rows that they have."""
     every = [(row, one) for row in section.rows for one in row.published]
     for place, setting, quantity, unit in dict.fromkeys((b.table, b.setting, b.quantity, b.unit) for _, b in every):
@@ -226,7 +226,7 @@ def _footnotes(section: Section, one: Beside) -> str:
     return f" [{', '.join(map(str, numbers))}]" if numbers else ""
 
 
-def sheets(section: Section) -> list[Sheet]:
+def sub_tables(section: Section) -> list[SubTable]:
     """All that people see of a section: the table under its caption (no title), then those with titles of their own."""
-    more = [*over_seeds(section), *to_target(section), *published(section), *by_architecture(section)]
+    more = [*interval_tables(section), *target_tables(section), *paper_tables(section), *architecture_tables(section)]
     return [("", columns_of(section, metrics=True)), *more]

@@ -16,25 +16,25 @@ from polyfed.markup import table as as_html
 from polyfed.report.comparison_columns import (
     COSTS,
     METRICS,
-    by_architecture,
+    architecture_tables,
     columns_of,
+    interval_tables,
     metrics_of,
     notes_of,
-    over_seeds,
-    published,
+    paper_tables,
     repeated_columns,
-    sheets,
-    to_target,
+    sub_tables,
+    target_tables,
 )
 from polyfed.report.comparison_rows import Row, Section
 from polyfed.report.text_tables import (
     Column,
-    in_width,
     latex,
     latex_table,
     markdown_table,
-    narrowest,
-    text_block,
+    min_width,
+    render_text,
+    wrap_columns,
     wrapped,
 )
 
@@ -138,7 +138,7 @@ def to_markdown(table: Table) -> str:
 
 def markdown_body(section: Section) -> str:
     """The tables and notes of a section, without its caption."""
-    (_, main), *more = sheets(section)
+    (_, main), *more = sub_tables(section)
     told = "\n".join(f"- {markdown_text(note)}" for note in notes_of(section))
     others = "".join(f"{markdown_text(title)}:\n\n{markdown_table(columns)}\n\n" for title, columns in more)
     return f"{markdown_table(main)}\n\n{others}{told}\n"
@@ -152,7 +152,7 @@ def to_html(table: Table, lines: Sequence[Sequence[Line]] = ()) -> str:
     """
     parts = []
     for number, section in enumerate(table.sections):
-        (_, whole), *more = sheets(section)
+        (_, whole), *more = sub_tables(section)
         others = [f"{paragraph(title)}{_html(columns)}" for title, columns in [("All figures", whole), *more]]
         parts += [paragraph(section.finding, strong=True), paragraph(section.caption), _html(columns_of(section))]
         if number < len(lines):
@@ -172,7 +172,7 @@ def to_latex(table: Table) -> str:
     """A ``table`` with ``booktabs`` rules for each section and each of its further tables; what leads is bold."""
     blocks = []
     for section in table.sections:
-        shown = sheets(section)
+        shown = sub_tables(section)
         for number, (title, columns) in enumerate(shown, start=1):
             caption = f"{title}. {section.caption}" if title else section.caption
             told = notes_of(section) if number == len(shown) else []
@@ -209,22 +209,24 @@ def to_text(table: Table, width: int = 100, ascii_only: bool = False, metrics: b
 def _text_section(section: Section, width: int, metrics: bool) -> str:
     columns = columns_of(section)
     blocks = [columns]
-    if narrowest(columns) > width:  # costs move into a block of their own below
+    if min_width(columns) > width:  # costs move into a block of their own below
         costs = [column for column in columns if column.heading in COSTS]
         scores = [column for column in columns if column not in costs]
-        blocks = in_width(scores, width)
-        if len(blocks) > 1 and narrowest([*blocks[-1], *costs]) <= width:  # what is left over has room for them
+        blocks = wrap_columns(scores, width)
+        if len(blocks) > 1 and min_width([*blocks[-1], *costs]) <= width:  # what is left over has room for them
             blocks[-1] += costs
         else:
-            blocks += in_width([columns[0], *costs], width)
+            blocks += wrap_columns([columns[0], *costs], width)
     if metrics:
         hidden = repeated_columns(section, metrics)
         known = [c for c in metrics_of(section) if set(c.cells) != {"-"} and c.heading not in hidden]
         blocks += [[columns[0], *known]] if known else []
-    texts = [text_block(block, width) for block in blocks]
-    more = [*over_seeds(section), *to_target(section), *published(section)]
-    for title, sheet in [*more, *(by_architecture(section) if metrics else ())]:
-        found = [text_block(block, width) for block in in_width(sheet, width)]
+    texts = [render_text(block, width) for block in blocks]
+    more = [*interval_tables(section), *target_tables(section), *paper_tables(section)]
+    if metrics:
+        more += architecture_tables(section)
+    for title, columns in more:
+        found = [render_text(block, width) for block in wrap_columns(columns, width)]
         texts.append(wrapped(f"{title}:", width) + "\n\n" + "\n\n".join(found))
     told = "\n".join(wrapped(note, width) for note in notes_of(section, metrics))
     return "\n\n".join([wrapped(section.caption, width), *texts, told]) + "\n"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.report.atomic_files import make_folder, write_whole
-from polyfed.report.comparison_columns import notes_of, sheets
+from polyfed.report.comparison_columns import notes_of, sub_tables
 from polyfed.report.comparison_formats import Table
 from polyfed.report.figures import AXES, METRICS, axes_of, series
 from polyfed.report.glossary import about_column, about_stage
@@ -117,7 +117,7 @@ def page_data(runs: Iterable[RunRecord], table: Table, stage: str | None = None)
             "caption": section.caption,
             "scaled": any(run.scaled_down for run in group.runs),
             "notes": notes_of(section),
-            "tables": [{"title": title, "columns": list(map(_column, columns))} for title, columns in sheets(section)],
+            "tables": [_sub_table(title, columns) for title, columns in sub_tables(section)],
             "stages": _stages(group),
             "rows": [_look(group, name) for name in group.rows],
             "curves": _curves(group, stage, most),
@@ -143,6 +143,10 @@ def _look(group: Group, name: str) -> dict[str, Any]:
 
 
 # tables -----------------------------------------------------------------------------------------------------------
+
+
+def _sub_table(title: str, columns: Sequence[Column]) -> dict[str, Any]:
+    return {"title": title, "columns": [_column(column) for column in columns]}
 
 
 def _column(column: Column) -> dict[str, Any]:

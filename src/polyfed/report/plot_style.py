@@ -29,9 +29,9 @@ __all__ = [
     "SHADES",
     "WIDTH",
     "Drawing",
+    "add_colorbar",
     "blank",
     "canvas",
-    "colour_bar",
     "fills",
     "inches",
     "legend",
@@ -226,7 +226,7 @@ def settle(figure: Figure) -> None:
         figure.draw_without_rendering()
 
 
-def colour_bar(figure: Figure, shown: Any, axes: Sequence[Any], label: str) -> None:
+def add_colorbar(figure: Figure, shown: Any, axes: Sequence[Any], label: str) -> None:
     """The scale of shades, to the right of the axes."""
     shrink = min(0.9, 2.6 / _parts(figure)[1])
     bar = figure.colorbar(shown, ax=axes, shrink=shrink, pad=0.02, aspect=22, anchor=(0, 1))

@@ -12,7 +12,7 @@ from typing import Any
 
 from polyfed.errors import RequestError
 from polyfed.places import check_name
-from polyfed.report.plot_style import SHADES, WIDTH, Drawing, canvas, colour_bar, inches
+from polyfed.report.plot_style import SHADES, WIDTH, Drawing, add_colorbar, canvas, inches
 from polyfed.report.run_records import show_value
 from polyfed.report.sweep_figure import figure_of
 from polyfed.report.sweeps import SweepRow, SweepTable, short_names, to_json
@@ -135,5 +135,5 @@ def _draw(table: SweepTable, both: Map) -> Any:
     axes.set_yticks(range(len(rows)), rows)
     axes.set_xlabel(both.across)
     axes.set_ylabel(both.up)
-    colour_bar(figure, shown, [axes], "test accuracy [%]")
+    add_colorbar(figure, shown, [axes], "test accuracy [%]")
     return figure

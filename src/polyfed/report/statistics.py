@@ -32,9 +32,9 @@ __all__ = [
     "Reach",
     "Target",
     "ToTarget",
+    "ci_half_width",
     "is_distinguishable",
     "leader",
-    "margin_of",
     "paired",
     "reach",
     "to_target",
@@ -46,10 +46,10 @@ _TARGET = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(%?)\s*(?:of\s+(local|be
 
 
 # over seeds -------------------------------------------------------------------------------------------------------
-def margin_of(values: Sequence[Any]) -> float | None:
+def ci_half_width(values: Sequence[Any]) -> float | None:
     """Half the width of the mean's 95 % interval; None for fewer than `SEEDS` values, and unless every value is known.
 
-    >>> round(margin_of([1.0, 2.0, 3.0]), 4)  # 4.3027 * 1 / sqrt(3)
+    >>> round(ci_half_width([1.0, 2.0, 3.0]), 4)  # 4.3027 * 1 / sqrt(3)
     2.4841
     """
     from scipy.special import stdtrit  # comes with scikit-learn
@@ -78,7 +78,7 @@ def paired(mine: Mapping[int, float | None], other: Mapping[int, float | None]) 
     """
     seeds = tuple(seed for seed in mine if seed in other)
     found = [_minus(mine[seed], other[seed]) for seed in seeds]
-    return Paired(seeds, mean_of(found), std_of(found), margin_of(found))
+    return Paired(seeds, mean_of(found), std_of(found), ci_half_width(found))
 
 
 def _minus(a: float | None, b: float | None) -> float | None:

@@ -22,14 +22,14 @@ from polyfed.report.run_records import RunRecord, show_value
 from polyfed.report.text_tables import (
     Column,
     finite,
-    in_width,
+    format_mean_std,
     markdown_table,
     mean_of,
-    narrowest,
+    min_width,
     percent,
+    render_text,
     std_of,
-    text_block,
-    with_spread,
+    wrap_columns,
     wrapped,
 )
 from polyfed.results.stored_files import SweepRun
@@ -250,10 +250,10 @@ def _columns(table: SweepTable) -> list[Column]:
         for key in table.keys
     ]
     numbers = [
-        ("validation", with_spread([(row.validation, row.validation_std) for row in rows])),
-        ("test", with_spread([(row.accuracy, row.accuracy_std) for row in rows])),
+        ("validation", format_mean_std([(row.validation, row.validation_std) for row in rows])),
+        ("test", format_mean_std([(row.accuracy, row.accuracy_std) for row in rows])),
         ("best by\nvalid.", [percent(row.best) for row in rows]),
-        ("vs Local", with_spread([(row.difference, row.difference_std) for row in rows], sign="+")),
+        ("vs Local", format_mean_std([(row.difference, row.difference_std) for row in rows], sign="+")),
         (_COSTS[0], ["-" if row.bytes_up is None else human_bytes(row.bytes_up) for row in rows]),
         (_COSTS[1], ["-" if row.bytes_down is None else human_bytes(row.bytes_down) for row in rows]),
         (_COSTS[2], ["-" if row.seconds is None else human_seconds(row.seconds) for row in rows]),
@@ -280,13 +280,13 @@ def to_text(table: SweepTable, width: int = 100) -> str:
 def _text_blocks(table: SweepTable, width: int) -> Iterator[str]:
     """The table in one block, or, where it is too wide, first what the choice is about, then the costs."""
     columns = _columns(table)
-    if narrowest(columns) > width:
+    if min_width(columns) > width:
         costs = [column for column in columns if column.heading in _COSTS]
         front = 1 + len(table.keys)
         for part in ([column for column in columns if column not in costs], [*columns[:front], *costs]):
-            yield from (text_block(block, width) for block in in_width(part, width, front))
+            yield from (render_text(block, width) for block in wrap_columns(part, width, front))
     else:
-        yield text_block(columns, width)
+        yield render_text(columns, width)
 
 
 def to_markdown(table: SweepTable) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from polyfed.escaping import markdown_text, visible
 
-_NAME = 16  # narrowest column of names in plain text
+_NAME = 16  # min_width column of names in plain text
 
 
 def finite(value: Any) -> float | None:
@@ -64,7 +64,7 @@ def percent(value: float | None, sign: str = "") -> str:
     return "-" if value is None else f"{100 * value:{sign}.2f}"
 
 
-def with_spread(pairs: list[tuple[float | None, float | None]], sign: str = "") -> list[str]:
+def format_mean_std(pairs: list[tuple[float | None, float | None]], sign: str = "") -> list[str]:
     """``"75.12 ± 0.40"``; a spread that is not known stays away, and keeps its place where other rows have one."""
     spreads = [percent(std) for _, std in pairs]
     width = max(map(len, spreads))
@@ -149,23 +149,23 @@ def wrapped(text: str, width: int) -> str:
     return textwrap.fill(visible(text), width, subsequent_indent="  ", break_on_hyphens=False)
 
 
-def narrowest(columns: Sequence[Column]) -> int:
+def min_width(columns: Sequence[Column]) -> int:
     """The width with the names wrapped as tightly as is still readable, and two blanks between columns."""
     return min(columns[0].width, _NAME) + sum(column.width + 2 for column in columns[1:])
 
 
-def in_width(columns: Sequence[Column], width: int, leading: int = 1) -> list[list[Column]]:
+def wrap_columns(columns: Sequence[Column], width: int, leading: int = 1) -> list[list[Column]]:
     """A table cut into blocks that fit, each with the `leading` columns, which say what a row is, in front."""
     front = list(columns[:leading])
     blocks: list[list[Column]] = []
     for column in columns[leading:]:
-        if not blocks or narrowest([*blocks[-1], column]) > width:
+        if not blocks or min_width([*blocks[-1], column]) > width:
             blocks.append([*front])
         blocks[-1].append(column)
     return blocks
 
 
-def text_block(columns: Sequence[Column], width: int) -> str:
+def render_text(columns: Sequence[Column], width: int) -> str:
     """Aligned lines; the names, in front, wrapped where that makes the block fit `width`."""
     columns = [replace(column, cells=[visible(cell) for cell in column.cells]) for column in columns]
     widths = [column.width for column in columns]

@@ -1,7 +1,7 @@
 """How every figure looks: title and caption above, legend below, one width, one set of lines, fills and shades.
 
 Figures are `WIDTH` inches wide with text of 8 points and more, which still reads in a column of 3.4 inches; tables and
-maps of many cells are wider. Nothing is told by colour alone: lines differ in marker and dash, bars in hatch, and
+maps of many cells are wider. Nothing is told by color alone: lines differ in marker and dash, bars in hatch, and
 `SHADES` darkens steadily. Figures are objects of their own; pyplot and the user's matplotlib settings are not touched.
 """
 
@@ -111,9 +111,9 @@ def save(figure: Figure, folder: str | Path, stem: str) -> list[Path]:
 
 
 def styles() -> Iterator[dict[str, Any]]:
-    """How lines look, one after the other, without end; the first 180 differ (20 colours, 9 markers, 5 dashes)."""
-    for colour, marker, dash in zip(*map(itertools.cycle, (COLORS, _MARKERS, _DASHES)), strict=False):
-        yield {"color": colour, "marker": marker, "linestyle": dash, "linewidth": 1.8}
+    """How lines look, one after the other, without end; the first 180 differ (20 colors, 9 markers, 5 dashes)."""
+    for color, marker, dash in zip(*map(itertools.cycle, (COLORS, _MARKERS, _DASHES)), strict=False):
+        yield {"color": color, "marker": marker, "linestyle": dash, "linewidth": 1.8}
 
 
 def fills() -> Iterator[dict[str, Any]]:
@@ -157,11 +157,11 @@ def canvas(
     figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)
     used = _MARGIN
-    for text, size, weight, colour in ((title, _TITLE, "bold", "black"), (about, _CAPTION, "normal", GREY)):
+    for text, size, weight, color in ((title, _TITLE, "bold", "black"), (about, _CAPTION, "normal", GREY)):
         lines = _wrapped(figure, text, size, weight, width - 2 * _MARGIN)
         figure.text(0, 1, "\n".join(lines), parse_math=False)  # placed below, by points from the top left corner
         label = figure.texts[-1]
-        label.set(size=size, weight=weight, color=colour, va="top", linespacing=_LINE - 0.15)
+        label.set(size=size, weight=weight, color=color, va="top", linespacing=_LINE - 0.15)
         label.set_transform(_from_the_top(figure, _MARGIN, used))
         used += len(lines) * size * _LINE / 72
     _resize(figure, head=used + 0.04, body=height, foot=0)

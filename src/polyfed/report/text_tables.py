@@ -45,7 +45,7 @@ def std_of(values: Sequence[Any]) -> float | None:
 class Column:
     """A column to show: its heading (lines), its cells; words are aligned left, numbers right.
 
-    bold: the places of the cells to be emphasised, where a format can.
+    bold: the places of the cells to be emphasized, where a format can.
     """
 
     heading: str
@@ -94,12 +94,12 @@ def markdown_table(columns: Sequence[Column]) -> str:
     lines = [
         _markdown_line(markdown_text(column.heading) for column in columns),
         _markdown_line(":--" if column.words else "--:" for column in columns),
-        *map(_markdown_line, zip(*(_emphasised(column, "**{}**", markdown_text) for column in columns), strict=True)),
+        *map(_markdown_line, zip(*(_emphasized(column, "**{}**", markdown_text) for column in columns), strict=True)),
     ]
     return "\n".join(lines)
 
 
-def _emphasised(column: Column, bold: str, escape: Callable[[str], str]) -> list[str]:
+def _emphasized(column: Column, bold: str, escape: Callable[[str], str]) -> list[str]:
     return [bold.format(escape(cell)) if at in column.bold else escape(cell) for at, cell in enumerate(column.cells)]
 
 
@@ -126,7 +126,7 @@ def latex(text: str) -> str:
 
 def latex_table(columns: Sequence[Column]) -> str:
     """A ``tabular`` with the rules of ``booktabs``, without a line's end after it."""
-    rows = zip(*(_emphasised(column, "\\textbf{{{}}}", latex) for column in columns), strict=True)
+    rows = zip(*(_emphasized(column, "\\textbf{{{}}}", latex) for column in columns), strict=True)
     lines = [
         f"\\begin{{tabular}}{{{''.join('l' if column.words else 'r' for column in columns)}}}",
         "\\toprule",

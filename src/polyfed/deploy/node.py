@@ -46,9 +46,9 @@ from polyfed.engine.arguments import plugins_of
 from polyfed.engine.compatibility import check_fit
 from polyfed.engine.evaluation import Memory
 from polyfed.engine.executors.base import Job, Outcome, Scores, Scoring, at_work, carry_out, score_parts
-from polyfed.engine.federation import one_thread
 from polyfed.engine.model_readme import Guide
 from polyfed.engine.run_folder import RunFolder
+from polyfed.engine.run_loop import one_thread
 from polyfed.engine.weight_store import Store, row_of
 from polyfed.errors import RequestError, RunError
 from polyfed.experiments.session import Prepared, assigned, companions, normalised

@@ -237,7 +237,7 @@ class Deployed(Federation):
 
     def say(self, text: str) -> None:
         """Tell whoever watches."""
-        self._tell("message", text)
+        self.tell("message", text)
 
     def asked_of(self, client: Client) -> tuple[str, Message | None, dict[str, Any]]:
         """For a client's personal model: its variant, what it receives if it has none yet, and what the model is."""

@@ -31,7 +31,7 @@ RECIPE: dict[str, Any] = {
     "defence": {"rule": "krum"},
     "hostile": {"label_flip": 0.1},
 }
-NOT_HERE = {"ModelEntry.modules"}  # a run without code of one's own has none
+NOT_HERE = {"ModelEntry.modules", "RoundRecord.plugins"}  # a run without code of one's own has none
 
 
 @pytest.fixture(scope="module")

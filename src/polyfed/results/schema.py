@@ -185,6 +185,7 @@ class RoundRecord(Record):
     hostile: IfPresent[list[Count]] = Field(
         None, description="only with `[hostile]`: selected clients that are malicious"
     )
+    plugins: dict[str, Any] = Field({}, description="only with plugins of your own: name -> what it records")
     server: dict[str, Any] = Field({}, description="the server's own metrics")
     evaluated: Flag = Field(False, description="whether this round was evaluated; if not, what follows is empty")
     accuracy: dict[str, Summary] = Field({}, description="stage -> accuracy over clients")

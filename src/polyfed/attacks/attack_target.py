@@ -111,7 +111,7 @@ class Exposure:
 
 def treatment(run: RunRecord) -> str:
     """What a run does to uploads on their way: "clip 1, noise 0.5"; "" where nothing."""
-    settings = [*run.recipe.get("privacy", {}).items(), *run.recipe.get("compression", {}).items()]
+    settings = [*run.recipe.privacy.items(), *run.recipe.compression.items()]
     return ", ".join(f"{key} {show_value(value)}" for key, value in settings)
 
 
@@ -217,11 +217,11 @@ def _sources(asked: Sequence[str] | None, kind: Kind) -> list[str]:
 
 def _last_round(record: RunRecord, client: int) -> int:
     """The last round in which the client worked, and was not refused."""
-    upto = record.result.get("models_of_round", len(record.rounds))  # whose network is at hand
+    upto = record.result.models_of_round or len(record.rounds)  # whose network is at hand
     for line in reversed(record.rounds[:upto]):
-        refused = {entry["client"] for entry in line.get("refused") or ()}
-        if client in (line.get("clients") or ()) and client not in refused:
-            return int(line["round"])
+        refused = {upload.client for upload in line.refused}
+        if client in line.clients and client not in refused:
+            return line.round
     raise RequestError(f"client {client} took part in no round of {record.path}, and sent nothing; choose another")
 
 
@@ -229,7 +229,7 @@ def _images(recipe: Recipe, record: RunRecord, client: int) -> tuple[Samples, in
     """The client's training samples, dealt again as the recipe says, and the number of classes."""
     dealt = DataCache().federated(recipe)
     train = dealt.clients[client].train if client < len(dealt.clients) else None
-    counted = {int(row["id"]): row["samples"] for row in record.result.get("clients_table") or ()}
+    counted = {row.id: row.samples for row in record.result.clients_table or ()}
     if train is None or counted.get(client, len(train)) != len(train):
         came = "none" if train is None else f"{len(train)}"
         raise RequestError(

@@ -112,8 +112,8 @@ class Survey:
         return {
             "name": run.name,
             "method": run.method,
-            "knobs": run.result.get("knobs"),
-            "dataset": run.result["dataset"],
+            "knobs": run.result.knobs,
+            "dataset": run.result.dataset,
             "run_seed": run.seed,
             "on_the_way": self.on_the_way or None,
             "replay_equal": self.equal,

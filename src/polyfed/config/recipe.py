@@ -69,7 +69,7 @@ from polyfed.own_methods import label_of, method_class, with_knobs
 from polyfed.places import check_characters
 from polyfed.plugins.device_profiles import Devices, attendance_in_effect, check_lateness
 from polyfed.registry import check_trusted, folders_of, texts
-from polyfed.results.schema import check_links
+from polyfed.results.read import check_links
 
 __all__ = ["Recipe"]
 

@@ -23,6 +23,7 @@ import tomli_w
 import typer.main
 
 import polyfed as pf
+from helpers.small_recipe import small_recipe
 from polyfed import analysis, attacks, registry
 from polyfed.analysis import label_distribution, layer_outputs, network_figures, probe_inputs, representations
 from polyfed.attacks import attack_target, audit, replay
@@ -35,23 +36,7 @@ from polyfed.registry import file_of, is_own
 from polyfed.report import comparison, html_report, results_page, sensitivity
 from polyfed.report.run_records import find_runs
 
-RECIPE = """
-[data]
-name = "digits"
-clients = 2
-max_train = 20
-max_test = 10
-
-[models]
-architectures = ["digits-cnn1", "digits-cnn2"]
-
-[method]
-name = "fedgh"
-
-[training]
-rounds = 1
-batch_size = 10
-"""
+RECIPE = small_recipe()
 EVIL = """
 import pathlib
 pathlib.Path(__file__).with_name("PWNED").touch()
@@ -355,7 +340,7 @@ def test_a_trusted_folder_is_read_with_its_code(clean: Path, tmp_path: Path, mon
         "import pathlib\npathlib.Path(__file__).with_name('PWNED').touch()\n"
         "from polyfed.models.cnn import digits_cnn1 as net\n"
     )
-    (tmp_path / "mine.toml").write_text(RECIPE.replace('"digits-cnn1", "digits-cnn2"', '"evil:net"'))
+    (tmp_path / "mine.toml").write_text(small_recipe(models={"architectures": ["evil:net"]}))
     run = pf.run(tmp_path / "mine.toml", out=tmp_path / "run")
     assert run.path is not None
     for read in (

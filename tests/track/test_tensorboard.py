@@ -18,6 +18,7 @@ from helpers.small_recipe import small_recipe
 from polyfed.cli import app as cli
 from polyfed.core.client import Client
 from polyfed.engine.federation import Federation
+from polyfed.engine.task import Output
 from polyfed.errors import Interrupted, RequestError
 from polyfed.methods import FedAvg
 from polyfed.testing.fixtures import SHORT, draw, tiny
@@ -104,9 +105,8 @@ def federation(out: Path, *trackers: Any) -> Federation:
         clients,
         FedAvg(),
         training,
+        out=Output(out, checkpoint_every=2),
         builders={"a": lambda: tiny(1, 4, 6)},
-        out=out,
-        checkpoint_every=2,
         trackers=trackers,
     )
 

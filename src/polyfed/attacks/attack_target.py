@@ -21,7 +21,6 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message, copied, group, tensor
 from polyfed.core.method import Method, Trained
 from polyfed.core.modules import split
-from polyfed.core.uploads import arrived, outgoing
 from polyfed.data.samples import Samples
 from polyfed.data.transforms import Prepare
 from polyfed.errors import RequestError
@@ -32,6 +31,8 @@ from polyfed.methods.building_blocks.prototype_averaging import Prototypes
 from polyfed.methods.fedgh import FedGH
 from polyfed.methods.fedin import FedIN
 from polyfed.models.split import SplitModel
+from polyfed.plugins.compression import UploadCompression, restored_upload
+from polyfed.plugins.upload_privacy import UploadPrivacy
 from polyfed.registry import METHODS, nearest
 from polyfed.report.run_records import RunRecord, find_runs, show_value
 
@@ -146,7 +147,8 @@ def expose(
     own = Client(model.architecture, train=train, prepare=model.prepare)
     own.id, own.seed, own.round, own.classes = client, recipe.run.seed, at, classes
     own.training, own.bound = recipe.training, network
-    own.privacy, own.compression = recipe.privacy, recipe.compression
+    own.privacy = recipe.privacy
+    own.plugins = [UploadPrivacy(recipe.privacy), UploadCompression(recipe.compression)]
     make = _features if kind == "features" else _prototypes
     level = noise_level(model.method)
     levels = list(dict.fromkeys(noise if noise is not None else (0.0, level or _PAPER_LEVEL)))
@@ -275,9 +277,14 @@ def _as_read(client: Client, method: Method) -> Message:
     What weights have changed since they came down is not known here, and taken for nothing; of the stream that gives
     `[privacy]` its noise this uses as much as the round did, so that what else is sent is the same bit for bit.
     """
-    message = copied(method.upload(client, Trained()))
+    message: Message = copied(method.upload(client, Trained()))
     received = {name: message[name] for name in method.changes if name in message}
-    return arrived(client.compression, outgoing(client, method, message, received), received)
+    for plugin in client.plugins:
+        message = plugin.encode(message, client, method, received)
+    for plugin in client.plugins:
+        if isinstance(plugin, UploadCompression):
+            message = restored_upload(plugin.settings, message, received)
+    return message
 
 
 def _sent_as(client: Client, method: Method) -> dict[str, Callable[[Tensor], Tensor]]:

@@ -42,6 +42,7 @@ from polyfed.deploy.protocol import (
     score_told,
     unpack,
 )
+from polyfed.engine.arguments import plugins_of
 from polyfed.engine.compatibility import check_fit
 from polyfed.engine.evaluation import Memory
 from polyfed.engine.executors.base import Job, Outcome, Scores, Scoring, at_work, carry_out, score_parts
@@ -208,7 +209,8 @@ class Turn:
         self.client = Client(self._name, dealt.clients[number].train, prepare=self._prepare)
         self.client.id, self.client.classes, self.client.seed = place.client, len(self._names), recipe.run.seed
         self.client.training, self.client.public = recipe.training, data.public(recipe)
-        self.client.privacy, self.client.compression = recipe.privacy, recipe.compression
+        self.client.privacy = recipe.privacy
+        self.client.plugins = plugins_of([recipe.privacy, recipe.compression])
         if place.secret and (recipe.privacy.noise or recipe.privacy.sgd_clip):
             self.client.secret = secret(place.state)
         self.client.data = _renamed(dealt.clients[number], source.class_names, self._names)

@@ -6,6 +6,7 @@ import copy
 import functools
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,11 +16,14 @@ from polyfed.core.client import Client, Public, as_floats
 from polyfed.core.method import Method
 from polyfed.core.model_factory import Builder
 from polyfed.core.settings import Settings
+from polyfed.data.partition import whole
 from polyfed.data.text import Vocabulary, Words
+from polyfed.engine.plugin import Plugin
+from polyfed.engine.task import Execution, Output, Task
 from polyfed.errors import RequestError, described, nearest
 from polyfed.models.third_party import normalisation
 from polyfed.models.zoo import build
-from polyfed.registry import METHODS, MODELS
+from polyfed.registry import METHODS, MODELS, PLUGINS
 
 _Kind = TypeVar("_Kind", bound=Settings)
 
@@ -94,6 +98,71 @@ def list_of(name: str, given: Any) -> list[Any]:
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise RequestError(f"{name}: expected a list, got {described(given)}; put it into [ ]")
     return list(given)
+
+
+def plugins_of(given: Any) -> list[Plugin]:
+    """All plugins of a federation: those of the library, with the settings that were given, and one's own behind them.
+
+    Raises:
+        RequestError: neither settings of a plugin nor a plugin; or two for one concern.
+    """
+    kinds: dict[str, type[Plugin]] = {name: PLUGINS[name] for name in PLUGINS}
+    of_settings = {kind.settings_class: name for name, kind in kinds.items() if kind.settings_class is not None}
+    ours: dict[str, Plugin] = {}
+    own: list[Plugin] = []
+    for each in list_of("plugins", given):
+        name = of_settings.get(type(each))
+        if name is not None:
+            plugin = kinds[name](each)
+        elif isinstance(each, Plugin):
+            plugin, name = each, each.name
+        else:
+            known = ", ".join(kind.__name__ for kind in of_settings if kind is not None)
+            raise RequestError(f"plugins: expected settings ({known}) or a polyfed.Plugin, got {described(each)}")
+        if name in ours or name in [other.name for other in own]:
+            raise RequestError(f"plugins: expected one '{name}', got two")
+        if name in kinds:
+            ours[name] = plugin
+        else:
+            own.append(plugin)
+    return [*(ours.get(name) or kinds[name]() for name in kinds), *own]
+
+
+def execution_of(given: Any) -> Execution:
+    """How work is done: the name of an executor, or all of it.
+
+    Raises:
+        RequestError: neither.
+    """
+    if isinstance(given, str):
+        return Execution(given)
+    if not isinstance(given, Execution):
+        raise RequestError(f"executor: expected its name or polyfed.Execution(...), got {described(given)}")
+    return given
+
+
+def output_of(given: Any) -> Output:
+    """What is written: the run folder's path, or all of it.
+
+    Raises:
+        RequestError: neither, or a value that cannot be.
+    """
+    output = given if isinstance(given, Output) else Output(given)
+    if output.keep not in ("last", "best"):
+        raise RequestError(f"keep: expected 'last' or 'best', got {output.keep!r}")
+    every = whole("checkpoint_every", output.checkpoint_every, 1)
+    return replace(output, path=folder_of(output.path), checkpoint_every=every)
+
+
+def task_of(given: Any) -> Task:
+    """What is classified; the defaults for None.
+
+    Raises:
+        RequestError: something else.
+    """
+    if given is not None and not isinstance(given, Task):
+        raise RequestError(f"task: expected polyfed.Task(classes=..., ...), got {described(given)}")
+    return Task() if given is None else given
 
 
 def mapping_of(name: str, given: Any) -> dict[str, Any]:

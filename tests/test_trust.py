@@ -23,6 +23,7 @@ import tomli_w
 import typer.main
 
 import polyfed as pf
+from helpers.processes import forked
 from helpers.small_recipe import small_recipe
 from polyfed import analysis, attacks, registry
 from polyfed.analysis import label_distribution, layer_outputs, network_figures, probe_inputs, representations
@@ -551,9 +552,8 @@ def test_what_a_recipe_imports_is_said_before(command: list[str], tmp_path: Path
     recipe = RECIPE.replace('"digits-cnn1"', '"parent.evil:net"').replace('"fedgh"', '"evil:Method"')
     (tmp_path / "mine.toml").write_text(f'{recipe}\n[methods.odd]\nname = "parent.evil:Method"\n')
     (tmp_path / "evil.py").write_text("import os\nos._exit(77)")
-    words = [sys.executable, "-m", "polyfed", command[0], str(tmp_path / "mine.toml"), *command[1:]]
-    ended = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, timeout=100)
-    assert ended.returncode == 77
+    ended = forked([command[0], str(tmp_path / "mine.toml"), *command[1:]], tmp_path)
+    assert ended.status == 77
     assert ended.stderr.splitlines() == [
         f"imports parent.evil, from {tmp_path / 'parent' / 'evil.py'}",
         f"imports evil, from {tmp_path / 'evil.py'}",

@@ -46,9 +46,11 @@ OF_SOME = {
     "goes_on_after_its_end",
     "knobs_bite",
     "learns",
+    "nan_is_refused",
     "other_seed_other_result",
     "same_seed_same_result",
     "scoring_changes_nothing",
+    "unselected_are_left_alone",
 }
 LONG = {("test_fedhenn", "knobs_bite"), ("test_fedin", "knobs_bite")}  # seconds each
 ALWAYS = {"test_local", "test_fedavg", "test_fedhenn", "test_fedgh", "test_fedin", "test_scaffold", "test_fml"}

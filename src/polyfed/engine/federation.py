@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import dataclasses
 import functools
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from polyfed.core.build_models import architectures_of
-from polyfed.core.client import Client, samples_of
+from polyfed.core.client import Client
 from polyfed.core.device import named_device
 from polyfed.core.message import Message
-from polyfed.core.method import Exchange, Method
+from polyfed.core.method import Method
 from polyfed.core.model_factory import Builder
-from polyfed.core.profiling import watching
 from polyfed.core.server import Member, Server
 from polyfed.core.settings import Evaluation, Training
 from polyfed.data.classes import remarks
 from polyfed.data.partition import whole
-from polyfed.data.samples import ClientData, Samples, classes_up_to
+from polyfed.data.samples import ClientData, Samples
 from polyfed.engine.arguments import (
     builders_by_name,
+    check_validation,
     clients_of,
+    complete_task,
     execution_of,
     list_of,
     mapping_of,
     method_of,
+    name_architectures,
     output_of,
     plugins_of,
-    public_of,
     settings_of,
     task_of,
 )
@@ -46,22 +42,23 @@ from polyfed.engine.evaluation import Measure, check_measures
 from polyfed.engine.evaluator import Evaluator
 from polyfed.engine.executors.base import Executor
 from polyfed.engine.executors.process_pool import chosen
-from polyfed.engine.executors.vectorized import stack_size
 from polyfed.engine.executors.worker import Crew
 from polyfed.engine.history import History, result_of
 from polyfed.engine.model_export import ModelExport
 from polyfed.engine.notebook import of_federation
-from polyfed.engine.plugin import Plugin, RoundRefused, Setup
-from polyfed.engine.round import Round, RoundRunner, draw_cohort, server_stage
+from polyfed.engine.plugin import Plugin, Setup
+from polyfed.engine.round import Round, RoundRunner, draw_cohort
 from polyfed.engine.run import PersonalModels
 from polyfed.engine.run import Run as Run
+from polyfed.engine.run_facts import facts_of, settings_of_python
 from polyfed.engine.run_folder import RunFolder
+from polyfed.engine.run_loop import RunLoop
 from polyfed.engine.task import Execution, Output, Task
 from polyfed.engine.transaction import Transaction
 from polyfed.engine.weight_store import Store
-from polyfed.errors import Interrupted, RequestError, described
+from polyfed.errors import RequestError, described
 from polyfed.places import check_characters
-from polyfed.registry import TRACKERS, is_own
+from polyfed.registry import TRACKERS
 from polyfed.tracking.base import Tracker as Tracker
 from polyfed.tracking.base import tell, watcher
 from polyfed.units import human_count
@@ -120,17 +117,17 @@ class Federation:
         self.stages = self.evaluation.stages(method.scored)
         task = task_of(task)
         self._check_characters(task)
-        self.task = self._complete(task)
+        self.task = complete_task(task, self.clients)
         self._number_clients()
-        self._check_validation()
+        check_validation(self.clients, self.evaluation, self.output)
         self.server = self._build_server(mapping_of("builders", builders))
         self.history: list[dict[str, Any]] = []
-        self._setup = self._validate_plugins()
+        self.setup = self._validate_plugins()
         self.folder = None if self.output.path is None else RunFolder(self.output.path)
         self.store = self._make_store()
         self.executor = self._make_executor()
-        self.facts = self._facts()
-        self.settings = self.output.settings if self.output.settings is not None else self._settings()
+        self.facts = facts_of(self)
+        self.settings = self.output.settings if self.output.settings is not None else settings_of_python(self)
         self.transaction = Transaction(self.server, self.clients, self.plugins, self.history, self.present)
         self.exporter = ModelExport(
             method, self.clients, self.server, self.architectures, self.task, self.settings, self.facts, self._by_name
@@ -145,8 +142,8 @@ class Federation:
             self.stages,
             self.metrics,
             self.task.test if isinstance(self.task.test, Samples) else None,
-            self._setup.excluded,
-            self._setup.unscored,
+            self.setup.excluded,
+            self.setup.unscored,
         )
         self.checkpointer = Checkpointer(
             self.transaction,
@@ -157,10 +154,10 @@ class Federation:
             self.evaluation,
             self.output.keep,
             self.settings,
-            self._is_last,
+            self.is_last,
             lambda records: result_of(records, self.facts, self._members()),
         )
-        self._runner = RoundRunner(
+        self.runner = RoundRunner(
             method,
             self.server,
             self.clients,
@@ -173,7 +170,6 @@ class Federation:
             self._aggregate,
             self._client_done,
         )
-        self._round_was_refused = False
 
     # building -------------------------------------------------------------------------------------------------
 
@@ -183,24 +179,6 @@ class Federation:
         said |= {"feature_names": task.feature_names, "label_column": task.label_column}
         output = self.output
         check_characters({**said, "label": output.label, "metrics": self.metrics, "settings": output.settings})
-
-    def _complete(self, task: Task) -> Task:
-        """The task with all that can be told from the data."""
-        test = None if task.test is None else samples_of(task.test, "test")
-        largest = max(_largest_label(client.data, test) for client in self.clients)
-        known = classes_up_to(largest, "the clients' data")
-        classes = known if task.classes is None else whole("classes", task.classes, 1)
-        names = list(map(str, range(classes))) if task.class_names is None else list(task.class_names)
-        if len(names) != classes:
-            raise RequestError(f"expected {classes} class names, came {len(names)}")
-        return dataclasses.replace(
-            task,
-            classes=classes,
-            class_names=names,
-            public=public_of(task.public),
-            test=test,
-            feature_names=tuple(task.feature_names),
-        )
 
     def _number_clients(self) -> None:
         """Tell every client its number and what all of them share."""
@@ -214,7 +192,7 @@ class Federation:
         """The networks of clients and server, and the server."""
         method, public, task = self.method, self.task.public, self.task
         self._by_name = builders_by_name(self.clients, builders, self.classes, task.vocabulary)
-        named = _name_architectures(self.clients, {**builders, **self._by_name})
+        named = name_architectures(self.clients, {**builders, **self._by_name})
         check_companion(method, [*named, *builders])
         device = named_device(str(self.execution.device))
         self.architectures = architectures_of(
@@ -264,54 +242,10 @@ class Federation:
         """What carries out the clients' work."""
         asked = self.execution
         crew = Crew(self.method, self.architectures, self.clients, self.store, "auc" in self.evaluation.metrics)
-        say = functools.partial(self._tell, "message")
+        say = functools.partial(self.tell, "message")
         workers = None if asked.workers is None else whole("workers", asked.workers, 1)
         executor = chosen(asked.executor, workers, crew, self.training, say, self.output.settings)
         return executor if asked.wrap is None else asked.wrap(executor)
-
-    def _facts(self) -> dict[str, Any]:
-        """What trackers, the result and tables are told of the run."""
-        evaluation = {
-            "stage": self.stages[0],
-            "mean": self.evaluation.mean,
-            "test": "client" if self.task.test is None else "global",
-            "every": self.evaluation.every,
-            "stages": self.stages,
-            "patience": self.evaluation.patience,
-            "min_delta": self.evaluation.min_delta,
-        }
-        if self._setup.unscored:
-            evaluation["clients"] = "honest"
-        facts: dict[str, Any] = {
-            "method": _called(self.method, self.output.settings),
-            "knobs": dataclasses.asdict(self.method) if dataclasses.is_dataclass(self.method) else {},
-            "label": self.output.label,
-            "dataset": self.task.dataset,
-            "class_names": self.class_names,
-            "clients": len(self.clients),
-            "rounds": self.training.rounds,
-            "seed": self.seed,
-            "workers": self.executor.workers,
-            "precision": self.execution.precision,
-            "evaluation": evaluation,
-        }
-        for plugin in self.plugins:
-            facts |= plugin.facts()
-        return facts
-
-    def _check_validation(self) -> None:
-        """Whether there are validation data where something is chosen by them."""
-        if any(len(client.data.validation) for client in self.clients):
-            return
-        for key, asked, why in (
-            ("evaluation.patience", self.evaluation.patience > 0, "by which a run stops early"),
-            ("run.keep = 'best'", self.output.keep == "best", "by which the best round is told"),
-        ):
-            if asked:
-                raise RequestError(
-                    f"{key}: expected validation data, {why}, came none; give data.split a validation part ('8:1:1', "
-                    "'official:9:1')"
-                )
 
     # what it is -----------------------------------------------------------------------------------------------
 
@@ -402,87 +336,15 @@ class Federation:
 
     def _run(self, resume: bool, force: bool) -> Run:
         if self.folder is None:
-            return self._all_rounds()
+            return self._finished(RunLoop(self).run())
         self.folder.check(self.settings, resume, force, self.method.planned)
         result = self.folder.finished(self.settings) if resume else None
         if result is not None:
             return self._read(result)
         with self.folder.open(self.settings, resume, force, self.method.planned):
-            return self._all_rounds()
+            return self._finished(RunLoop(self).run())
 
-    def _all_rounds(self) -> Run:
-        """The rounds after the last checkpoint, and then the result."""
-        with one_thread(), contextlib.closing(self.executor):
-            self._begin()
-            try:
-                self._run_rounds()
-                self._run_final()
-                result = self._write_result()
-            except KeyboardInterrupt:
-                if self.history:
-                    self.checkpointer.save(len(self.history))
-                self._tell("end", None)
-                raise Interrupted(f"interrupted after {len(self.history)} whole rounds, which are kept") from None
-            except BaseException:
-                self._tell("end", None)
-                raise
-        self._tell("end", result)
-        return self._finished(result)
-
-    def _begin(self) -> None:
-        """Be where the last checkpoint is, or at the start; tell who watches."""
-        first = self.checkpointer.restore(self._begin_excluded) + 1
-        self._round_was_refused = False
-        if first == 1:
-            self.server.admit(self.present(1))
-            with server_stage("start", 0):
-                self.method.start(self.server)
-        info = {**self.facts, "start_round": first, "out": None if self.folder is None else str(self.folder.path)}
-        info |= {way: sum(r[way] for r in self.history) for way in ("bytes_up", "bytes_down")}
-        self._tell("start", info)
-        averaging = [self.averaged] if len(first_of(self.clients)) > 1 else []
-        for remark in filter(None, [*averaging, *self.class_remarks()]):
-            self._tell("message", remark)
-
-    def _begin_excluded(self) -> None:
-        """Who takes no part keeps the network that it begins with, and is scored with it."""
-        for number, variant in self._setup.excluded.items():
-            client = self.clients[number]
-            begun = self.architectures.initial(client.architecture, variant, number, client.given)
-            client.weights = self.store.fresh(client.architecture, variant).write(begun)
-            client.version += 1
-
-    def _run_rounds(self) -> None:
-        """The regular rounds that are still to come."""
-        while not self._is_over():
-            number = len(self.history) + 1
-            self._round_or_undo(number)
-            wanted = number % self.output.checkpoint_every == 0 or self._is_over()
-            if wanted or self.checkpointer.best_round(number) == number:
-                self.checkpointer.save(number)
-
-    def _run_final(self) -> None:
-        """The method's final round, if it has one."""
-        if self._is_closed():
-            return
-        done = len(self.history)
-        if done < self.training.rounds and self.checkpointer.has_stopped():
-            self._tell("message", f"round {done}: stopped, as the validation accuracy has not become better")
-        elif done < self.training.rounds:
-            reason = self._next_round_refused() or "would not count"
-            self._tell("message", f"round {done}: stopped, as another round {reason}")
-        final = self.method.closing()
-        if not final:
-            return
-        for plugin in self.plugins:
-            refusal = plugin.should_stop(self.history, [done + 1], final=True)
-            if refusal is not None:
-                self._tell("message", f"no closing round, as it {refusal}")
-                return
-        self._round_or_undo(done + 1, final)
-        self.checkpointer.save(len(self.history))
-
-    def _write_result(self) -> dict[str, Any]:
+    def write_result(self) -> dict[str, Any]:
         """The run's result, and what its folder then holds."""
         result = result_of(self.history, self.facts, self._members())
         result["models_of_round"] = self.checkpointer.show_wanted_round()
@@ -493,83 +355,23 @@ class Federation:
             self.folder.write_result(result)
         return result
 
-    def _round_or_undo(self, number: int, final: Sequence[Exchange] = ()) -> None:
-        """A whole round or nothing: what is interrupted or fails leaves the federation as it was before."""
-        self.transaction.begin(number)
-        try:
-            record = self._timed_round(number, final)
-            if self.folder is not None:
-                self.folder.append(record)
-            self.history.append(record)
-        except KeyboardInterrupt:
-            self.transaction.undo()
-            if number > 1:
-                self.checkpointer.save(number - 1)
-            raise Interrupted(f"interrupted in round {number}; {number - 1} whole rounds are kept") from None
-        except RoundRefused:
-            self.transaction.undo()
-            self._round_was_refused = True
-            return
-        except Exception:
-            self.transaction.undo()
-            raise
-        self.transaction.end()
-        pace = sum(r["seconds"] for r in self.history) / len(self.history)
-        self._tell("round", record, pace * max(0, self.training.rounds - number))
-        self._remark()
-
-    def _timed_round(self, number: int, final: Sequence[Exchange]) -> dict[str, Any]:
-        """Run a round; its record with the seconds that it took."""
-        began = time.perf_counter()
-        with watching(self.execution.timings) as watch:
-            is_final = bool(final)
-            evaluated = is_final or number % self.evaluation.every == 0 or self._is_last(number)
-            round = Round(number, is_final, self.method, self.server, self.history, self.present(number), evaluated)
-            record = self._runner.run(round, final or self.method.exchanges(number))
-        record["seconds"] = time.perf_counter() - began
-        if watch is not None:
-            record["timings"] = watch.shares(record["seconds"], self.executor.workers)
-        return record
-
     def _aggregate(self, round: Round, uploads: Mapping[int, Message]) -> None:
         """Let the method aggregate what came up, as the plugins leave it."""
         for plugin in self.plugins:
             uploads = plugin.before_aggregate(round, uploads)
         self.method.aggregate(self.server, uploads)
 
-    def _remark(self) -> None:
-        """Tell what the method has to say about the newest round, unless it has spoken in this run before."""
-        *earlier, newest = self.history
-        with server_stage("remark", newest["round"]):
-            text = self.method.remark(newest)
-            before = any(self.method.remark(record) for record in earlier) if text else False
-        if text and not before:
-            self._tell("message", f"round {newest['round']}: {text}")
-
-    # when it ends ---------------------------------------------------------------------------------------------
-
-    def _is_over(self) -> bool:
-        """Whether the last regular round is behind us; told from the records, so that a resumed run stops alike."""
-        done = len(self.history)
-        if done >= self.training.rounds or self._is_closed() or self.checkpointer.has_stopped():
-            return True
-        return self._round_was_refused or self._next_round_refused() is not None
-
-    def _is_closed(self) -> bool:
-        return bool(self.history) and bool(self.history[-1]["closing"])
-
-    def _is_last(self, number: int) -> bool:
+    def is_last(self, number: int) -> bool:
         """Whether no regular round comes after this one, by what the settings and the records say before it."""
-        return number == self.training.rounds or self._why_not(number, number + 1) is not None
+        return number == self.training.rounds or self.why_not([number, number + 1]) is not None
 
-    def _next_round_refused(self) -> str | None:
-        """Why a plugin lets no other round begin, if one does."""
-        return self._why_not(len(self.history) + 1)
-
-    def _why_not(self, *rounds: int) -> str | None:
-        """What further rounds would do, for which a plugin does not let them begin; None: they may."""
-        reasons = (plugin.should_stop(self.history, rounds) for plugin in self.plugins)
-        return next((reason for reason in reasons if reason), None)
+    def why_not(self, rounds: Sequence[int], final: bool = False) -> str | None:
+        """What further rounds, taken together, would do, for which a plugin does not let them begin; None: they may."""
+        for plugin in self.plugins:
+            refusal = plugin.should_stop(self.history, rounds, final)
+            if refusal is not None:
+                return refusal
+        return None
 
     # what comes of it -----------------------------------------------------------------------------------------
 
@@ -593,6 +395,11 @@ class Federation:
                 member |= plugin.about_client(client.id)
             members.append(member)
         return members
+
+    def remarks(self) -> list[str]:
+        """What a user should know before round 1: what is averaged with whom, what is odd about the classes."""
+        averaging = [self.averaged] if len(first_of(self.clients)) > 1 and self.averaged else []
+        return [*averaging, *self.class_remarks()]
 
     def class_remarks(self) -> list[str]:
         """What is odd about the clients' classes (`polyfed.data.classes.remarks`)."""
@@ -633,76 +440,12 @@ class Federation:
         raise RequestError(f"the run's last checkpoint is gone; client {client_id}'s weights are in its models/ folder")
 
     def _client_done(self, total: int, done: int) -> None:
-        self._tell("client_done", done, total)
+        self.tell("client_done", done, total)
 
-    def _tell(self, event: str, *what: Any) -> None:
+    def tell(self, event: str, *what: Any) -> None:
         tell(self.trackers, event, *what)
-
-    def _settings(self) -> dict[str, Any]:
-        """What a run folder records of a federation that was made in Python."""
-        knobs = {k: v for k, v in self.facts["knobs"].items() if v is not None}
-        kept = {} if self.output.keep == "last" else {"keep": self.output.keep}
-        size = stack_size(self.execution.executor, str(self.execution.device), self.execution.workers)
-        stacked = {"executor": "cohort", "workers": size} if size > 1 else {}
-        sections = {p.name: self.facts[p.name] for p in self.plugins if p.name in self.facts}
-        return {
-            "method": {"name": self.facts["method"], **knobs},
-            "training": self.training.in_effect(),
-            "evaluation": self.evaluation.in_effect(),
-            **sections,
-            "run": {"seed": self.seed, "precision": self.facts["precision"], **stacked, **kept},
-            "federation": {
-                "dataset": self.facts["dataset"],
-                "architectures": [client.architecture for client in self.clients],
-                "samples": [client.n for client in self.clients],
-                **({"metrics": list(self.metrics)} if self.metrics else {}),
-            },
-        }
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """One computing thread: the same bits whatever the machine's cores, and no slow-down beside busy neighbours."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def first_of(clients: Sequence[Client]) -> dict[str, Client]:
     """The first client of each architecture."""
     return {client.architecture: client for client in reversed(clients)}
-
-
-def _called(method: Method, settings: Mapping[str, Any] | None) -> str:
-    """A method's name, by which it can be made again; one of the user's own goes by that of the recipe."""
-    asked = (settings or {}).get("method", {}).get("name", "")
-    return asked if is_own(asked) else method.name or type(method).__name__
-
-
-def _largest_label(data: ClientData, test: Samples | None) -> int:
-    parts = [data.train, data.validation, data.test, *([] if test is None else [test])]
-    return max(int(part.y.max()) for part in parts if len(part))
-
-
-def _name_architectures(clients: Sequence[Client], builders: dict[str, Builder]) -> dict[str, Builder]:
-    """Name the architectures of clients that came with a network: alike in class and tensors means alike."""
-    known: dict[object, str] = {}
-    named: dict[str, Builder] = {}
-    for client in clients:
-        if client.given is None:
-            named[client.architecture] = builders[client.architecture]
-            continue
-        module = client.given
-        shapes = tuple((name, tuple(t.shape), t.dtype) for name, t in module.state_dict().items())
-        kind = (type(module), repr(module), shapes)
-        if kind not in known:
-            base = getattr(module, "architecture", "") or type(module).__name__
-            taken = set(named) | set(builders)
-            names = [base, *(f"{base}-{i}" for i in range(2, len(clients) + 2))]
-            known[kind] = next(name for name in names if name not in taken)
-            named[known[kind]] = lambda module=module: copy.deepcopy(module)  # type: ignore[misc]
-        client.architecture = known[kind]
-    return named

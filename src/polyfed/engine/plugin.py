@@ -172,7 +172,7 @@ class Plugin:
         return {}
 
     def record(self, round: Round) -> dict[str, Any]:
-        """Entries of the round's record.
+        """Entries of the round's record; those of a plugin of your own stand in it under "plugins" and its name.
 
         Raises:
             RoundRefused: the round must not count; it is taken back, and the run ends before it.

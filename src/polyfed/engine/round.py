@@ -23,6 +23,7 @@ from polyfed.engine.executors.base import Executor, Job, Outcome
 from polyfed.engine.plugin import Plugin, Records
 from polyfed.engine.transaction import Transaction
 from polyfed.errors import PolyfedError, RunError
+from polyfed.registry import PLUGINS
 
 
 @dataclass
@@ -241,10 +242,14 @@ class RoundRunner:
 
     def _record(self, round: Round, selected: list[int]) -> dict[str, Any]:
         """What the round leaves behind."""
-        record = {"round": round.number, "seconds": 0.0, "closing": round.final, "clients": selected}
+        record: dict[str, Any] = {"round": round.number, "seconds": 0.0, "closing": round.final, "clients": selected}
         record |= {"lr": self.training.lr_at(round.number), **round.totals.record()}
         for plugin in self.plugins:
-            record |= plugin.record(round)
+            said = plugin.record(round)
+            if plugin.name in PLUGINS:
+                record |= said
+            elif said:
+                record.setdefault("plugins", {})[plugin.name] = said
         record["server"] = dict(self.server.log)
         self.server.log.clear()
         record["evaluated"] = round.evaluated

@@ -13,6 +13,11 @@ ARGS ?=
 # One process of tests per core.
 PYTEST = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest -ra -n auto --dist worksteal
 
+# What `make quick` runs.
+QUICK = tests/functional tests/core tests/test_recipe.py tests/report/test_tables.py tests/report/test_statistics.py \
+	tests/report/test_folders.py tests/report/test_page.py \
+	tests/engine/test_federation.py::test_unselected_clients_keep_the_very_same_tensors
+
 # Its theme would otherwise print a notice about its own future.
 MKDOCS = NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs
 
@@ -25,7 +30,7 @@ environment = @for python in $(if $(PYTHON),"$(PYTHON)",$(PYTHONS)); do \
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-all browser docs docs-serve audit lint format
+.PHONY: help demo test quick test-all browser docs docs-serve audit lint format
 .PHONY: install install-dev install-audit install-docs clean
 
 help: ## what can be made
@@ -37,6 +42,9 @@ demo: install ## install, then let five different networks learn together on han
 
 test: lint ## install, then lint, types and all tests but the slow ones
 	$(PYTEST) -m "not slow" $(ARGS)
+
+quick: install-dev ## the tests of maths, recipes and tables, and one tiny federation: seconds, between two edits
+	$(PYTEST) -m "not slow" $(QUICK) $(ARGS)
 
 test-all: lint ## the same with the slow tests, and the report page in a browser, installed if missing
 	.venv/bin/python scripts/browser.py

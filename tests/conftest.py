@@ -45,10 +45,14 @@ OF_SOME = {
     "global_generators_untouched",
     "goes_on_after_its_end",
     "knobs_bite",
+    "learns",
+    "nan_is_refused",
     "other_seed_other_result",
     "same_seed_same_result",
     "scoring_changes_nothing",
+    "unselected_are_left_alone",
 }
+LONG = {("test_fedhenn", "knobs_bite"), ("test_fedin", "knobs_bite")}  # seconds each
 ALWAYS = {"test_local", "test_fedavg", "test_fedhenn", "test_fedgh", "test_fedin", "test_scaffold", "test_fml"}
 
 
@@ -57,7 +61,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.name == "test_conformance.py" and isinstance(item, pytest.Function):
             asked = getattr(item, "callspec", None)
-            if asked and asked.params.get("property_") in OF_SOME and item.originalname not in ALWAYS:
+            property_ = asked.params.get("property_") if asked else None
+            is_left = property_ in OF_SOME and item.originalname not in ALWAYS
+            if is_left or (item.originalname, property_) in LONG:
                 item.add_marker(pytest.mark.slow)
 
 

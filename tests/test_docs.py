@@ -41,12 +41,13 @@ def test_the_readme_opens_with_the_two_commands() -> None:
 
 
 @pytest.mark.parametrize("number", range(len(blocks("python"))))
-def test_python_blocks_run(number: int, tmp_path: Path) -> None:
-    code = blocks("python")[number]
+def test_python_blocks_run(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+    monkeypatch.chdir(tmp_path)
+    exec(compile(blocks("python")[number], "README.md", "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out.strip()
 
 
 def test_the_recipe_is_valid_and_complete(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 import tomli_w
 
 import polyfed as pf
+from helpers.small_recipe import small_recipe
 from polyfed.cli import app as cli
 from polyfed.errors import RequestError
 from polyfed.escaping import csv_text, markdown_text, visible
@@ -29,23 +30,7 @@ from polyfed.tracking.console import Console
 ESC = "\x1b[31m\x1b]0;owned\x07"
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 TAG = re.compile(r"<\s*[a-zA-Z/!]")
-RECIPE = """
-[data]
-name = "digits"
-clients = 2
-max_train = 20
-max_test = 10
-
-[models]
-architectures = ["digits-cnn1"]
-
-[method]
-name = "fedavg"
-
-[training]
-rounds = 1
-batch_size = 10
-"""
+RECIPE = small_recipe(models={"architectures": ["digits-cnn1"]}, method={"name": "fedavg"})
 
 # one text at a time -------------------------------------------------------------------------------------------------
 

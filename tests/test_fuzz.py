@@ -29,7 +29,7 @@ from polyfed.deploy.answer_ledger import Ledger
 from polyfed.deploy.protocol import Letter, pack, unpack
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import PolyfedError, RequestError, RunError
-from polyfed.experiments.prediction import predict
+from polyfed.experiments.prediction import load_model, predict
 from polyfed.experiments.privacy_report import spent
 from polyfed.methods import FedGH
 from polyfed.models.zoo import build
@@ -163,6 +163,33 @@ def test_headers_of_arrays_that_are_none(shape: str, tmp_path: Path) -> None:
         load(f"npz:{tmp_path}")
     with pytest.raises(RequestError, match="expected an array of numbers"):
         read(tmp_path / "new.npy", InputSpec((2,), torch.float32, None, ("a", "b")))
+
+
+def test_inputs_without_numbers_and_of_any_number_of_channels(tmp_path: Path) -> None:
+    members = {"x.npy": npy("(5, 1099511627776, 4, 0)"), "y.npy": npy("(5,)", "<i8")}
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "0.npz").write_bytes(FUZZ.archive(members))
+    with pytest.raises(RequestError, match=r"expected inputs of one number or more in .*, came the shape"):
+        load(f"npz:{tmp_path}")
+
+
+def test_new_inputs_that_begin_like_an_archive(tmp_path: Path) -> None:
+    (tmp_path / "new.npy").write_bytes(b"PK\x03\x04" + b"\0" * 60)
+    with pytest.raises(RequestError, match="expected an array of numbers"):
+        read(tmp_path / "new.npy", Form((2,), torch.float32, None, ("a", "b")))
+
+
+@pytest.mark.parametrize(("kind", "odd"), [("texts", {"vocabulary": 2**24}), ("plain", {"feature_dim": 2**24})])
+def test_a_model_larger_than_its_weights(kind: str, odd: dict[str, int], tmp_path: Path) -> None:
+    place = laid(FUZZ.run_folder(kind), tmp_path)
+    path = place / "models" / "index.json"
+    index = json.loads(path.read_bytes())
+    for entry in index.values():
+        entry.update(odd)
+    path.write_text(json.dumps(index))
+    path.with_name("index.json.sha256").write_text(hashlib.sha256(path.read_bytes()).hexdigest())
+    with pytest.raises(RequestError, match=r"expected weights of 16777216 .* came a file of \d+ bytes"):
+        load_model(place, 0)
 
 
 def test_a_recipe_without_end(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 import typer.main
 from PIL import Image
 
+from helpers.processes import forked
 from polyfed.cli import app as cli
 from polyfed.experiments import method_table
 from polyfed.registry import METHODS
@@ -279,9 +280,8 @@ def test_a_page_that_cannot_be_is_one_line(
     assert says in line
 
 
-def test_a_terminal_that_knows_no_lines_gets_hyphens() -> None:
-    env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    done = subprocess.run([sys.executable, "-m", "polyfed", "models"], env=env, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert b"-----" in done.stdout
-    assert b"?" not in done.stdout
+def test_a_terminal_that_knows_no_lines_gets_hyphens(tmp_path: Path) -> None:
+    done = forked(["models"], tmp_path, encoding="ascii")
+    assert done.status == 0, done.stderr
+    assert "-----" in done.stdout
+    assert "?" not in done.stdout

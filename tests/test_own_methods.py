@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import polyfed as pf
+from helpers.small_recipe import small_recipe
 from polyfed import registry
 from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
@@ -71,23 +72,7 @@ def rows():
     x = torch.randint(0, 256, (300, 1, 8, 8), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
     return x, torch.arange(300) % 10
 '''
-RECIPE = """
-[data]
-name = "digits"
-clients = 3
-max_train = 40
-max_test = 20
-
-[models]
-architectures = ["digits-cnn1", "digits-cnn2"]
-
-[method]
-name = "fedgh"
-
-[training]
-rounds = 1
-batch_size = 10
-"""
+RECIPE = small_recipe(data={"clients": 3})
 VARIANT = '\n[methods.half-way]\nname = "own_all:Gentle"\nshare = 0.5\n'
 
 

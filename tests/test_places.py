@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import polyfed as pf
+from flat_options import grouped
 from polyfed import Client, Federation
 from polyfed.analysis import analyse
 from polyfed.config.recipe import Recipe
@@ -109,7 +110,9 @@ def test_half_a_character_in_a_federation_is_one_line(name: str) -> None:
     rows = (torch.rand(4, 3), torch.arange(4) % 2)
     given = {"class_names": ["a", HALF], "feature_names": [HALF, "b", "c"], "settings": {"x": HALF}}.get(name, HALF)
     with pytest.raises(RequestError, match="expected text, came half a character"):
-        Federation([Client(nn.Sequential(nn.Flatten(), nn.Linear(3, 2)), rows, rows)], Local(), **{name: given})
+        Federation(
+            [Client(nn.Sequential(nn.Flatten(), nn.Linear(3, 2)), rows, rows)], Local(), **grouped(**{name: given})
+        )
 
 
 def test_half_a_character_in_a_place_for_keys_is_one_line() -> None:

@@ -23,6 +23,8 @@ import tomli_w
 import typer.main
 
 import polyfed as pf
+from helpers.processes import forked
+from helpers.small_recipe import small_recipe
 from polyfed import analysis, attacks, registry
 from polyfed.analysis import label_distribution, layer_outputs, network_figures, probe_inputs, representations
 from polyfed.attacks import attack_target, audit, replay
@@ -36,23 +38,7 @@ from polyfed.registry import file_of, is_own
 from polyfed.report import comparison, html_report, results_page, sensitivity
 from polyfed.report.run_records import find_runs
 
-RECIPE = """
-[data]
-name = "digits"
-clients = 2
-max_train = 20
-max_test = 10
-
-[models]
-architectures = ["digits-cnn1", "digits-cnn2"]
-
-[method]
-name = "fedgh"
-
-[training]
-rounds = 1
-batch_size = 10
-"""
+RECIPE = small_recipe()
 EVIL = """
 import pathlib
 pathlib.Path(__file__).with_name("PWNED").touch()
@@ -354,7 +340,7 @@ def test_a_trusted_folder_is_read_with_its_code(clean: Path, tmp_path: Path, mon
         "import pathlib\npathlib.Path(__file__).with_name('PWNED').touch()\n"
         "from polyfed.models.cnn import digits_cnn1 as net\n"
     )
-    (tmp_path / "mine.toml").write_text(RECIPE.replace('"digits-cnn1", "digits-cnn2"', '"evil:net"'))
+    (tmp_path / "mine.toml").write_text(small_recipe(models={"architectures": ["evil:net"]}))
     run = pf.run(tmp_path / "mine.toml", out=tmp_path / "run")
     assert run.path is not None
     for read in (
@@ -565,9 +551,8 @@ def test_what_a_recipe_imports_is_said_before(command: list[str], tmp_path: Path
     recipe = RECIPE.replace('"digits-cnn1"', '"parent.evil:net"').replace('"fedgh"', '"evil:Method"')
     (tmp_path / "mine.toml").write_text(f'{recipe}\n[methods.odd]\nname = "parent.evil:Method"\n')
     (tmp_path / "evil.py").write_text("import os\nos._exit(77)")
-    words = [sys.executable, "-m", "polyfed", command[0], str(tmp_path / "mine.toml"), *command[1:]]
-    ended = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, timeout=100)
-    assert ended.returncode == 77
+    ended = forked([command[0], str(tmp_path / "mine.toml"), *command[1:]], tmp_path)
+    assert ended.status == 77
     assert ended.stderr.splitlines() == [
         f"imports parent.evil, from {tmp_path / 'parent' / 'evil.py'}",
         f"imports evil, from {tmp_path / 'evil.py'}",

@@ -289,7 +289,7 @@ def spoken(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
             "training.lr: expected a finite number, came nan",
             marks=pytest.mark.slow,
         ),
-        (["run", "tiny.toml", "--set", "data.name=cifar10"], "cifar10"),
+        pytest.param(["run", "tiny.toml", "--set", "data.name=cifar10"], "cifar10", marks=pytest.mark.slow),
     ],
 )
 def test_the_real_command_line(place: Place, words: list[str], line: str) -> None:

@@ -38,7 +38,14 @@ def group() -> Group:
     return found
 
 
-@pytest.mark.parametrize(("classes", "most"), [(3, 9), (10, 999_999), (20, 9_999)])
+@pytest.mark.parametrize(
+    ("classes", "most"),
+    [
+        (10, 999_999),  # the widest numbers
+        pytest.param(3, 9, marks=pytest.mark.slow),
+        pytest.param(20, 9_999, marks=pytest.mark.slow),
+    ],
+)
 def test_label_tables(group: Group, classes: int, most: int) -> None:
     counts = np.random.default_rng(0).integers(0, most, (20, classes), endpoint=True)
     rows = tuple(tuple(map(int, row)) for row in counts)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from helpers.quick import others_slow
 from polyfed.errors import RequestError
 from polyfed.functional.channel_slices import OUTPUT, WHOLE, Axis, first, take
 from polyfed.methods.building_blocks.channel_groups import narrow, plan_of
@@ -84,9 +85,10 @@ def test_what_is_added_to_the_input_stays_whole():
     assert plan.axes["out.weight"] == (Axis(OUTPUT), Axis(WHOLE))
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in MODELS if "152" not in n and not n.startswith(("resnet2", "resnet14", "vit", "fedhenn-lstm"))]
-)
+ZOO = [n for n in MODELS if "152" not in n and not n.startswith(("resnet2", "resnet14", "vit", "fedhenn-lstm"))]
+
+
+@pytest.mark.parametrize("name", others_slow(ZOO, quick=("digits-cnn3", "fedgh-cnn1", "resnet10-cifar")))
 def test_all_of_the_zoo_is_cut(name):
     shape = (1, 8, 8) if name.startswith("digits") else (3, 32, 32)
     model = build(name, shape, 10).eval()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.data import bounds, parquet_images
 from polyfed.data.datasets import load
@@ -106,22 +105,13 @@ def test_an_image_of_too_many_pixels(pixels: Path, image_size: int | None) -> No
         load(f"images:{pixels}", image_size=image_size)
 
 
-def test_an_image_of_too_many_pixels_says_one_line(pixels: Path) -> None:
-    words = [
-        sys.executable,
-        "-m",
-        "polyfed",
-        "check",
-        str(pixels / "recipe.toml"),
-        "--set",
-        f"data.name=images:{pixels}",
-    ]
+def test_an_image_of_too_many_pixels_says_one_line(
+    pixels: Path, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
     (pixels / "recipe.toml").write_text('[models]\narchitectures = ["cnn1"]\n[method]\nname = "local"\n')
-    found = subprocess.run(
-        words, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
-    )
-    assert found.returncode == 2
-    assert len(found.stderr.splitlines()) == 1, found.stderr
+    assert cli.status(["check", str(pixels / "recipe.toml"), "--set", f"data.name=images:{pixels}"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert list(recwarn) == []
 
 
 def test_more_images_than_the_machine_has_memory_for() -> None:

@@ -18,28 +18,13 @@ from typing import Any
 
 import pytest
 
+from helpers.small_recipe import small_recipe
 from polyfed.cli import app as cli
 from polyfed.deploy import local_cluster as room
 from polyfed.deploy.local_cluster import local
 from polyfed.errors import RequestError, RunError
 
-RECIPE = """
-[data]
-name = "digits"
-clients = 2
-split = "6:1:3"
-max_train = 20
-max_test = 10
-
-[models]
-architectures = ["digits-cnn1", "digits-cnn2"]
-
-[method]
-name = "fedgh"
-
-[training]
-rounds = 2
-"""
+RECIPE = small_recipe(data={"split": "6:1:3"}, training={"rounds": 2})
 
 STAND_IN = """
 import json, os, pathlib, re, socket, sys, time

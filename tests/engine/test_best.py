@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import polyfed as pf
+from helpers.quick import others_slow
 from polyfed.attacks import report
 from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
@@ -102,7 +103,7 @@ def test_without_a_folder_too(tmp_path: Path) -> None:
         assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
 
 
-@pytest.mark.parametrize("stops", [[1], [4], [6], [2, 5, 7]])
+@pytest.mark.parametrize("stops", others_slow([[1], [4], [6], [2, 5, 7]], quick=[[4], [2, 5, 7]]))
 def test_after_resuming_bit_for_bit(stops: list[int], tmp_path: Path) -> None:
     straight = pf.run(recipe(), out=tmp_path / "straight")
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from helpers.quick import others_slow
 from polyfed.core.client import Client, Public
 from polyfed.core.model_factory import Architectures
 from polyfed.core.settings import Evaluation, Training
@@ -62,7 +63,7 @@ def run(name: str, drawn: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[Federa
     return federation, sum(isinstance(owner, int) for owner in made)
 
 
-@pytest.mark.parametrize("name", BLANK)
+@pytest.mark.parametrize("name", others_slow(BLANK, quick=("fedavg", "scaffold", "fedfomo", "feddpa")))
 def test_the_run_is_the_same_bit_for_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (blank, none), (drawn, some) = (run(name, drawn, monkeypatch) for drawn in (False, True))
     assert worlds.difference(worlds.everything(blank), worlds.everything(drawn)) is None

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from helpers.quick import others_slow
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group
 from polyfed.core.method import Context, Exchange, Method, Phase, Trained
@@ -185,7 +186,10 @@ def test_the_result_is_of_the_end_and_tells_what_was_before(tmp_path: Path) -> N
 STORM = Availability(drop=0.5, late=0.5, joiners=2, join_round=3)
 
 
-@pytest.mark.parametrize("where", [{"after": 2}, {"after": 3}, {"within": 4}, {"after": 4}])
+@pytest.mark.parametrize(
+    "where",
+    others_slow([{"after": 2}, {"after": 3}, {"within": 4}, {"after": 4}], quick=[{"after": 3}, {"within": 4}]),
+)
 def test_resuming_anywhere(tmp_path: Path, where: dict[str, int]) -> None:
     whole = ran(Finish(), availability=STORM)
     first = federation(Finish(), availability=STORM, out=tmp_path / "run", trackers=[CtrlC(**where)])

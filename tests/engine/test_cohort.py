@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import polyfed as pf
 from flat_options import grouped
+from helpers.quick import others_slow
 from methods import toys
 from polyfed.core.client import Client
 from polyfed.core.message import Message
@@ -139,7 +140,10 @@ def of_toys(
 
 @pytest.mark.parametrize(
     "method",
-    [FedAvg(), FedProx(mu=0.1), FedGH(), FedHeNN(), MOON(), SCAFFOLD(), FedDPA(), FML(clip=0.1)],
+    others_slow(
+        [FedAvg(), FedProx(mu=0.1), FedGH(), FedHeNN(), MOON(), SCAFFOLD(), FedDPA(), FML(clip=0.1)],
+        quick=[FedAvg(), FedHeNN(), SCAFFOLD(), FML(clip=0.1)],
+    ),
     ids=lambda method: method.name,
 )
 def test_a_cohort_comes_to_the_serial_result(method: Method, stacks: list[int]) -> None:

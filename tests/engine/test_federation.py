@@ -423,7 +423,11 @@ def start_and_stop(method: Method, out: Path, number: int) -> None:
 
 
 @pytest.mark.parametrize("number", [1, 2, 5])
-@pytest.mark.parametrize("method", [FedAvg(), FedGH(header_lr=0.1)], ids=lambda method: method.name)
+@pytest.mark.parametrize(
+    "method",
+    [FedGH(header_lr=0.1), pytest.param(FedAvg(), marks=pytest.mark.slow)],
+    ids=lambda method: method.name,
+)
 def test_interrupted_anywhere_and_resumed_it_is_the_same_run(tmp_path: Path, method: Method, number: int) -> None:
     straight = usual(method, FIVE, out=tmp_path / "straight")
     straight.run()

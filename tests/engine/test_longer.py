@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 import polyfed as pf
 from flat_options import grouped
+from helpers.quick import others_slow
 from polyfed.config.recipe import Recipe
 from polyfed.engine import checkpoint
 from polyfed.engine.longer import obstacle
@@ -88,7 +89,10 @@ CASES: dict[str, Mapping[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+SOME = ("a closing round", "scored in every second round", "late uploads, drops, joiners")
+
+
+@pytest.mark.parametrize("case", others_slow(CASES, quick=SOME))
 def test_it_ends_as_if_it_had_been_planned(case: str, tmp_path: Path) -> None:
     sections = CASES[case]
     pf.run(recipe(3, **sections), out=tmp_path / "longer")
@@ -153,7 +157,10 @@ def test_interrupted_on_the_way_it_goes_on_and_nothing_is_lost(number: int, tmp_
     assert content(folder) == content(tmp_path / "straight")
 
 
-@pytest.mark.parametrize("step", ["remove", "rounds", "replace_last", "write_recipe", "write_result"])
+STEPS = ("remove", "rounds", "replace_last", "write_recipe", "write_result")
+
+
+@pytest.mark.parametrize("step", others_slow(STEPS, quick=("rounds", "write_recipe")))
 def test_killed_between_any_two_steps_the_same_command_goes_on(
     step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,12 +88,9 @@ def same(method: Method, counts: Sequence[int], **options: Any) -> None:
     ("method", "counts"),
     [
         (FedAvg(), (1, 3)),
-        (FedGH(), (2,)),
-        (FedIN(), (2,)),
         (SCAFFOLD(), (2,)),
-        (HeteroFL(), (2,)),
-        (FedDPA(), (2,)),
         (FML(), (2,)),  # two networks at each client
+        *(pytest.param(method(), (2,), marks=pytest.mark.slow) for method in (FedGH, FedIN, HeteroFL, FedDPA)),
     ],
     ids=lambda given: getattr(given, "name", None),
 )

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import polyfed as pf
+from helpers.small_recipe import small_recipe
 from polyfed.cli import app as cli
 from polyfed.core.client import Client
 from polyfed.engine.federation import Federation
@@ -23,21 +24,7 @@ from polyfed.methods import FedAvg
 from polyfed.testing.fixtures import SHORT, draw, tiny
 from polyfed.tracking.tensorboard import TensorBoard
 
-RECIPE = """
-[data]
-name = "digits"
-clients = 2
-max_train = 20
-max_test = 10
-[models]
-architectures = ["digits-cnn1", "digits-cnn2"]
-[method]
-name = "fedgh"
-[training]
-rounds = 2
-[evaluation]
-extra_stages = ["received"]
-"""
+RECIPE = small_recipe(training={"rounds": 2}, evaluation={"extra_stages": ["received"]})
 
 
 def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:

@@ -115,6 +115,8 @@ def _side(side: str, path: Path, checked: _Check) -> Samples:
         what = "x" if x is None else "y"
         came = "something else (texts as lists of ids?)" if what in found else f"{', '.join(found) or 'neither'}"
         raise RequestError(f"expected arrays of numbers x and y in {path}, came {came} for {what}")
+    if np.ndim(x) > 1 and len(x) and not np.size(x):
+        raise RequestError(f"expected inputs of one number or more in {path}, came the shape {np.shape(x)}")
     return checked((x, y), {"train": "training"}.get(side, side), str(path))
 
 

@@ -13,6 +13,7 @@ import pickletools
 import re
 import struct
 import tokenize
+import zipfile
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,7 @@ from polyfed.errors import RequestError, first_line
 # What NumPy raises over bytes that are no array: headers are Python's own words; a size that is none, a lack of memory.
 NO_ARRAY: tuple[type[Exception], ...] = (
     *(ValueError, EOFError, RuntimeError, MemoryError, SyntaxError, TypeError, OverflowError),
-    tokenize.TokenError,
+    *(tokenize.TokenError, zipfile.BadZipFile),
 )
 
 

@@ -47,6 +47,7 @@ from polyfed.results.stored_files import ModelEntry, Normalization
 __all__ = ["ClientModel", "Predictions", "load_model", "predict"]
 
 CHUNK = 128  # rows per forward pass
+_LEAST = 2  # bytes that a weight takes
 _BUILDING = ("architecture", "companion", "method", "knobs")  # what of an entry of the index networks are made by
 _MOST = 2**24  # classes, words, or anything else that an entry of the index says how many there are of
 _LARGEST_INPUT = 2**28  # numbers of one input
@@ -235,6 +236,7 @@ def load_model(run: str | Path, client: int, device: str = "cpu", trust: bool = 
         prepare = _prepare(entry["prepare"], client)
         method = _method(entry["method"], entry["knobs"], entry.get("modules", []))
         files = {file: _checked(folder / file, wanted) for file, wanted in entry["sha256"].items()}
+        _check_room(entry, len(files[name]), folder / name)
         state = next((from_bytes(data) for file, data in files.items() if file != name), {})
         with scoped_global(0):  # initial weights are drawn, and overwritten
             network = method.personal(_built(entry, method, form.shape))
@@ -338,6 +340,19 @@ def _entry(run: Path, client: int) -> tuple[str, Mapping[str, Any]]:
     numbers = [file.removeprefix("client-").partition(".")[0].lstrip("0") or "0" for file in index]
     known = ", ".join(numbers[:10]) + (f", ... {numbers[-1]}" if len(numbers) > 10 else "")
     raise RequestError(f"expected a client whose model is in {path.parent} ({known}), came {client}")
+
+
+def _check_room(entry: Mapping[str, Any], size: int, path: Path) -> None:
+    """Whether there can be as many weights as the entry says, before a network of that size is built.
+
+    size: bytes of the file with the weights.
+
+    Raises:
+        RequestError: there cannot.
+    """
+    for key in ("classes", "feature_dim", "vocabulary"):
+        if _LEAST * (entry.get(key) or 0) > size:
+            raise RequestError(f"expected weights of {entry[key]} ({key}) in {path}, came a file of {size} bytes")
 
 
 def _listed(path: Path) -> bytes:

@@ -10,6 +10,7 @@ numbered from 0, rounds from 1.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -386,6 +387,12 @@ _NEEDED_TO_GO_ON = (
     "metrics",
     "confusion",
 )
+
+
+def in_order(said: Mapping[str, Any], kind: type[Record]) -> dict[str, Any]:
+    """The entries in the order of a model's fields; what the model does not know stands behind them."""
+    known = {name: said[name] for name in kind.model_fields if name in said}
+    return {**known, **said}
 
 
 def check_complete(record: RoundRecord) -> None:

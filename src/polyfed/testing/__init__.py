@@ -29,7 +29,10 @@ def violations(method: Method, only: Sequence[str] | None = None, **options: Any
         only: names of properties; default: all that apply.
         options: see `Kit`.
     """
-    kit = Kit(method=method, **options)
+    return _violations(Kit(method=method, **options), only)
+
+
+def _violations(kit: Kit, only: Sequence[str] | None = None) -> dict[str, str]:
     found = {}
     for name in applicable(kit) if only is None else only:
         try:
@@ -63,7 +66,7 @@ def conformance(method: Method, **options: Any) -> Callable[..., None]:
     @pytest.mark.parametrize("property_", applicable(kit))
     def test(property_: str) -> None:
         if not unsound:
-            unsound.update(violations(method, FIRST, **options) or {"": ""})
+            unsound.update(_violations(kit, FIRST) or {"": ""})
         if property_ not in FIRST and "" not in unsound:
             pytest.skip(f"not asked before {next(iter(unsound))} holds")
         try:

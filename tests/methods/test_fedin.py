@@ -325,7 +325,7 @@ def test_combined_gradients_against_numpy(mode, lam, granularity, mu):
     model, data = at.model, batch(at.data.train)
     local = F.cross_entropy(model(data.x), data.y)
     if mu:
-        local = local + mu / 2 * sum((p - context["reference"][n]).square().sum() for n, p in model.named_parameters())
+        local = local + mu / 2 * sum((p - context["received"][n]).square().sum() for n, p in model.named_parameters())
     g = grads(local, model)
     h = grads(((model.transform(context["s_in"]) - context["s_out"]) ** 2).mean(), model)
     assert {n for n in h if h[n] is not None} == {n for n in h if n.startswith("intermediate")}
@@ -355,7 +355,7 @@ def test_extractor_and_classifier_get_exactly_the_local_gradient(mode, architect
     data = batch(at.data.train)
     found = method.gradients(at.model, data, context)
     without = dataclasses.replace(method, train_in=False)
-    local = without.gradients(alone, data, {"reference": context["reference"]})
+    local = without.gradients(alone, data, {"received": context["received"]})
     assert torch.equal(found.loss, local.loss)
     for name in local.grads:
         assert torch.equal(found.grads[name], local.grads[name]) != name.startswith("intermediate")
@@ -491,7 +491,7 @@ def test_mu_adds_mu_times_the_distance_to_what_was_received():
         plain = off().gradients(at.model, data, {}).grads
         for name, p in at.model.named_parameters():
             torch.testing.assert_close(
-                pull[name] - plain[name], mu * (p.detach() - context["reference"][name]), atol=1e-6, rtol=0
+                pull[name] - plain[name], mu * (p.detach() - context["received"][name]), atol=1e-6, rtol=0
             )
             assert float((pull[name] - plain[name]).abs().max()) > 0.005
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, dataclass_transform
 
 import torch
@@ -91,11 +92,16 @@ class Batch(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """What one step hands to the optimiser. grads: parameter name -> gradient (None leaves it alone)."""
+    """What one step hands to the optimizer. grads: parameter name -> gradient (None leaves it alone).
+
+    sums: numbers of the step, 0-d, which are summed over all steps for the record. raw: gradients by name that a method
+    wants summed over all steps for its own `upload`, such as those of the loss before they were corrected.
+    """
 
     grads: Mapping[str, Tensor | None]
     loss: Tensor
     sums: Mapping[str, Tensor]
+    raw: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class Unstackable(Exception):
@@ -121,12 +127,13 @@ class Solved:
 
 @dataclass
 class Trained:
-    """What local training left behind. sums: the method's own sums over the steps."""
+    """What local training left behind. sums, raw: those of `Gradients`, summed over the steps."""
 
     steps: int = 0
     samples: int = 0  # training samples processed, all epochs counted
     loss: float = 0.0  # mean over samples
-    sums: Mapping[str, Tensor] | None = None
+    sums: Mapping[str, Tensor] = field(default_factory=dict)
+    raw: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -387,5 +394,5 @@ def scores_are_outputs(method: Method) -> bool:
 
 
 def numbers(sums: Mapping[str, Tensor]) -> dict[str, float]:
-    """The 0-d entries of `sums` as plain numbers; larger ones are the method's own business."""
+    """Sums over the steps as plain numbers, for the record."""
     return {name: float(value) for name, value in flatten(dict(sums)).items() if value.dim() == 0}

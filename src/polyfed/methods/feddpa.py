@@ -85,7 +85,7 @@ class FedDPA(Method):
 
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
-        weight_averaging.start(server, self.aggregation)
+        weight_averaging.init(server, self.aggregation)
 
     def plan(self, server: Server, selected: Sequence[int]) -> None:
         if self.noise:
@@ -97,7 +97,7 @@ class FedDPA(Method):
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         weights = {i: float(server.clients[i].n) if self.weighting == "samples" else 1.0 for i in uploads}
-        weight_averaging.average(server, self.aggregation, weight_averaging.uploaded(uploads), weights)
+        weight_averaging.average(server, self.aggregation, weight_averaging.client_weights(uploads), weights)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:

@@ -77,10 +77,10 @@ class FedFomo(Method):
 
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
-        weight_averaging.start(server, self.aggregation)
+        weight_averaging.init(server, self.aggregation)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        start = weight_averaging.read(server, self.aggregation, server.clients[client_id].architecture)
+        start = weight_averaging.weights_for(server, self.aggregation, server.clients[client_id].architecture)
         sent = [server.weights(n) for n in self._chosen(server, client_id)]
         message = {f"candidate {place}": {k: w[k] for k in w if k in start} for place, w in enumerate(sent)}
         return message if server.has_kept(client_id) else {"start": start, **message}

@@ -107,7 +107,7 @@ class FedHeNN(Method):
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
         if self.setting == "homogeneous":
-            weight_averaging.start(server, "same-shape")
+            weight_averaging.init(server, "same-shape")
 
     def plan(self, server: Server, selected: Sequence[int]) -> None:
         self._alignment.plan(server, selected)
@@ -125,7 +125,8 @@ class FedHeNN(Method):
         if kernels := self._alignment.kernels:
             return kernels.collect(server, uploads)
         counts = {i: float(tensor(message, "n")) for i, message in uploads.items() if "n" in message}
-        average = weight_averaging.read(server, "same-shape", server.architectures[0])  # stands for who never trained
+        # stands for who never trained
+        average = weight_averaging.weights_for(server, "same-shape", server.architectures[0])
         models = {i: group({"model": average, **uploads[i]}, "model") for i in counts}
         return weight_averaging.average(server, "same-shape", models, counts)
 

@@ -27,13 +27,13 @@ from torch import Tensor
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group
 from polyfed.core.method import Batch, Context, Gradients, Method, Needs, Trained, knobs
-from polyfed.core.modules import floats, load
+from polyfed.core.modules import copy_parameters, floats, load
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage, Training
-from polyfed.functional.losses import cross_entropy
+from polyfed.functional.losses import cross_entropy, squared_distance
 from polyfed.functional.modes import untracked_statistics
 from polyfed.functional.surgery import combine, cosine
-from polyfed.methods.building_blocks import common_space, feature_pairs, proximal_term, weight_averaging
+from polyfed.methods.building_blocks import common_space, feature_pairs, weight_averaging
 
 
 @knobs
@@ -98,10 +98,10 @@ class FedIN(Method):
 
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
-        weight_averaging.start(server, self.aggregation, self.bn_buffers == "aggregate")
+        weight_averaging.init(server, self.aggregation, self.bn_buffers == "aggregate")
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        message = {"model": weight_averaging.read(server, self.aggregation, server.clients[client_id].architecture)}
+        message = weight_averaging.broadcast(server, self.aggregation, client_id)
         count, draws = self.pairs or server.training.batch_size, server.generator("pool", client_id)
         features = feature_pairs.draw(feature_pairs.held(server), client_id, count, self.pool, draws)
         return {**message, "features": features} if features else message
@@ -109,13 +109,13 @@ class FedIN(Method):
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         uniform = self.weighting == "uniform" or (self.weighting == "paper" and self.aggregation != "same-shape")
         weights = {i: 1.0 if uniform else float(server.clients[i].n) for i in uploads}
-        weight_averaging.average(server, self.aggregation, weight_averaging.uploaded(uploads), weights)
+        weight_averaging.average(server, self.aggregation, weight_averaging.client_weights(uploads), weights)
         feature_pairs.keep(server, uploads)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
         load(client.model, group(message, "model"))
-        context = proximal_term.reference(client.model, self.mu)
+        context: dict[str, Any] = {"received": copy_parameters(client.model)} if self.mu else {}
         if pairs := feature_pairs.received(client.model, message):
             context |= {"pairs": pairs, **(self.common.matrices(client) if self.common else {})}
         noisy = self.noise and self.noise_where != "message"
@@ -130,7 +130,10 @@ class FedIN(Method):
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         z = feature_pairs.noisy(model.extract(batch.x), self.noise, "z_in", context)
         z = feature_pairs.noisy(model.transform(z), self.noise, "z_out", context)
-        return proximal_term.added(cross_entropy(model.head(z), batch.y, batch.w), model, context, self.mu)
+        task = cross_entropy(model.head(z), batch.y, batch.w)
+        if not self.mu:
+            return task
+        return task + self.mu / 2 * squared_distance(dict(model.named_parameters()), context["received"])
 
     def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
         local = super().gradients(model, batch, context)
@@ -144,7 +147,7 @@ class FedIN(Method):
         g_in = {n: found.pop(n) for n in g_local}
         mixed = combine(g_local, g_in, self.combine, self.lambda_, self.granularity)
         sums = {"loss_in": loss_in.detach(), "cosine": cosine(g_local, g_in), "in_steps": torch.ones_like(local.loss)}
-        return Gradients({**local.grads, **mixed}, local.loss, {**sums, **found})
+        return Gradients({**local.grads, **mixed}, local.loss, sums, found)
 
     def upload(self, client: Client, trained: Trained) -> Message:
         weights = floats(client.model, buffers=self.bn_buffers == "aggregate")

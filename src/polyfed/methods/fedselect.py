@@ -74,16 +74,16 @@ class FedSelect(Method):
 
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
-        weight_averaging.start(server, self.aggregation)
+        weight_averaging.init(server, self.aggregation)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        model = weight_averaging.read(server, self.aggregation, server.clients[client_id].architecture)
+        model = weight_averaging.weights_for(server, self.aggregation, server.clients[client_id].architecture)
         return {"model": masks.shared(model, _masks(server.state, f"mask {client_id}"))}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         models: dict[int, Group] = {}
         for i, message in uploads.items():
-            model = weight_averaging.read(server, self.aggregation, server.clients[i].architecture)
+            model = weight_averaging.weights_for(server, self.aggregation, server.clients[i].architecture)
             if "mask" in message:
                 bits = group(message, "mask")
                 server.state[f"mask {i}"] = {name: masks.unpacked(b, model[name].shape) for name, b in bits.items()}
@@ -94,7 +94,7 @@ class FedSelect(Method):
             counts = [float(server.clients[i].n) if self.weighting == "samples" else 1.0 for i in members]
             return masks.entry_wise_mean([models[i] for i in members], counts, held, base)
 
-        weight_averaging.advance(server, self.aggregation, models, mean)
+        weight_averaging.server_step(server, self.aggregation, models, mean)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:

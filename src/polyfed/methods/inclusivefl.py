@@ -69,7 +69,7 @@ class InclusiveFL(Method):
 
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
-        weight_averaging.start(server, _LAYERS)
+        weight_averaging.init(server, _LAYERS)
         for architecture in server.architectures:
             w, own = self._model(server, architecture), self._own(server, architecture)
             _keep(server, "own", architecture, {name: w[name].clone() for name in w if name in own})
@@ -78,7 +78,7 @@ class InclusiveFL(Method):
         return {"model": self._model(server, server.clients[client_id].architecture)}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        models, shares = weight_averaging.uploaded(uploads), weight_averaging.shares(uploads, "samples")
+        models, shares = weight_averaging.client_weights(uploads), weight_averaging.client_shares(uploads, "samples")
         shared: dict[int, Group] = {}
         by_size = _by_size(server)
         for smaller, architecture in zip([None, *by_size], by_size, strict=False):  # upwards: m is of earlier rounds
@@ -98,7 +98,7 @@ class InclusiveFL(Method):
 
     def _model(self, server: Server, architecture: str) -> Group:
         """What an architecture's clients get: what all share, and its own layers."""
-        w = weight_averaging.read(server, _LAYERS, architecture)
+        w = weight_averaging.weights_for(server, _LAYERS, architecture)
         return {**w, **_kept(server, "own", architecture, w)}
 
     def _own(self, server: Server, architecture: str) -> set[str]:
@@ -119,17 +119,17 @@ class InclusiveFL(Method):
 
 
 def _by_size(server: Server) -> list[str]:
-    models = {a: weight_averaging.read(server, _LAYERS, a) for a in server.architectures}
+    models = {a: weight_averaging.weights_for(server, _LAYERS, a) for a in server.architectures}
     return sorted(models, key=lambda a: sum(t.numel() for t in models[a].values()))
 
 
 def _last_blocks(server: Server, small: str, large: str) -> dict[str, list[str]]:
-    return last_blocks(*(weight_averaging.read(server, _LAYERS, a) for a in (small, large)))
+    return last_blocks(*(weight_averaging.weights_for(server, _LAYERS, a) for a in (small, large)))
 
 
 def _lesson(server: Server, small: str, large: str, update: Group) -> dict[str, Tensor]:
     """m: the mean of the larger one's update over the blocks that the small one's last block stands for."""
-    weights, taught = weight_averaging.parameters(server), _last_blocks(server, small, large)
+    weights, taught = weight_averaging.parameter_names(server), _last_blocks(server, small, large)
     sources = {name: names for name, names in taught.items() if names and name in weights}
     return {name: torch.stack([update[n] for n in names]).mean(0) for name, names in sources.items()}
 

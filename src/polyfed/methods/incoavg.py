@@ -28,12 +28,13 @@ from polyfed.core.method import knobs
 from polyfed.core.server import Server
 from polyfed.functional.cross_layer import Granularity, corrected, references
 from polyfed.methods.building_blocks import weight_averaging
+from polyfed.methods.fedavg import FedAvg
 
 _CORRECTED = ActsWith("theta_rule", ("code", "paper"))
 
 
 @knobs
-class InCoAvg(weight_averaging.Averaging):
+class InCoAvg(FedAvg):
     """Averaging, with the updates of deep layers steered by those of shallow ones."""
 
     name: ClassVar[str] = "incoavg"
@@ -47,16 +48,17 @@ class InCoAvg(weight_averaging.Averaging):
     weighting: weight_averaging.Weighting = "uniform"  # "samples": clients count by n_k
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        before, shares = weight_averaging.models(server), weight_averaging.shares(uploads, self.weighting)
-        weight_averaging.average(server, self.aggregation, weight_averaging.uploaded(uploads), shares)
-        for name, mean in weight_averaging.models(server).items():
+        before = weight_averaging.all_weights(server)
+        super().aggregate(server, uploads)
+        for name, mean in weight_averaging.all_weights(server).items():
             server.state[name] = {**mean, **self._corrected(before[name], mean)}
 
     def _corrected(self, w: Group, mean: Group) -> dict[str, Tensor]:
         """The convolutions that do not move as the mean of the clients says."""
         moved: dict[str, Tensor] = {}
         for name, reference in references(w).items():
-            g_k, g_0 = mean[name] - w[name], mean[reference] - w[reference]
+            g_k = mean[name] - w[name]
+            g_0 = mean[reference] - w[reference]
             if self.theta_rule != "none" and g_k.any() and g_0.any():
                 limits = self.theta_max, self.update_max
                 moved[name] = w[name] + corrected(g_k, g_0, self.theta_rule, self.granularity, *limits)

@@ -65,7 +65,7 @@ def held(server: Server) -> Group:
 
 def mean(uploads: Mapping[int, Message], weighting: weight_averaging.Weighting) -> dict[str, Tensor]:
     """The weighted mean of the group "model" of every upload; there must be one."""
-    shares = weight_averaging.shares(uploads, weighting)
+    shares = weight_averaging.client_shares(uploads, weighting)
     return weighted_mean([group(message, "model") for message in uploads.values()], [shares[i] for i in uploads])
 
 

@@ -18,7 +18,6 @@ In a context: "p_in", "p_out", and "cut" (1, ...), a sample of what enters the i
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -74,7 +73,7 @@ class Common:
         """The client's own pairs as they are sent after training; moves its matrices first, where they are trained."""
         matrices = self.matrices(client)
         if self.lr is not None:
-            matrices |= _moved(matrices, pairs, trained.sums or {}, self.lr, self.grid)
+            matrices |= _moved(matrices, pairs, trained, self.lr, self.grid)
             client.state |= {"projections": {name: matrices[name].cpu() for name in _MATRICES}}
         return self.project(pairs, matrices)
 
@@ -100,13 +99,14 @@ def _begun(seed: int, cut: str, size: int, width: int) -> Tensor:
     return orthogonal(size, width, generator(seed, f"projection {cut}", size, width))
 
 
-def _moved(matrices: Group, pairs: Group, sums: Mapping[str, Tensor], lr: float, grid: int) -> dict[str, Tensor]:
-    """The matrices after their step. sums: of the gradients of l_IN by matrix, and of "in_steps"; {} without pairs."""
+def _moved(matrices: Group, pairs: Group, trained: Trained, lr: float, grid: int) -> dict[str, Tensor]:
+    """The matrices after their step, by the gradients of l_IN (`trained.raw`, over "in_steps") if there were pairs."""
     p_in, p_out = leaves = [matrices[name].detach().requires_grad_() for name in _MATRICES]
     s_in, s_out = (pairs[part].to(p_in) for part in ("s_in", "s_out"))
     with torch.enable_grad():
         again = from_common(to_common(s_in, p_in, grid), p_in, s_in.shape[1:])
         lost = (again - s_in).square().mean() + (s_out @ p_out.T @ p_out - s_out).square().mean()
     found = dict(zip(_MATRICES, torch.autograd.grad(lost, leaves), strict=True))
-    found = {name: g + sums[name] / sums["in_steps"] if name in sums else g for name, g in found.items()}
+    for name, total in trained.raw.items():
+        found[name] = found[name] + total / trained.sums["in_steps"]
     return {name: nearest_orthogonal(matrices[name].detach() - lr * g) for name, g in found.items()}

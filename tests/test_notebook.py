@@ -16,6 +16,7 @@ from polyfed.core.client import Public
 from polyfed.core.randomness import numpy_generator
 from polyfed.data.datasets import from_tensors
 from polyfed.data.federated_dataset import federate
+from polyfed.experiments import session
 from polyfed.experiments.prediction import Predictions
 from polyfed.experiments.session import compare
 from polyfed.experiments.sweep import sweep
@@ -132,7 +133,7 @@ def test_a_comparison_shows_result_table_and_curves(tmp_path: Path, monkeypatch:
 
 
 def test_a_comparison_in_which_everything_failed() -> None:
-    empty = pf.session.Comparison(Path("runs/x"), None, (), {"fedgh, seed 0": EVIL})
+    empty = session.Comparison(Path("runs/x"), None, (), {"fedgh, seed 0": EVIL})
     assert repr(empty) == "Comparison(None, 1 runs failed, in runs/x)"
     words = Words(empty._repr_html_())
     assert f"fedgh, seed 0 failed: {EVIL}" in words.texts

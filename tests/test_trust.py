@@ -225,53 +225,83 @@ def test_each_name_alone_is_refused(hostile: Path) -> None:
 
 X = np.zeros((1, 1, 8, 8), dtype=np.uint8)
 FUNCTIONS: dict[str, tuple[Callable[[Path], object], bool]] = {  # likewise: the call, and whether it is to be refused
-    "prediction.predict": (lambda run: prediction.predict(run, 0, X), True),
-    "prediction.load_model": (lambda run: prediction.load_model(run, 0), True),
-    "recipe.Recipe.of_run": (lambda run: Recipe.of_run(run), True),
-    "analysis.gallery.analyse": (lambda run: analysis.analyse(run, ["cka"]), True),
-    "analysis.inputs.common_inputs": (lambda run: probe_inputs.common_inputs(find_runs(run)[0], 4), True),
-    "analysis.inputs.dealt_as_in": (lambda run: probe_inputs.dealt_as_in(find_runs(run)[0]), True),
-    "analysis.labels.label_table": (lambda run: label_distribution.label_table(find_runs(run)[0]), True),
-    "analysis.looking.look": (lambda run: representations.look(find_runs(run), analysis.Choices(), True, False), True),
-    "analysis.views.clients_of": (lambda run: layer_outputs.clients_of(run), False),
-    "analysis.views.views": (lambda run: layer_outputs.views(run, [layer_outputs.Who(0, "a")], X, lambda *_: 0), True),
-    "privacy.leakage.attack": (lambda run: attacks.attack(run, images=1), True),
-    "privacy.leakage.report": (lambda run: attacks.report(run, shadows=0), True),
-    "privacy.exposure.expose": (lambda run: attack_target.expose(run, 0, 1, None, None, "cpu"), True),
-    "privacy.replay.replay": (lambda run: replay.replay(find_runs(run)[0], [0]), True),
-    "privacy.survey.survey": (lambda run: audit.survey(find_runs(run)[0], audit.Options()), True),
-    "epsilon.spent": (lambda run: privacy_report.spent([run]), False),
-    "report.folders.find_runs": (lambda run: find_runs(run), False),
-    "report.page.write_page": (
+    "experiments.prediction.predict": (lambda run: prediction.predict(run, 0, X), True),
+    "experiments.prediction.load_model": (lambda run: prediction.load_model(run, 0), True),
+    "config.recipe.Recipe.of_run": (lambda run: Recipe.of_run(run), True),
+    "analysis.network_figures.analyse": (lambda run: analysis.analyse(run, ["cka"]), True),
+    "analysis.probe_inputs.common_inputs": (lambda run: probe_inputs.common_inputs(find_runs(run)[0], 4), True),
+    "analysis.probe_inputs.dealt_as_in": (lambda run: probe_inputs.dealt_as_in(find_runs(run)[0]), True),
+    "analysis.label_distribution.label_table": (lambda run: label_distribution.label_table(find_runs(run)[0]), True),
+    "analysis.representations.look": (
+        lambda run: representations.look(find_runs(run), analysis.Choices(), True, False),
+        True,
+    ),
+    "analysis.layer_outputs.clients_of": (lambda run: layer_outputs.clients_of(run), False),
+    "analysis.layer_outputs.views": (
+        lambda run: layer_outputs.views(run, [layer_outputs.Who(0, "a")], X, lambda *_: 0),
+        True,
+    ),
+    "attacks.api.attack": (lambda run: attacks.attack(run, images=1), True),
+    "attacks.api.report": (lambda run: attacks.report(run, shadows=0), True),
+    "attacks.attack_target.expose": (lambda run: attack_target.expose(run, 0, 1, None, None, "cpu"), True),
+    "attacks.replay.replay": (lambda run: replay.replay(find_runs(run)[0], [0]), True),
+    "attacks.audit.survey": (lambda run: audit.survey(find_runs(run)[0], audit.Options()), True),
+    "experiments.privacy_report.spent": (lambda run: privacy_report.spent([run]), False),
+    "report.run_records.find_runs": (lambda run: find_runs(run), False),
+    "report.html_report.write_page": (
         lambda run: html_report.write_page(find_runs(run), comparison.comparison(find_runs(run)), run),
         False,
     ),
-    "report.results.made": (lambda run: results_page.made(run), False),
-    "report.results.results_page": (lambda run: results_page.results_page([run]), False),
-    "report.results.write_results": (lambda run: results_page.write_results([run], run / "page.md"), False),
+    "report.results_page.made": (lambda run: results_page.made(run), False),
+    "report.results_page.results_page": (lambda run: results_page.results_page([run]), False),
+    "report.results_page.write_results": (lambda run: results_page.write_results([run], run / "page.md"), False),
     "report.sensitivity.is_sweep": (lambda run: sensitivity.is_sweep(run), False),
     "report.sensitivity.read_sweep": (lambda run: sensitivity.read_sweep(run), False),
     "report.sensitivity.sensitivity": (lambda run: sensitivity.sensitivity(run), False),
-    "session.run": (lambda run: pf.run("mine.toml", out=run, resume=True), False),
-    "session.compare": (lambda run: pf.compare("mine.toml", out=run), False),
-    "engine.folder.RunFolder": (
+    "experiments.session.run": (lambda run: pf.run("mine.toml", out=run, resume=True), False),
+    "experiments.session.compare": (lambda run: pf.compare("mine.toml", out=run), False),
+    "engine.run_folder.RunFolder": (
         lambda run: RunFolder(run).check(Recipe.load("mine.toml").to_dict(), True, False),
         False,
     ),
 }
 NUMBERS = {  # take records that were read, or places to write to, and open nothing of a folder
-    "analysis.embedding.panels", "analysis.similarity.similarity", "privacy.exposure.treatment",
-    "privacy.replay.last_heard", "recorded.check_links", "registry.check_trusted", "report.clients.architectures",
-    "report.clients.clients", "report.clients.sizes", "report.figures.axes_of", "report.figures.curve_drawings",
-    "report.figures.curves", "report.grouping.group_runs", "report.grouping.scored_stages", "report.page.page",
-    "report.page.page_data", "report.published.accuracy_of", "report.published.beside", "report.published.column",
-    "report.published.is_changed", "report.published.row_name", "report.published.unmeasured",
-    "report.published.without_column", "report.results.write_command", "report.statistics.reach",
-    "report.statistics.to_target", "report.style.save", "report.sweeps.draw", "report.sweeps.write",
-    "report.tables.comparison", "report.tables.write", "report.variants.variants", "report.writing.make_folder",
-    "session.check_all",
-    "session.unlearnt_of",
-}  # fmt: skip
+    "analysis.tsne.panels",
+    "analysis.cka.similarity",
+    "attacks.attack_target.treatment",
+    "attacks.replay.last_heard",
+    "results.schema.check_links",
+    "registry.check_trusted",
+    "report.clients.architectures",
+    "report.clients.clients",
+    "report.clients.sizes",
+    "report.figures.axes_of",
+    "report.figures.curve_drawings",
+    "report.figures.curves",
+    "report.grouping.group_runs",
+    "report.grouping.scored_stages",
+    "report.html_report.page",
+    "report.html_report.page_data",
+    "report.paper_results.accuracy_of",
+    "report.paper_results.beside",
+    "report.paper_results.column",
+    "report.paper_results.is_changed",
+    "report.paper_results.row_name",
+    "report.paper_results.unmeasured",
+    "report.paper_results.without_column",
+    "report.results_page.write_command",
+    "report.statistics.reach",
+    "report.statistics.to_target",
+    "report.plot_style.save",
+    "report.sweeps.draw",
+    "report.sweeps.write",
+    "report.comparison.comparison",
+    "report.comparison.write",
+    "report.bar_chart.variants",
+    "report.atomic_files.make_folder",
+    "experiments.session.check_all",
+    "experiments.session.unlearnt_of",
+}
 ROOMS = {"data", "deploy", "testing", "engine", "cli"}  # commands of their own above; the engine's door is RunFolder
 
 
@@ -300,7 +330,7 @@ def of_folders() -> set[str]:
 
 def test_every_function_of_run_folders_is_known() -> None:
     """A new one belongs in one of the lists above; in `FUNCTIONS`, if it reads a run folder."""
-    known = {name for name in FUNCTIONS if not name.startswith(("session.", "engine."))}
+    known = {name for name in FUNCTIONS if not name.startswith(("experiments.session.", "engine."))}
     assert of_folders() == known | NUMBERS
 
 

@@ -191,7 +191,7 @@ def test_the_app_has_what_was_asked_for(place: Path, monkeypatch: pytest.MonkeyP
         written.update(asked, recipe=recipe)
         raise RunError("enough")
 
-    monkeypatch.setattr(room.scaffold, "init", stand_in)
+    monkeypatch.setattr(room.app_template, "init", stand_in)
     with pytest.raises(RunError, match="enough"):
         local("recipe.toml", nodes=2, method="fedproto", seed=1, overrides=["training.lr=0.5"], out="run")
     assert written == {
@@ -210,7 +210,7 @@ def test_the_nodes_are_told_where_modules_of_ones_own_lie(place: Path, monkeypat
         told.extend(asked["overrides"])
         raise RunError("enough")
 
-    monkeypatch.setattr(room.scaffold, "init", stand_in)
+    monkeypatch.setattr(room.app_template, "init", stand_in)
     (place / "own_local.py").write_text("from polyfed.methods import Local\n\n\nclass Mine(Local):\n    pass\n")
     with pytest.raises(RunError, match="enough"):
         local("recipe.toml", nodes=2, method="own_local:Mine", out="run")

@@ -144,7 +144,7 @@ def test_one_file_and_two_programs_know_flower() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            assert path.name in ("flower.py", "superlink.py", "supernode.py") or not any(
+            assert path.name in ("flower_transport.py", "superlink.py", "supernode.py") or not any(
                 name.partition(".")[0] == "flwr" for name in names
             ), path.name
-    assert len((Path(polyfed.deploy.__file__).parent / "flower.py").read_text().splitlines()) < 300
+    assert len((Path(polyfed.deploy.__file__).parent / "flower_transport.py").read_text().splitlines()) < 300

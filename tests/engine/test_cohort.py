@@ -23,7 +23,8 @@ from polyfed.core.method import Batch, Context, Gradients, Method, Phase, Unstac
 from polyfed.core.modules import frozen
 from polyfed.core.settings import Availability, Evaluation, Training
 from polyfed.data.samples import Samples
-from polyfed.engine.executors.base import Serial, process_pool, stacked_clients
+from polyfed.engine.executors import process_pool, stacked_clients
+from polyfed.engine.executors.base import Serial
 from polyfed.engine.executors.context_stacking import Packed, Partial, Watched, outline
 from polyfed.engine.executors.vectorized import SIZE, Cohort, stack_size
 from polyfed.engine.federation import Federation

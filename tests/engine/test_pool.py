@@ -23,7 +23,8 @@ from polyfed.core.message import Message, tensor
 from polyfed.core.method import Batch, Context, Exchange, Method, Phase, Trained
 from polyfed.core.server import Server
 from polyfed.core.settings import Availability, Evaluation, Training
-from polyfed.engine.executors.base import Job, Serial, process_pool, worker
+from polyfed.engine.executors import process_pool, worker
+from polyfed.engine.executors.base import Job, Serial
 from polyfed.engine.executors.worker import Worker
 from polyfed.engine.federation import Federation
 from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError

@@ -260,7 +260,7 @@ def test_only_who_trained_represents_a_fixed_rad_again(refresh, monkeypatch):
 
     def run():
         count = 0
-        whole = mean_kernel.passes.represent
+        whole = mean_kernel.inference.represent
 
         def counted(*args):
             nonlocal count
@@ -268,7 +268,7 @@ def test_only_who_trained_represents_a_fixed_rad_again(refresh, monkeypatch):
             return whole(*args)
 
         with monkeypatch.context() as patch:
-            patch.setattr(mean_kernel.passes, "represent", counted)
+            patch.setattr(mean_kernel.inference, "represent", counted)
             history = rounds(
                 hetero(rad_refresh=refresh), clients(MIXED * 2), held=public(), rounds=4, participation=0.5
             )

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from toys import CLASSES, NETS, batch, clients, federation, moved, same, samples
 
 from polyfed.config.recipe import Recipe
+from polyfed.core.modules import batchnorm_layers
 from polyfed.engine.executors.base import at_work
 from polyfed.errors import Interrupted, RequestError
 from polyfed.functional.channel_slices import first, take
@@ -22,7 +23,6 @@ from polyfed.functional.losses import exits_loss
 from polyfed.methods import FedAvg, HeteroFL, ScaleFL
 from polyfed.methods.building_blocks.channel_groups import plan_of
 from polyfed.methods.building_blocks.early_exits import attach
-from polyfed.methods.building_blocks.static_batchnorm import norms
 from polyfed.models import build
 
 LAYERS = ("extractor", "intermediate.block1", "intermediate.block2", "intermediate.block3", "intermediate.last")
@@ -390,7 +390,7 @@ def test_a_level_of_the_whole_network_is_exported_as_that_network():
     twin = NETS["deep-bn"]()
     twin.load_state_dict(scored.state_dict())  # strict: the same names
     assert same(twin.state_dict(), own.state_dict())
-    assert all(a is b for a, b in zip(norms(scored), norms(trained), strict=True))
+    assert all(a is b for a, b in zip(batchnorm_layers(scored), batchnorm_layers(trained), strict=True))
     x = torch.randn(8, 4)
     torch.testing.assert_close(scored.eval()(x), trained.eval()(x)[-1])
     assert "head.weight" not in method.personal(method.build(NETS["deep"](), "3")).state_dict()

@@ -544,7 +544,7 @@ test_fedgh_unit_length = also(
 )
 
 NO_MEAN = "there is no K_bar"
-NO_RBF = {"width": "only RBF kernels have one", "landmarks": "only RBF kernels have them"}
+NO_RBF = {"width": "only RBF kernels have one"}
 
 test_fedhenn = testing.conformance(
     FedHeNN(rad_size=16, rad_batch=8, eta0=0.5),
@@ -558,18 +558,13 @@ test_fedhenn = testing.conformance(
         ),
     ],
     bites={
-        "rank": Bite(3, {"exact_rank": 4}),
-        "exact_rank": Bite(4, {"rank": 3}),
         "similarity": "rbf",
         "width": Bite(2.0, {"similarity": "rbf"}),
-        "landmarks": Bite(3, {"similarity": "rbf"}),
         "rad_source": "noise",
         "rad_refresh": Bite(0, {"eta_schedule": "constant"}),
-        "rad_chunk": Bite(3, {"setting": "homogeneous", "eta_schedule": "constant"}),
         "uploads": Bite("kernels", {"rad_refresh": 0}),
-        "kernel_weights": "samples",
-        "final_average": Bite(True, {"setting": "homogeneous"}),
     },
+    inert={"rank": "with few features in all the factor is exact", "final_average": "no weights are averaged"},
 )
 
 test_fedhenn_homogeneous = testing.conformance(
@@ -577,17 +572,14 @@ test_fedhenn_homogeneous = testing.conformance(
     oracle=alignment,
     counted="updates",
     reductions=[Reduction({"eta0": 0.0}, FedAvg(), "received", one_architecture=True)],
-    bites={"rad_source": "noise", "rad_chunk": Bite(3, {"eta_schedule": "constant"}), "rad_refresh": 0},
+    bites={"rad_source": "noise", "rad_refresh": 0},
     inert={
         **dict.fromkeys(
             (
                 "kernel_pool",
                 "kernel_norm",
-                "kernel_weights",
-                "exclude_self",
                 "control",
                 "rank",
-                "exact_rank",
                 "precision",
             ),
             NO_MEAN,
@@ -604,11 +596,9 @@ test_fedhenn_kernel_uploads = also(
             rad_batch=8,
             eta0=0.5,
             similarity="rbf",
-            landmarks=8,
             uploads="kernels",
             rad_refresh=0,
             rad_transport="indices",
-            kernel_weights="capacity",
             precision="int8",
             eta_schedule="constant",
         ),
@@ -648,15 +638,8 @@ test_fedhenn_procrustes = also(
             eta0=0.5,
             rad_source="train",
             rad_refresh=2,
-            rad_chunk=3,
-            final_average=True,
-            final_finetune_epochs=1,
         ),
-        skip={
-            "knobs_bite": "asked of the plain form",
-            "batchnorm": "after the last average everybody trains once more",
-            "unselected_are_left_alone": "in the closing round everybody is asked",
-        },
+        skip={"knobs_bite": "asked of the plain form"},
     )
 )
 

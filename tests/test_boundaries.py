@@ -56,7 +56,7 @@ ONLY = {"dp_accounting": "polyfed.engine.accounting", "opacus": "polyfed.engine.
 MAY_NOT_IMPORT = {
     "report": {"engine", "core", "data", "models", "methods", "analysis"},
     "analysis": {"engine", "methods", "models"},
-    "attacks": {"engine", "analysis"},
+    "attacks": {"engine", "analysis", "methods", "building_blocks"},
     "tracking": {"engine"},
 }
 

@@ -442,15 +442,11 @@ def test_words_that_cannot_be(
 def test_a_run_that_has_nothing_to_attack(
     ran: Callable[..., Done], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    needs = "uploads features (fedin) or prototypes (fedgh, fedproto, fedtgp), came "
+    needs = "uploads features (fedin) or prototypes (fedgh, fedproto, fedtgp), got "
     refused([], needs + "local", capsys, ran("local").path)
-    for method, came in (
-        (FedIN(train_in=False), "fedin with train_in = false"),
-        (FedIN(projection="trained"), "fedin with projection = 'trained'"),
-        (FedGH(share=False), "fedgh with share = false"),
-    ):
-        with pytest.raises(RequestError, match=f"came {came}"):
-            exposures._kind(method)
+    for method in (FedIN(train_in=False), FedIN(projection="trained"), FedGH(share=False)):
+        with pytest.raises(RequestError, match=f"got {method.name}, which sends none with these settings"):
+            exposures.exposed_by(method)
     refused(["--from", "s_in"], "(prototypes), came 's_in'", capsys, ran("fedgh").path)
     refused(["--images", "11"], "as client 0 sends prototypes of ", capsys, ran("fedgh").path)
     refused([], "expected the folder of a finished run", capsys, tmp_path)

@@ -194,6 +194,26 @@ class Exchange:
     phases: Sequence[Phase] | None = None
 
 
+@dataclass(frozen=True)
+class Exposed:
+    """What an upload tells of single inputs, which an attacker may try to make again from it.
+
+    Attributes:
+        kind: "features", a row for each of some training rows, or "prototypes", a row for the mean of each of "labels".
+        entry: where they are in an upload: name of a group whose tensors have a row each, or of a tensor.
+        functions: of a client at work, tensor -> what makes a row of it out of a row of network inputs; the kind itself
+            stands for a tensor that is no member of a group.
+        noise: the level of what the method adds to it. with_noise: the method that adds another level and is else the
+            same; None: it has no noise of its own.
+    """
+
+    kind: Literal["features", "prototypes"]
+    entry: str
+    functions: Callable[[Client], Mapping[str, Callable[[Tensor], Tensor]]]
+    noise: float = 0.0
+    with_noise: Callable[[float], Method] | None = None
+
+
 class Method:
     """Plain local training without a word to anybody; the base of every method."""
 
@@ -369,6 +389,11 @@ class Method:
     def releases(self, training: Training, rows: int) -> Sequence[Release]:
         """What an upload of a client with so many training rows holds that the method itself bounds and noises."""
         return ()
+
+    @property
+    def exposed(self) -> Exposed | None:
+        """What attacks aim at in an upload; None where it holds nothing that is made of single inputs or classes."""
+        return None
 
     def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
         """Scores (B, C) of a batch; `context` is the client's state."""

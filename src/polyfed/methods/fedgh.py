@@ -28,7 +28,7 @@ from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.inference import represent
 from polyfed.core.message import Message, group, nbytes, tensor
-from polyfed.core.method import Context, Method, Needs, Trained, knobs
+from polyfed.core.method import Context, Exposed, Method, Needs, Trained, knobs
 from polyfed.core.modules import load, split
 from polyfed.core.server import Server
 from polyfed.functional.class_prototypes import class_means, header_step, to_float16, unit_length
@@ -132,6 +132,12 @@ class FedGH(Method):
         labels, lars, counts = class_means(means, train.y, client.classes, self.min_class_count)
         message = {"labels": labels, "lars": to_float16(lars) if self.lar_dtype == "float16" else lars}
         return message if self.weight == "equal" else {**message, "counts": counts.int()}
+
+    @property
+    def exposed(self) -> Exposed | None:
+        if not self.share:
+            return None
+        return Exposed("prototypes", "lars", lambda client: {"prototypes": split(client.model).represent})
 
     # accounting --------------------------------------------------------------------------------------------
     def paper_nbytes(self, message: Message) -> int:

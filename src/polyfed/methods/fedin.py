@@ -17,7 +17,8 @@ not as one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -26,8 +27,8 @@ from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group
-from polyfed.core.method import Batch, Context, Gradients, Method, Needs, Trained, knobs
-from polyfed.core.modules import copy_parameters, floats, load
+from polyfed.core.method import Batch, Context, Exposed, Gradients, Method, Needs, Trained, knobs
+from polyfed.core.modules import copy_parameters, floats, load, split
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage, Training
 from polyfed.functional.losses import cross_entropy, squared_distance
@@ -95,6 +96,32 @@ class FedIN(Method):
     def releases(self, training: Training, rows: int) -> feature_pairs.Releases:
         level = self.noise * (self.train_in and self.noise_where != "forward")
         return feature_pairs.releases(self.feature_clip, level, self.pairs or training.batch_size, rows)
+
+    @property
+    def exposed(self) -> Exposed | None:
+        if not self.train_in or self.projection == "trained":  # trained matrices stay with the clients
+            return None
+        return Exposed(
+            "features",
+            "features",
+            self._pair_of,
+            noise=0.0 if self.noise_where == "forward" else self.noise,
+            with_noise=lambda level: dataclasses.replace(self, noise=level, noise_where="message"),
+        )
+
+    def _pair_of(self, client: Client) -> Mapping[str, Callable[[Tensor], Tensor]]:
+        """What becomes of network inputs in either part of a pair."""
+        model = split(client.model)
+        common = self.common
+        if common is None:
+            return {"s_in": model.extract, "s_out": model.represent}
+        matrices = common.matrices(client)
+
+        def project(x: Tensor) -> dict[str, Tensor]:
+            s_in = model.extract(x)
+            return common.project({"s_in": s_in, "s_out": model.transform(s_in)}, matrices)
+
+        return {"s_in": lambda x: project(x)["s_in"], "s_out": lambda x: project(x)["s_out"]}
 
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:

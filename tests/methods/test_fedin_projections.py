@@ -226,7 +226,7 @@ def test_the_step_of_trained_matrices_by_hand() -> None:
     g = torch.Generator().manual_seed(7)
     sums = {n: torch.randn(before[n].shape, generator=g) for n in ("p_in", "p_out")}
     pairs = {"s_in": torch.randn(4, 9, generator=g), "s_out": torch.randn(4, 5, generator=g)}
-    sent = method.common.send(at, pairs, Trained(2, 8, 0.0, {"in_steps": torch.tensor(2.0)}, sums))
+    sent = method.common.upload(at, pairs, Trained(2, 8, 0.0, {"in_steps": torch.tensor(2.0)}, sums))
     for name, s in (("p_in", pairs["s_in"]), ("p_out", pairs["s_out"])):
         p, x = before[name].detach().double().numpy(), s.double().numpy()
         lost = x @ p.T @ p - x  # of mean lost^2, a quadratic form in P'P

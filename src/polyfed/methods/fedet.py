@@ -10,10 +10,10 @@ Server:    head of w <- mean of the heads of w_i;  y(x) = argmax s(x), s = sum_i
 Sent per round, P floats of weights and float buffers: down 4 P bytes; up 4 P + 8 (n_i, int64). Public inputs stay at
 the server.
 Deviations from the paper (arXiv:2204.12703): (1) scored are the groups' networks as received, as in FedIN's comparison;
-the paper scores w. (2) v is the variance of logits, which is that of log-probabilities, too, or of probabilities
-(`confidence`); descriptions differ. Where all v_i(x) are 0, they count alike. (3) An architecture of which nobody
-answered keeps its w_u and gets the head. (4) "layer-wise": w_u is the layer-wise mean of nested networks (FedIN). (5)
-Public inputs are the recipe's hold-out or another data set's. (6) The server takes plain SGD, made afresh.
+the paper scores w. (2) v is the variance of logits, which is that of log-probabilities, too; descriptions differ. Where
+all v_i(x) are 0, they count alike. (3) An architecture of which nobody answered keeps its w_u and gets the head. (4)
+"layer-wise": w_u is the layer-wise mean of nested networks (FedIN). (5) Public inputs are the recipe's hold-out or
+another data set's. (6) The server takes plain SGD, made afresh.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from polyfed.core.model_factory import Companion
 from polyfed.core.modules import head_names
 from polyfed.core.server import Server
 from polyfed.functional.averaging import weighted_mean
-from polyfed.functional.consensus import Confidence
 from polyfed.methods.building_blocks import ensemble_distillation, weight_averaging
 from polyfed.methods.fedavg import FedAvg
 
@@ -48,7 +47,6 @@ class FedET(FedAvg):
     weighting: weight_averaging.Weighting = "uniform"  # of w_i in all means; "samples": by training samples
     network: Annotated[str, Field(min_length=1)] = "largest"  # the server's: of the clients', or a model's name
     lambda_: Annotated[float, Field(ge=0)] = 0.05  # weight of those who disagree; 0 is off
-    confidence: Confidence = "logits"  # v is the variance of these, or of "probabilities"
     server_steps: Annotated[int, Field(ge=0)] = 128  # per round; 0: no teaching, heads are averaged over all clients
     server_batch: Annotated[int, Field(ge=2)] = 64  # public inputs in each
     server_lr: Annotated[float, Field(ge=0)] = 0.005  # of SGD in w; 0 leaves all but its head as it was drawn
@@ -96,7 +94,7 @@ class FedET(FedAvg):
         names = head_names(server.model(server.companion, {}))
         w = {**group(server.state, "server"), **{own: head[inner] for own, inner in names.items()}}
         if self.server_steps and server.public is not None:
-            targets = ensemble_distillation.agreed(server, models, server.public, self.confidence)
+            targets = ensemble_distillation.agreed(server, models, server.public)
             how = ensemble_distillation.Transfer(self.server_steps, self.server_batch, self.server_lr, self.lambda_)
             model = server.model(server.companion, w)
             w, loss = ensemble_distillation.fit(model, server.public, targets, how, server.generator("transfer"))

@@ -2,15 +2,16 @@
 
 G(z, y) makes what enters the head h from noise z and a class y; f is the whole network, of D features and C classes.
 Client k:  w <- received;  E local epochs of SGD on  CE(f(x; w), y)
-               + a_t (R / B) CE(h(G(z', y')), y') + b_t KL(softmax h(G(z, y)) || softmax f(x)),
-           y' drawn R times as often as the clients have it; a_t, b_t = (alpha, beta) * decay^(t - 1), at least 1e-4.
+               + a_t CE(h(G(z', y')), y') + b_t KL(softmax h(G(z, y)) || softmax f(x)),
+           y' drawn as often as the clients have it, as many as rows; a_t, b_t = (alpha, beta) * decay^(t - 1), at
+           least 1e-4.
 Server:    w <- sum_k p_k w_k;  G by Adam on  sum_k omega_ky CE(h_k(G(z, y)), y) + diversity * L_div, omega_ky = n_ky /
            sum_j n_jy, heads h_k as received, L_div = exp(-mean over pairs |z_a - z_b|^2 |G_a - G_b|).
 Sent per round, P floats of weights and buffers, G's P_G: down 4 P, from round 2 on 4 (P + P_G + C); up 4 (P + C), the
 counts n_ky (int32); P_G = (Z + C + 5) H + (H + 1) D with Z numbers of noise and H hidden units.
 Deviations from the paper (arXiv:2105.10056): (1) the KL term and the decay are the authors' code's, where alpha and
 beta are 10 on MNIST; the paper has the first term alone, of weight 1. So is the sum of the clients' losses; the paper
-has the loss of their mean logits ("logits"). (2) Noise is normal, in that code uniform. (3) Classes are drawn as often
+has the loss of their mean logits. (2) Noise is normal, in that code uniform. (3) Classes are drawn as often
 as those who answered last have them, so counts go down, too; in that code all alike. A class with one sample in all is
 not made. (4) Nothing is made in round 1, when G is untrained. (5) Architectures may differ: weights are averaged
 layer-wise, or within each architecture, while G is of them all. (6) On clients G uses its running statistics; its
@@ -37,6 +38,8 @@ from polyfed.functional.modes import untracked_statistics
 from polyfed.methods.building_blocks import feature_generator, weight_averaging
 from polyfed.methods.fedavg import FedAvg
 
+_GENERATOR_LR_DECAY = 0.98  # per round
+
 
 @knobs
 class FedGen(FedAvg):
@@ -54,16 +57,12 @@ class FedGen(FedAvg):
     alpha: Annotated[float, Field(ge=0)] = 1.0  # weight of the loss on features made for drawn classes; 0 is off
     beta: Annotated[float, Field(ge=0)] = 1.0  # weight of the KL towards features of the batch's classes; 0 is off
     decay: Annotated[float, Field(gt=0, le=1)] = 0.98  # of both weights, per round; 1 is off
-    rows: Annotated[int, Field(ge=1)] | None = None  # R, drawn classes per step; None: the batch size
     noise: Annotated[int, Field(ge=1)] = 32  # Z, numbers of noise that G takes
     hidden: Annotated[int, Field(ge=1)] = 256  # H, hidden units of G
     generator_steps: Annotated[int, Field(ge=1)] = 50  # steps of Adam per round
     generator_batch: Annotated[int, Field(ge=2)] = 128  # features made in each
     generator_lr: Annotated[float, Field(gt=0)] = 3e-4  # its learning rate in round 1
-    generator_lr_decay: Annotated[float, Field(gt=0, le=1)] = 0.98  # of that, per round; 1 is off
-    generator_weight_decay: Annotated[float, Field(ge=0)] = 0.01  # L2 penalty in Adam; 0 is off
     diversity: Annotated[float, Field(ge=0)] = 1.0  # weight of L_div; 0 is off
-    ensemble: feature_generator.Ensemble = "losses"  # or "logits", the paper's
     aggregation: weight_averaging.OfOneFamily = "layer-wise"  # or "same-shape": within each architecture
 
     @property
@@ -102,10 +101,8 @@ class FedGen(FedAvg):
         how = feature_generator.Fitting(
             steps=self.generator_steps,
             batch=self.generator_batch,
-            lr=self.generator_lr * self.generator_lr_decay ** (server.round - 1),
-            weight_decay=self.generator_weight_decay,
+            lr=self.generator_lr * _GENERATOR_LR_DECAY ** (server.round - 1),
             diversity=self.diversity,
-            ensemble=self.ensemble,
         )
         generator = group(server.state, "generator")
         moments = group(server.state, "moments") if "moments" in server.state else {}
@@ -121,8 +118,7 @@ class FedGen(FedAvg):
             return {}
         like = next(client.model.parameters())
         generator = {name: t.to(like, copy=True) for name, t in group(message, "generator").items()}
-        size = client.training.batch_size
-        a = feature_generator.decayed(self.alpha, self.decay, client.round) * ((self.rows or size) / size)
+        a = feature_generator.decayed(self.alpha, self.decay, client.round)
         b = feature_generator.decayed(self.beta, self.decay, client.round)
         return {"generator": generator, "counts": tensor(message, "counts").clone(), "weights": like.new_tensor([a, b])}
 
@@ -130,11 +126,10 @@ class FedGen(FedAvg):
         if "generator" not in client.context:
             return {}
         device = client.context["weights"].device
-        size = client.training.batch_size
-        rows = self.rows or size
+        rows = client.training.batch_size
         y = torch.multinomial(client.context["counts"].double(), rows, replacement=True, generator=generator)
         z_y = torch.randn(rows, self.noise, generator=generator)
-        z = torch.randn(size, self.noise, generator=generator)
+        z = torch.randn(rows, self.noise, generator=generator)
         return {"y": y.to(device), "z_y": z_y.to(device), "z": z.to(device)}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:

@@ -4,8 +4,7 @@ Client k:  w <- w^t, received;  tau_k steps on CE(f(x; w), y) + (mu/2) ||w - w^t
 Server:    w <- w^t - tau_eff sum_k p_k d_k,  d_k = (w^t - w_k) / a_k,  tau_eff = sum_k p_k a_k (eq. 6).
 a_k = ||a_k||_1, the length of its steps under a constant gradient: for SGD tau_k; with momentum rho the sum over
 s = 1 ... tau_k of (1 - rho^s) / (1 - rho); proximal, b = lr mu, [1 - (1 - b)^tau_k] / b; with both, their recursion.
-Sent per round, P floats of weights and buffers: down 4 P bytes; up 4 P + 8 (n_k, int64) + 4 (a_k), and 4 (tau_k) with
-`effective = "steps"`: tau_eff = sum_k p_k tau_k.
+Sent per round, P floats of weights and buffers: down 4 P bytes; up 4 P + 8 (n_k, int64) + 4 (a_k).
 Deviations from the paper: (1) where architectures differ, p_k and tau_eff are those of the clients that have a tensor,
 or within each architecture. (2) Adam has no such a_k; it counts steps, a_k = tau_k. (3) Clients send w_k, of which the
 server takes d_k. (4) BatchNorm's statistics are averaged by p_k, as their way is no gradient's. (5) Weight decay is not
@@ -15,7 +14,7 @@ part of a_k. From the authors' code: server momentum (gmf).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -47,11 +46,9 @@ class FedNova(FedAvg):
         "model": upload_forms.as_sent,
         "n": upload_forms.SAMPLES,
         "a": upload_forms.NUMBER,
-        "tau": upload_forms.NUMBER,
     }
     starts_blank: ClassVar[bool] = True
 
-    effective: Literal["normalisers", "steps"] = "normalisers"  # what tau_eff averages: a_k, or tau_k
     server_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the server's step; 0 is off
     mu: Annotated[float, Field(ge=0)] = 0.0  # weight of the proximal term of local solvers; 0 is off
 
@@ -69,14 +66,13 @@ class FedNova(FedAvg):
         shares = weight_averaging.client_shares(uploads, self.weighting)
         models = weight_averaging.client_weights(uploads)
         a = {i: float(tensor(message, "a")) for i, message in uploads.items()}
-        tau = {i: float(tensor(message, "tau")) if "tau" in message else a[i] for i, message in uploads.items()}
         names = weight_averaging.parameter_names(server)
 
         def target(base: Group, members: list[int]) -> dict[str, Tensor]:
             p = [shares[i] for i in members]
             w_k = [_those(models[i], names) for i in members]
             buffers = [_others(models[i], names) for i in members]
-            moved = normalised_mean(w_k, p, [a[i] for i in members], _those(base, names), [tau[i] for i in members])
+            moved = normalised_mean(w_k, p, [a[i] for i in members], _those(base, names))
             return {**moved, **layer_wise_mean(buffers, p, _others(base, names))}
 
         weight_averaging.server_step(server, self.aggregation, models, target, momentum=self.server_momentum)
@@ -97,8 +93,7 @@ class FedNova(FedAvg):
         a = float(trained.steps)
         if training.optimizer == "sgd":
             a = normaliser(trained.steps, training.momentum, self.mu * client.lr)
-        sent = {**super().upload(client, trained), "a": torch.tensor(a)}
-        return {**sent, "tau": torch.tensor(float(trained.steps))} if self.effective == "steps" else sent
+        return {**super().upload(client, trained), "a": torch.tensor(a)}
 
 
 def _those(weights: Group, names: frozenset[str]) -> dict[str, Tensor]:

@@ -11,8 +11,8 @@ Sent per round, as in FedAvg, P floats of weights and float buffers: down 4 P by
 Deviations from the paper (arXiv:2202.08036): (1) clients train E epochs and the server adds the mean update; there they
 send gradients and the server has an optimiser. (2) Its transformers are one stage; here every stage has its last block.
 So ResNet10, 14, 18 and 22 keep 93.5, 2.8, 52.8 and 2.2 % of their weights to themselves, and nothing with
-`local_last_block = false`. (3) The classifier is shared, as FedIN counts the traffic; `local_classifier` keeps one per
-architecture, as there. (4) A tensor of l_g without equals in all those blocks (a block that halves its input) is not
+`local_last_block = false`. (3) The classifier is shared, as FedIN counts the traffic; there each architecture has its
+own. (4) A tensor of l_g without equals in all those blocks (a block that halves its input) is not
 distilled. (5) m_g is of what the clients sent, before the larger one's own distillation. (6) BatchNorm's statistics are
 averaged, not distilled.
 """
@@ -30,7 +30,7 @@ from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group
 from polyfed.core.method import Context, Method, Needs, Trained, knobs
-from polyfed.core.modules import load, split
+from polyfed.core.modules import load
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.functional.averaging import weighted_mean
@@ -56,12 +56,10 @@ class InclusiveFL(Method):
 
     beta: Annotated[float, Field(ge=0, le=1)] = 0.2  # share of the larger one's update; 0 is no distillation
     local_last_block: bool = True  # False: last blocks are averaged layer-wise, too
-    local_classifier: bool = False  # True: every architecture has a classifier of its own
 
     @property
     def needs(self) -> Needs:
-        instead = "use fedavg with method.aggregation = 'same-shape'"
-        return Needs(split_model=self.local_classifier, nested=True, instead=instead)
+        return Needs(nested=True, instead="use fedavg with method.aggregation = 'same-shape'")
 
     @property
     def scored(self) -> Stage:
@@ -71,21 +69,24 @@ class InclusiveFL(Method):
     def start(self, server: Server) -> None:
         weight_averaging.init(server, _LAYERS)
         for architecture in server.architectures:
-            w, own = self._model(server, architecture), self._own(server, architecture)
+            w = self._model(server, architecture)
+            own = self._own(server, architecture)
             _keep(server, "own", architecture, {name: w[name].clone() for name in w if name in own})
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         return {"model": self._model(server, server.clients[client_id].architecture)}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        models, shares = weight_averaging.client_weights(uploads), weight_averaging.client_shares(uploads, "samples")
+        models = weight_averaging.client_weights(uploads)
+        shares = weight_averaging.client_shares(uploads, "samples")
         shared: dict[int, Group] = {}
         by_size = _by_size(server)
         for smaller, architecture in zip([None, *by_size], by_size, strict=False):  # upwards: m is of earlier rounds
             members = [i for i in uploads if server.clients[i].architecture == architecture]
             if not members:
                 continue
-            w, own = self._model(server, architecture), self._own(server, architecture)
+            w = self._model(server, architecture)
+            own = self._own(server, architecture)
             mean = weighted_mean([models[i] for i in members], [shares[i] for i in members])
             update = {name: mean[name] - w[name] for name in w}
             momentum = _kept(server, "momentum", architecture, w)
@@ -103,11 +104,11 @@ class InclusiveFL(Method):
 
     def _own(self, server: Server, architecture: str) -> set[str]:
         """Names of the tensors that stay with an architecture; the largest one's are what all share."""
-        deeper = _by_size(server)
-        deeper = deeper[deeper.index(architecture) + 1 :]
-        last = _last_blocks(server, architecture, deeper[0]) if deeper and self.local_last_block else ()
-        head = split(server.model(architecture, {})).names("head") if deeper and self.local_classifier else ()
-        return {*last, *head}
+        by_size = _by_size(server)
+        deeper = by_size[by_size.index(architecture) + 1 :]
+        if not deeper or not self.local_last_block:
+            return set()
+        return set(_last_blocks(server, architecture, deeper[0]))
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:

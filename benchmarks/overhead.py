@@ -31,6 +31,7 @@ from polyfed.core.method import Context, Exchange, Method, Trained
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
+from polyfed.engine.task import Execution
 from polyfed.errors import PolyfedError
 
 GOAL = 0.3  # ms of processor time, for "asked" in one process
@@ -118,9 +119,8 @@ def milliseconds(method: Method, clients: int, rounds: int, workers: int) -> dic
         method,
         Training(rounds=rounds),
         Evaluation(every=rounds),
+        executor=Execution("pool" if workers else "serial", workers=workers or None),
         builders={"net": lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))},
-        executor="pool" if workers else "serial",
-        workers=workers or None,
         trackers=[clock],
     )
     federation.run()

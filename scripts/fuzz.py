@@ -255,7 +255,8 @@ def resealed(value: Any) -> bytes:
 @functools.cache
 def _own() -> Path:
     """A folder of this process's own, removed at its end."""
-    folder = Path(tempfile.mkdtemp(prefix="polyfed-fuzz-"))
+    memory = Path("/dev/shm")  # a disk would take most of the time
+    folder = Path(tempfile.mkdtemp(prefix="polyfed-fuzz-", dir=memory if os.access(memory, os.W_OK) else None))
     owner = os.getpid()
     import atexit
 
@@ -1151,7 +1152,7 @@ def _other(r: Random, value: Any) -> Any:
             lambda: value[None],
             lambda: torch.cat([value, value]) if value.dim() else value,
             lambda: value.new_zeros((0, *value.shape[1:])),
-            lambda: torch.full_like(value, 10**9),
+            lambda: torch.full_like(value, 10**9 if value.dtype != torch.uint8 else 255),
             lambda: value * 1e30 if value.is_floating_point() else value - 5,
             lambda: value * float("nan") if value.is_floating_point() else value,
             lambda: torch.tensor(1),
@@ -1253,6 +1254,284 @@ def use_flags(place: Path) -> None:
     _repeats(Recipe.load(RECIPES / "quickstart.toml", words))
 
 
+@functools.cache
+def decoded() -> tuple[Files, Files]:
+    """A folder of Parquet files and one of images; and the decoded copies of both, by what they are called."""
+    from polyfed.data.datasets import load
+
+    place = _own() / "decoded"
+    sets = {"set/train.parquet": parquets()[1], "a/0.png": images()[0], "b/0.png": images()[0]}
+    for name, data in sets.items():
+        (place / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / "data" / name).write_bytes(data)
+    with _cache_at(place / "cache"):
+        load("set", place / "data")
+        (place / "data" / "set" / "train.parquet").unlink()
+        (place / "data" / "set").rmdir()
+        load(f"images:{place / 'data'}", image_size=6)
+    return sets, {name: data for name, data in tree(place / "cache").items() if name.endswith(".safetensors")}
+
+
+@contextlib.contextmanager
+def _cache_at(place: Path) -> Iterator[None]:
+    before = os.environ.get("POLYFED_CACHE")
+    os.environ["POLYFED_CACHE"] = str(place)
+    try:
+        yield
+    finally:
+        os.environ.pop("POLYFED_CACHE")
+        os.environ |= {} if before is None else {"POLYFED_CACHE": before}
+
+
+def copies(r: Random) -> Files:
+    """Decoded copies, damaged, or altered with a checksum that fits; and notes of files' checksums that are odd."""
+    sets, kept = decoded()
+    files = {f"cache/{name}": data if r.random() < 0.2 else _copy(r, data) for name, data in kept.items()}
+    told = altered(r, ["@size", "@mtime", "@ctime", "0" * 64])
+    return {**{f"data/{name}": data for name, data in sets.items()}, **files, "notes.json": as_json(told)}
+
+
+def _copy(r: Random, data: bytes) -> bytes:
+    """A decoded copy with other tensors and facts, and its checksum."""
+    import safetensors.torch
+
+    from polyfed.data.cache import _checksum
+
+    if r.random() < 0.2:
+        return damaged(r, data)
+    tensors = safetensors.torch.load(data)
+    end = 8 + int.from_bytes(data[:8], "little")
+    facts = json.loads(data[8:end])["__metadata__"]
+    del facts["checksum"]
+    for name in list(tensors):
+        if r.random() < 0.3:
+            tensors[name] = _other(r, tensors[name])
+        if r.random() < 0.1:
+            tensors[r.choice(["train_x", "test_x", "test_y", "x", ""])] = tensors.pop(name)
+    if r.random() < 0.5:
+        facts["class_names"] = as_json(altered(r, json.loads(facts["class_names"]))).decode()
+    if r.random() < 0.1:
+        facts[r.choice(["x", "class_name"])] = facts.pop("class_names")
+    facts["checksum"] = _checksum(tensors, facts)
+    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    if r.random() < 0.1:
+        name = r.choice(list(tensors))
+        tensors[name] = tensors[name].to(__import__("torch").bfloat16)
+    return safetensors.torch.save(tensors, metadata=facts)
+
+
+def use_copies(place: Path) -> None:
+    """In place of the files; and notes, in place of reading them."""
+    from polyfed.data.datasets import load
+
+    notes = (place / "notes.json").read_bytes()
+    known = []
+    for path in sorted((place / "data").rglob("*.*")):
+        status, entry = path.stat(), notes
+        for token, number in (("size", status.st_size), ("mtime", status.st_mtime_ns), ("ctime", status.st_ctime_ns)):
+            entry = entry.replace(f'"@{token}"'.encode(), str(number).encode())
+        known.append(json.dumps(str(path.resolve())).encode() + b": " + entry)
+    stored = place / "cache" / "datasets" / "checksums.json"
+    if len(notes) % 2:
+        stored.write_bytes(b"{" + b", ".join(known) + b"}")
+    with _cache_at(place / "cache"):
+        sources = [load("set", place / "data")]
+        shutil.rmtree(place / "data" / "set")
+        sources.append(load(f"images:{place / 'data'}", image_size=6))
+    for source in sources:
+        if int(source.train.y.max()) >= len(source.class_names):
+            raise Failure("a label that is no class")
+
+
+@functools.cache
+def certificates() -> Files:
+    """An authority, a server's certificate, a node's keys."""
+    from polyfed.deploy.tls import certify, make_key
+
+    place = _own() / "keys"
+    certify(place, ["localhost"])
+    make_key(place / "node")
+    return tree(place)
+
+
+def keys(r: Random) -> Files:
+    """Certificates and keys, some damaged, exchanged, or gone."""
+    files = dict(certificates())
+    for _ in range(r.randint(1, 2)):
+        name = r.choice(["ca.crt", "ca.key", "ca.crt", "ca.key", *files])
+        kind = r.randrange(4)
+        if kind == 0:
+            files.pop(name, None)
+        elif kind == 1:
+            files[name] = certificates()[r.choice(sorted(certificates()))]
+        elif kind == 2:
+            files[name] = damaged(r, certificates()[name], 2)
+        else:
+            files[name] = _rewrapped(r, certificates()[name])
+    return files
+
+
+def _rewrapped(r: Random, data: bytes) -> bytes:
+    """PEM whose content is damaged, well wrapped."""
+    import base64
+
+    lines = data.split(b"\n")
+    inner = damaged(r, base64.b64decode(b"".join(lines[1:-2]) + b"=="), 2)
+    return b"\n".join([lines[0], base64.encodebytes(inner).rstrip(), *lines[-2:]])
+
+
+def use_certify(place: Path) -> None:
+    """A new certificate by the authority that is there."""
+    from polyfed.deploy.tls import certify
+
+    certify(place, ["localhost"], days=r_days(place), force=True)
+
+
+def r_days(place: Path) -> int:
+    """For how long, by what the input's files are."""
+    size = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
+    return [365, 1, 4000, 10**6][size % 4]
+
+
+def hub_sets(r: Random) -> Files:
+    """Data sets as `datasets` has them on disk: Parquet files with odd columns, two splits."""
+    first, second = (next(iter(parquet_values(r).values())) for _ in range(2))
+    files = {"train.parquet": first, r.choice(["test.parquet", "validation.parquet", "x.parquet"]): second}
+    return files if r.random() < 0.7 else {"train.parquet": parquets()[r.randrange(3)]}
+
+
+def _on_hub(place: Path) -> Callable[..., Any]:
+    """What `datasets.load_dataset` would give of the files, without its copies."""
+    import datasets
+    import pyarrow.parquet as pq
+
+    found = {path.stem: datasets.Dataset(pq.read_table(path)) for path in sorted(place.glob("*.parquet"))}
+    first, *others = found.values()
+    if any([*each.features] != each.column_names or each.features != first.features for each in (first, *others)):
+        raise ValueError("columns that `datasets` would not have cast")
+    return lambda *_: datasets.DatasetDict(found)
+
+
+def use_hub(place: Path) -> None:
+    """As images and as texts; what `datasets` itself cannot read is its own."""
+    from unittest import mock
+
+    from polyfed.data import hub
+    from polyfed.data.text import Words
+    from polyfed.errors import RequestError
+
+    try:
+        known = _on_hub(place)
+    except Exception as error:
+        raise RequestError("datasets") from error
+    with mock.patch.object(hub, "_load", known):
+        text = (place / "train.parquet").stat().st_size % 2
+        hub.read_texts("a/b", Words("text")) if text else hub.read("a/b")
+
+
+@functools.cache
+def compared() -> Files:
+    """What a comparison leaves, and a sweep: folders of runs, tables, pages."""
+    from polyfed.experiments.session import compare
+
+    place = _own() / "compared"
+    compare(_small_recipe(place), methods=["fedgh"], out=place / "out")
+    return {name: data for name, data in tree(place).items() if not name.endswith((".png", ".svg"))}
+
+
+def _small_recipe(place: Path) -> Path:
+    import tomli_w
+
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "recipe.toml").write_text(tomli_w.dumps(settings_of("plain")))
+    return place / "recipe.toml"
+
+
+def old(r: Random) -> Files:
+    """A comparison's folders, of which files are damaged, altered or gone."""
+    files = dict(compared())
+    inside = [name for name in files if name.startswith("out/")]
+    likely = [name for name in inside if name.endswith((".json", ".jsonl", ".toml"))]
+    for _ in range(r.randint(1, 2)):
+        spoil(r, files, r.choice(likely) if r.random() < 0.8 else r.choice(inside))
+    return files
+
+
+def use_compare(place: Path) -> None:
+    """Gone on with: what is finished is read, the rest is run."""
+    from unittest import mock
+
+    from polyfed.experiments import session
+
+    def undrawn(*_: Any) -> tuple[Path, ...]:
+        return ()
+
+    with mock.patch.object(session, "curves", undrawn):
+        session.compare(place / "recipe.toml", methods=["fedgh"], out=place / "out")
+
+
+def shown(r: Random) -> Files:
+    """The lines of a run that is watched, some altered."""
+    files = {name: run_folder("plain")[name] for name in ("rounds.jsonl",)}
+    files["nodes.jsonl"] = correspondence()[1]["out/nodes.jsonl"]
+    for name in r.choice([["rounds.jsonl"], ["nodes.jsonl"], list(files)]):
+        spoil(r, files, name)
+    return files
+
+
+def use_follow(place: Path) -> None:
+    """Shown while it grows."""
+    from polyfed.deploy.run_progress import Follower
+    from polyfed.tracking.console import Console
+
+    facts = {"method": "fedgh", "rounds": 4, "evaluation": {"stage": "personal"}}
+    later = {path: path.read_bytes() for path in place.glob("*.jsonl")}
+    for path, data in later.items():
+        path.write_bytes(data[: len(data) // 2])
+    console = Console(stream=io.StringIO(), terminal=False)
+    follower = Follower(place, facts, console, resume=True)
+    for path, data in later.items():
+        path.write_bytes(data)
+    follower.look()
+
+
+def requests(r: Random) -> Files:
+    """Requests to a server's port, as its web server hands them on."""
+    scope = {"type": "http", "path": "/v1/control/x", "client": ["127.0.0.1", 5], "server": ["127.0.0.1", 8000]}
+    scope["path"] = r.choice(["/v1/fleet", "/v1/control/list", "/v1/fleet/../control", "//v1/fleet/", "", "/v1/Fleet/"])
+    scope["client"] = r.choice([scope["client"], ["::ffff:127.0.0.1", 1], ["fe80::1%lo", 2], ["", 0], None, ["a", 1]])
+    return {"scope": as_json(altered(r, scope) if r.random() < 0.3 else scope)}
+
+
+def use_gate(place: Path) -> None:
+    """Whoever is not the keeper gets to the nodes' routes alone."""
+    import asyncio
+
+    from polyfed.deploy.gate import NODES, Gate
+
+    given = _told(place / "scope")
+    if not isinstance(given, dict) or not {"type", "path", "client", "server"} <= given.keys():
+        return
+    if not isinstance(given["path"], str) or any(not _is_end(given[side]) for side in ("client", "server")):
+        return  # such as no web server makes
+    reached: list[object] = []
+
+    async def app(*_: object) -> None:
+        reached.append(1)
+
+    async def nothing(*_: object) -> dict[str, object]:
+        return {}
+
+    asyncio.run(Gate(app, os.geteuid())(given, nothing, nothing))
+    if reached and given["type"] != "lifespan" and not given["path"].startswith(NODES):
+        raise Failure(f"the gate lets {given} through")
+
+
+def _is_end(value: Any) -> bool:
+    pair = isinstance(value, list) and len(value) == 2
+    return value is None or (pair and isinstance(value[0], str) and isinstance(value[1], int))
+
+
 TARGETS: dict[str, Target] = {
     "recipe": Target("a recipe's text", recipe_text, [use_recipe]),
     "recipe-values": Target("a recipe's structure", recipe_values, [use_values]),
@@ -1275,6 +1554,12 @@ TARGETS: dict[str, Target] = {
     "letter": Target("letters between server and nodes", letter, [use_letter, use_facts]),
     "node": Target("letters to a node, and its disk", asked, [use_node]),
     "server": Target("a node's answers, in a run of two rounds", served, [use_server]),
+    "cache": Target("decoded copies below POLYFED_CACHE", copies, [use_copies]),
+    "keys": Target("certificates and keys", keys, [use_certify]),
+    "hub": Target("data sets of the Hub that are on disk", hub_sets, [use_hub]),
+    "compare": Target("a comparison's folders, gone on with", old, [use_compare]),
+    "follow": Target("lines of a run that is watched", shown, [use_follow]),
+    "gate": Target("requests to a server's port", requests, [use_gate]),
     "diary": Target("a server's diary, a node's count and secrets", diary, [use_diary, use_ledger, use_secret]),
 }
 
@@ -1354,6 +1639,9 @@ class Bench:
         self.guard = Guard([self.case, self.root / "cache", Path(tempfile.gettempdir()) / "pymp"])
         tempfile.tempdir = str(self.root / "cache")  # where runs are run again
         sys.dont_write_bytecode = True
+        os.fsync = lambda handle: None  # what is tried need not outlive the machine
+        if "matplotlib" in sys.modules:
+            draw_quickly()
         (self.root / "cache").mkdir(parents=True, exist_ok=True)
         os.chdir(self.root)
 
@@ -1430,11 +1718,33 @@ def of(name: str, seed: int, number: int) -> Files:
     return TARGETS[name].make(Random(f"{name} {seed} {number}"))
 
 
+def draw_quickly() -> None:
+    """From now on nine of ten figures are laid out and not written: all that depends on what is shown has happened."""
+    from matplotlib.figure import Figure
+
+    whole, count = Figure.savefig, Counter[str]()
+
+    def save(figure: Figure, where: Any, **options: Any) -> None:
+        count["figures"] += 1
+        if count["figures"] % 20 < 2:  # each is saved twice
+            whole(figure, where, **options)
+        elif not hasattr(figure, "laid_out"):
+            figure.laid_out = True
+            figure.set_layout_engine("none")
+            figure.draw_without_rendering()
+
+    Figure.savefig = save
+
+
 def prepare_inputs(name: str) -> None:
     """Make what all inputs of a target are made of, before processes part; and what would be made once, elsewhere."""
+    if name == "server":
+        correspondence()
     for number in range(20):
         TARGETS[name].make(Random(number))
-    if TARGETS[name].make in (folder, models, checkpoint, records, swept, releases):
+    if name == "hub":
+        import datasets  # noqa: F401  it tries a socket when it is imported
+    if TARGETS[name].make in (folder, models, checkpoint, records, swept, releases, old):
         os.environ["MPLCONFIGDIR"] = str(_own())
         import dp_accounting.pld  # noqa: F401  each takes a second
         import matplotlib.font_manager  # noqa: F401

@@ -44,6 +44,7 @@ MAY_IMPORT = {
         "errors",
         "escaping",
         "markup",
+        "places",
         "results",
         "registry",
         "signals",
@@ -52,6 +53,7 @@ MAY_IMPORT = {
         "version",
     },
 }
+MAY_IMPORT["plugins"] = {*MAY_IMPORT["engine"], "engine"}
 ONLY = {"dp_accounting": "polyfed.engine.accounting", "opacus": "polyfed.engine.dp_sgd"}  # package -> who may
 MAY_NOT_IMPORT = {
     "report": {"engine", "core", "data", "models", "methods", "analysis"},

@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.message import from_bytes
-from polyfed.data import parquet_images
+from polyfed.data import cache, parquet_images
 from polyfed.data.datasets import from_tensors, load
 from polyfed.data.inference_inputs import Form, read
 from polyfed.deploy.answer_ledger import Ledger
@@ -30,6 +31,7 @@ from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import PolyfedError, RequestError, RunError
 from polyfed.experiments.prediction import predict
 from polyfed.experiments.privacy_report import spent
+from polyfed.methods import FedGH
 from polyfed.models.zoo import build
 from polyfed.report.sensitivity import read_sweep
 from polyfed.results.schema import seal
@@ -197,6 +199,26 @@ def test_a_label_of_which_there_are_no_so_many_classes(tmp_path: Path) -> None:
         from_tensors((torch.zeros(2, 3), torch.tensor([0, 2**60])), name="mine")
 
 
+def test_more_rows_of_images_than_a_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of a Parquet file may hold more rows than its end tells."""
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train.parquet").write_bytes(FUZZ.parquets()[0])
+    whole = parquet_images._open
+
+    def short(path: Path) -> Any:
+        found = whole(path)
+        return SimpleNamespace(
+            metadata=SimpleNamespace(num_rows=found.metadata.num_rows - 1),
+            schema_arrow=found.schema_arrow,
+            iter_batches=found.iter_batches,
+        )
+
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(parquet_images, "_open", short)
+    with pytest.raises(RequestError, match="expected 5 rows, as the files say, came more from"):
+        load("set", tmp_path)
+
+
 # what an alteration of structure found -----------------------------------------------------------------------------
 
 
@@ -225,6 +247,7 @@ RELEASE = {
         ({"releases": [{**RELEASE, "clients": [[]]}]}, "should be a whole number"),
         ({"epsilon": 5}, "'epsilon' should be an object"),
         ({"epsilon": {"client": "x"}}, "'epsilon.client' should be a number"),
+        ({"epsilon": {"row": 1.0}}, "'epsilon' should be by client or sample, has 'row'"),
     ],
 )
 def test_an_account_of_noise_that_is_none(told: dict[str, Any], says: str, tmp_path: Path) -> None:
@@ -333,6 +356,10 @@ def test_a_count_of_answers_without_end(tmp_path: Path) -> None:
         {"input": {"shape": [1, 2**20, 8], "type": "uint8"}},
         {"prepare": {"mean": 1}},
         {"class_names": 5},
+        {"class_names": ["a"] * 10},
+        {"method": "os:system"},
+        {"knobs": {"header_lr": "x:y"}},
+        {"companion": "antigravity:net"},
         {"round": None},
     ],
     ids=str,
@@ -345,7 +372,12 @@ def test_a_node_is_told_of_another_model_than_its_own(odd: dict[str, Any], tmp_p
     asked = {**facts, "about": {**facts["about"], **odd}}
     with pytest.raises(RunError, match="expected the entry of this client's model, came another"):
         FUZZ.answered(tmp_path, 0, Letter(kind, asked, body))
-    FUZZ.answered(tmp_path, 0, Letter(kind, facts, body))
+    said = {**facts["about"], "modules": ["/anywhere"], "vectors": "```\n/etc/passwd"}
+    FUZZ.answered(tmp_path, 0, Letter(kind, {**facts, "about": said}, body))
+    (index,) = tmp_path.glob("node-0/*/models/index.json")
+    (entry,) = json.loads(index.read_text()).values()
+    assert "modules" not in entry
+    assert entry["vectors"] is None, "what names code or files is the node's own"
 
 
 @pytest.mark.parametrize("key", ["validation", "seconds", "samples", "bytes_by_client", "accuracy"])
@@ -371,3 +403,61 @@ def test_a_run_does_not_go_on_from_records_of_another_client(tmp_path: Path) -> 
     told = "the records tell of a client '7', who is not in the run"
     with pytest.warns(UserWarning, match=told), pytest.raises(RequestError, match="damaged"):
         FUZZ.federation(place).run(resume=True)
+
+
+def test_a_run_does_not_go_on_from_records_of_which_no_result_can_be_made(tmp_path: Path) -> None:
+    """A round that says what it cost in privacy, and not for what."""
+    files = {name: data for name, data in FUZZ.run_folder("noise").items() if name != "result.json"}
+    place = laid(files, tmp_path)
+    lines = [json.loads(line) for line in files["rounds.jsonl"].splitlines()]
+    for line in lines:
+        del line["seal"]
+    del lines[0]["releases"]
+    (place / "rounds.jsonl").write_bytes(b"".join(seal(line) + b"\n" for line in lines))
+    with pytest.warns(UserWarning, match="'releases'"), pytest.raises(RequestError, match="damaged"):
+        FUZZ.federation(place, "noise").run(resume=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensors, facts: tensors.update(train_y=tensors["train_y"] + 2**40),
+        lambda tensors, facts: tensors.update(train_x=tensors["train_x"].float()),
+        lambda tensors, facts: tensors.update(train_x=tensors["train_x"][:, :0]),
+        lambda tensors, facts: tensors.update(train_x=tensors["train_x"].bfloat16()),
+        lambda tensors, facts: tensors.pop("train_y"),
+        lambda tensors, facts: facts.pop("class_names"),
+        lambda tensors, facts: facts.update(class_names="[" * 100000),
+        lambda tensors, facts: facts.update(class_names='"ab"'),
+    ],
+)
+def test_a_decoded_copy_that_is_none_is_made_anew(
+    change: Callable[[Any, Any], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a checksum that fits, where there can be one."""
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
+    laid({"set/train.parquet": FUZZ.parquets()[1]}, tmp_path)
+    whole = load("set", tmp_path)
+    (path,) = (tmp_path / "cache").rglob("*.safetensors")
+    tensors = safetensors.torch.load_file(path)
+    with safetensors.safe_open(path, "pt") as stored:
+        facts = dict(stored.metadata())
+    change(tensors, facts)
+    if tensors["train_x"].dtype != torch.bfloat16:
+        facts["checksum"] = cache._checksum(tensors, facts)
+    safetensors.torch.save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata=facts)
+    again = load("set", tmp_path)
+    assert torch.equal(again.train.x, whole.train.x)
+    assert torch.equal(again.train.y, whole.train.y)
+    assert again.class_names == whole.class_names
+
+
+def test_a_count_of_bytes_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint with another server in it has messages that the method's own count does not know."""
+
+    def counted(*_: object) -> int:
+        raise KeyError("bias")
+
+    monkeypatch.setattr(FedGH, "paper_nbytes", counted)
+    with pytest.raises(RunError, match="server, round 1, paper_nbytes: KeyError: 'bias'"):
+        FUZZ.federation(tmp_path / "run").run()

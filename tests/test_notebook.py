@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import polyfed as pf
+from flat_options import grouped
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Public
 from polyfed.core.randomness import numpy_generator
@@ -54,7 +55,7 @@ def clients() -> list[pf.Client]:
 
 
 def federation(rounds: int = 3, **options: Any) -> pf.Federation:
-    return pf.Federation(clients(), pf.methods.FedAvg(), pf.Training(rounds=rounds, lr=0.1), **options)
+    return pf.Federation(clients(), pf.methods.FedAvg(), pf.Training(rounds=rounds, lr=0.1), **grouped(**options))
 
 
 # a federation and its run -------------------------------------------------------------------------------------------

@@ -11,7 +11,9 @@ import pytest
 from polyfed.registry import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("python.md", "own-method.md", "evaluation.md", "reproducibility.md", "uploads.md", "devices.md")
+PAGES = (
+    *("python.md", "own-method.md", "own-plugin.md", "evaluation.md", "reproducibility.md", "uploads.md", "devices.md"),
+)
 RESULTS = ("any-architecture.md", "shared-weights.md")
 
 

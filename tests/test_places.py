@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import polyfed as pf
+from polyfed import Client, Federation
 from polyfed.analysis import analyse
+from polyfed.config.recipe import Recipe
 from polyfed.data.datasets import load
 from polyfed.data.inference_inputs import Form, read
 from polyfed.data.text import read_vectors
 from polyfed.deploy.node_registry import release
+from polyfed.deploy.tls import certify, make_key
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import RequestError
 from polyfed.experiments.prediction import load_model
+from polyfed.methods import Local
 from polyfed.report.run_records import find_runs
 from polyfed.report.sensitivity import read_sweep
 
@@ -67,3 +73,47 @@ def test_a_run_folder_that_cannot_be(tmp_path: Path) -> None:
 def test_a_user_that_is_not_there(kind: str) -> None:
     with pytest.raises(RequestError, match="expected a folder of a user that there is, came '~nobody-of-this-name"):
         load(f"{kind}:~nobody-of-this-name/rows")
+
+
+HALF = "\ud800"  # half a character, which Python code can write and no file can hold
+SETTINGS: dict[str, Any] = {
+    "data": {"name": "digits", "clients": 2, "max_train": 4},
+    "models": {"architectures": ["digits-cnn1"]},
+    "method": {"name": "local"},
+    "training": {"rounds": 1},
+}
+
+
+@pytest.mark.parametrize(
+    ("section", "entry", "place"),
+    [
+        ("models", {"architectures": [HALF]}, "models.architectures"),
+        ("models", {"architectures": [f"own:{HALF}"]}, "models.architectures"),
+        ("models", {HALF: 1}, "models"),
+        ("data", {"class_names": ["a", HALF]}, "data.class_names"),
+        ("data", {"partition": HALF}, "data.partition"),
+        ("run", {"published": [HALF]}, "run.published"),
+        ("run", {"label": HALF}, "run.label"),
+        ("method", {"name": HALF}, "method.name"),
+        (HALF, {}, "sections"),
+    ],
+)
+def test_half_a_character_in_a_recipe_is_one_line(section: str, entry: dict[str, Any], place: str) -> None:
+    with pytest.raises(RequestError, match=rf"^{place}: expected text, came half a character: '.*\\ud800'$"):
+        Recipe.from_dict({**SETTINGS, section: {**SETTINGS.get(section, {}), **entry}})
+
+
+@pytest.mark.parametrize("name", ["label", "dataset", "label_column", "class_names", "feature_names", "settings"])
+def test_half_a_character_in_a_federation_is_one_line(name: str) -> None:
+    """It would leave a result that nobody can read."""
+    rows = (torch.rand(4, 3), torch.arange(4) % 2)
+    given = {"class_names": ["a", HALF], "feature_names": [HALF, "b", "c"], "settings": {"x": HALF}}.get(name, HALF)
+    with pytest.raises(RequestError, match="expected text, came half a character"):
+        Federation([Client(nn.Sequential(nn.Flatten(), nn.Linear(3, 2)), rows, rows)], Local(), **{name: given})
+
+
+def test_half_a_character_in_a_place_for_keys_is_one_line() -> None:
+    pytest.importorskip("cryptography")
+    for make in (lambda: certify(HALF, ["localhost"]), lambda: make_key(HALF)):
+        with pytest.raises(RequestError, match="expected the name of a file or folder"):
+            make()

@@ -28,6 +28,7 @@ from polyfed.data.datasets import digits
 from polyfed.data.inference_inputs import Form, numbered, read
 from polyfed.data.transforms import Prepare
 from polyfed.engine.federation import Federation, Run
+from polyfed.engine.task import Output
 from polyfed.errors import RequestError
 from polyfed.experiments import prediction
 from polyfed.experiments.session import prepare
@@ -172,7 +173,11 @@ def nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Federation:
     clients = [Client(c.architecture, c.data.train, c.data.test, prepare=c.prepare) for c in plain.clients]
     builders = {name: plain.architectures._builders[name] for name in ("digits-cnn1", "digits-cnn2")}
     federation = Federation(
-        clients, Nearest(), pf.Training(rounds=1), builders=builders, out=tmp_path / "run", settings=plain.settings
+        clients,
+        Nearest(),
+        pf.Training(rounds=1),
+        out=Output(tmp_path / "run", settings=plain.settings),
+        builders=builders,
     )
     federation.run()
     return federation

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import polyfed as pf
+from flat_options import grouped
 from polyfed.config.recipe import Recipe
 from polyfed.errors import RequestError
 from polyfed.methods import FedHeNN, FedIN, LGFedAvg
@@ -69,7 +70,7 @@ def test_python_says_the_same(section: str, keys: dict[str, Any], said: str) -> 
     kind = getattr(pf, section.capitalize())
     x, y = torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])
     client = pf.Client(torch.nn.Linear(2, 2), (x, y), (x, y))
-    made = lambda: pf.Federation([client], pf.methods.Local(), **{section: kind(**keys)})  # noqa: E731
+    made = lambda: pf.Federation([client], pf.methods.Local(), **grouped(**{section: kind(**keys)}))  # noqa: E731
     assert line(made).startswith(f"{section}: {said}")
 
 

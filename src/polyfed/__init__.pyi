@@ -12,9 +12,12 @@ from polyfed.core.settings import Privacy as Privacy
 from polyfed.core.settings import Training as Training
 from polyfed.data.dataset import from_tensors as from_tensors
 from polyfed.data.datasets import load as load
-from polyfed.engine.devices import Devices as Devices
 from polyfed.engine.federation import Federation as Federation
 from polyfed.engine.federation import Run as Run
+from polyfed.engine.plugin import Plugin as Plugin
+from polyfed.engine.task import Execution as Execution
+from polyfed.engine.task import Output as Output
+from polyfed.engine.task import Task as Task
 from polyfed.errors import PolyfedError as PolyfedError
 from polyfed.experiments.prediction import predict as predict
 from polyfed.experiments.session import check as check
@@ -23,5 +26,6 @@ from polyfed.experiments.session import federate as federate
 from polyfed.experiments.session import run as run
 from polyfed.models.adapt import split as split
 from polyfed.models.split import SplitModel as SplitModel
+from polyfed.plugins.device_profiles import Devices as Devices
 
 __version__: str

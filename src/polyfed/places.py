@@ -1,9 +1,11 @@
-"""Paths as they are named in recipes, in run folders and by users: such that the system can look for them."""
+"""Names as users and recipes give them: such that files can be called by them, and hold them."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from polyfed.errors import RequestError
 
@@ -40,3 +42,23 @@ def place_of(name: str | os.PathLike[str]) -> Path:
         raise RequestError(f"expected a folder of a user that there is, came '{str(name)[:60]}'") from None
     check_name(path)
     return path
+
+
+def check_characters(value: Any, place: str = "") -> None:
+    """Whether all names and texts in settings can be written to a file; those that Python code gives may not be.
+
+    Raises:
+        RequestError: one holds half a character.
+    """
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            check_characters(key, place)
+            check_characters(inner, f"{place}.{key}" if place else str(key))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            check_characters(inner, place)
+    elif isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise RequestError(f"{place or 'sections'}: expected text, came half a character: '{value[:60]}'") from None

@@ -291,6 +291,18 @@ PARTITIONS = Registry(
     "partition", {name: f"{_PARTITION}:{name}" for name in ("iid", "dirichlet", "quantity", "classes", "natural")}
 )
 EXECUTORS = Registry("executor", {"flower-sim": "polyfed.deploy.ray_executor:FlowerSim"})  # beside the engine's own
+PLUGINS = Registry(  # in the order of their hooks
+    "plugin",
+    {
+        "availability": "polyfed.plugins.availability:ClientAvailability",
+        "devices": "polyfed.plugins.device_simulation:DeviceSimulation",
+        "defence": "polyfed.plugins.robust_aggregation:RobustAggregation",
+        "hostile": "polyfed.plugins.adversaries:Adversaries",
+        "privacy": "polyfed.plugins.upload_privacy:UploadPrivacy",
+        "compression": "polyfed.plugins.compression:UploadCompression",
+        "privacy budget": "polyfed.plugins.privacy_budget:PrivacyBudget",
+    },
+)
 TRACKERS = Registry(
     "tracker",
     {"console": "polyfed.tracking.console:Console", "tensorboard": "polyfed.tracking.tensorboard:TensorBoard"},

@@ -49,3 +49,12 @@ def human_seconds(seconds: float) -> str:
         return f"{minutes // 60} h {minutes % 60:02d} min"
     hours = round(seconds / 3600)
     return f"{hours // 24} d {hours % 24:02d} h"
+
+
+def human_count(number: int, noun: str) -> str:
+    """A number of things.
+
+    >>> human_count(1, "round"), human_count(3, "client")
+    ('1 round', '3 clients')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -15,6 +15,7 @@ from polyfed.core.method import Method, Needs
 from polyfed.core.model_factory import Companion
 from polyfed.core.modules import Composite, exported
 from polyfed.engine.federation import Federation
+from polyfed.engine.task import Task
 from polyfed.errors import RequestError
 from polyfed.experiments.prediction import load_model
 from polyfed.experiments.session import prepare
@@ -57,7 +58,7 @@ def federation(method: Method, models: Any = tuple(NETS), seed: int = 0, **build
     members = [
         Client(model, draw(9, (0, 1, 2), place), draw(6, (0, 1), 20 + place)) for place, model in enumerate(models)
     ]
-    return Federation(members, method, classes=3, seed=seed, builders={**NETS, **builders})
+    return Federation(members, method, task=Task(classes=3), seed=seed, builders={**NETS, **builders})
 
 
 def part(fed: Federation, number: int, prefix: str) -> dict[str, torch.Tensor]:

@@ -113,7 +113,21 @@ def test_without_noise_a_run_may_be_repeated_some_times(tmp_path: Path) -> None:
 def test_rounds_are_those_of_the_nodes_recipe(tmp_path: Path) -> None:
     wire, letter = asked(tmp_path)
     answer = wire.ask(FIRST_NODE, told(letter, round=3, mark="000003-00"))
-    assert str(answer) == "expected a round up to 2, as in this node's recipe, came 3"
+    assert str(answer) == "expected a round from 1 to 2, as in this node's recipe, came 3"
+    answer = wire.ask(FIRST_NODE, told(letter, round=0, mark="000000-00"))
+    assert str(answer) == "expected a round from 1 to 2, as in this node's recipe, came 0"
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_closing_round_comes_once(tmp_path: Path, number: int) -> None:
+    """Whatever round a server says it is: each would be one more answer about the same rows."""
+    recipe = recipe_of("fedrep", models={"architectures": ["digits-cnn1"]}, knobs={"final_head_epochs": 1}, **NOISY)
+    wire = Nearby(recipe, tmp_path / "nodes", configs={0: {"secret_noise": True}})
+    serve(recipe, wire, out=tmp_path / "run")
+    letters = [letter for node, letter in wire.sent if node == FIRST_NODE and letter.facts["closing"]]
+    assert [letter.facts["round"] for letter in letters] == [3]
+    asked = Letter("train", {**letters[0].facts, "round": number}, pack({}))
+    assert "for training in the closing round, passage 0" in str(wire.ask(FIRST_NODE, asked))
 
 
 def test_what_was_counted_is_on_the_disk(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import ipaddress
 import socket
 import ssl
@@ -125,7 +126,7 @@ def test_a_host_that_is_none_is_refused(host: str, tmp_path: Path) -> None:
 def test_no_host_or_no_time_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="expected a host name or address that nodes call the server by, came none"):
         certify(tmp_path / "keys", [])
-    with pytest.raises(RequestError, match="good for a day or more, came 0 days"):
+    with pytest.raises(RequestError, match="good for 1 to 36500 days, came 0 days"):
         certify(tmp_path / "keys", ["localhost"], days=0)
     assert not (tmp_path / "keys").exists()
 
@@ -148,3 +149,21 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RequestError, match="expected a place for"):
         make_key(tmp_path / "file" / "node")
+
+
+def test_an_authority_of_another_kind_of_key_is_one_line(tmp_path: Path) -> None:
+    """One on a curve that nobody knows, and one whose subject is none; both as well-formed PEM."""
+    certify(tmp_path, ["localhost"])
+    for name, old, new in (
+        ("ca.key", bytes.fromhex("06052b81040022"), bytes.fromhex("06052b81047722")),
+        ("ca.crt", b"polyfed federation", b"\xff" * 18),
+    ):
+        whole = (tmp_path / name).read_bytes()
+        first, *inner, last = whole.splitlines()
+        content = base64.b64decode(b"".join(inner))
+        assert old in content
+        altered = base64.encodebytes(content.replace(old, new)).rstrip()
+        (tmp_path / name).write_bytes(b"\n".join([first, altered, last, b""]))
+        with pytest.raises(RequestError, match=r"expected an authority in .*, came files that cannot be read"):
+            certify(tmp_path, ["localhost"], force=True)
+        (tmp_path / name).write_bytes(whole)

@@ -129,6 +129,10 @@ def test_a_nodes_trouble_comes_back_as_its_words(tmp_path: Path, monkeypatch: py
     for strange in ({"x": ConfigRecord({"y": 1})}, {flower_transport._RECORD: nested}):
         (stray,) = grid.push_messages([Message(RecordDict(strange), 10, "query.hello")])
         assert "expected a letter of polyfed's" in str(wire.collect([stray])[stray])
+    monkeypatch.setattr(flower_transport, "_LARGEST", 1000)
+    long = ConfigRecord({flower_transport._FACTS: "[" * 1001})
+    (stray,) = grid.push_messages([Message(RecordDict({flower_transport._RECORD: long}), 10, "query.hello")])
+    assert "expected facts of at most 1000 bytes, came 1001" in str(wire.collect([stray])[stray])
 
 
 @pytest.mark.parametrize(

@@ -126,3 +126,14 @@ def test_the_end_is_told_with_the_result_or_without(tmp_path: Path) -> None:
     except RuntimeError:
         pass
     assert "done" not in out.getvalue()
+
+
+def test_damaged_lines_are_passed_over(tmp_path: Path) -> None:
+    for name in ("rounds.jsonl", "nodes.jsonl"):
+        (tmp_path / name).write_bytes(b'{"rou\n[]\n5\n{"round": "x", "reason": {}}\n' + b"[" * 100000 + b"\n")
+    shown, out = follower(tmp_path, resume=True)
+    append(tmp_path, "rounds.jsonl", {"round": 1}, record(1))
+    append(tmp_path, "nodes.jsonl", {"event": "lost", "round": 1, "client": 1, "reason": "gone"})
+    shown.look()
+    assert shown.done == 1
+    assert "client 1, lost: gone" in out.getvalue()

@@ -460,3 +460,15 @@ def test_a_diary_that_is_none_is_one_line(tmp_path: Path, line: str) -> None:
     with pytest.raises(RequestError, match="expected the diary of nodes in") as caught:
         release(tmp_path, 0)
     assert "\n" not in str(caught.value)
+
+
+def test_a_line_of_the_diary_that_a_kill_has_cut_off_never_was(tmp_path: Path) -> None:
+    recipe = recipe_of("local", training={"rounds": 1})
+    serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5)
+    path = tmp_path / "out" / DIARY
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"event": "trouble", "rou')
+    found = Diary(path, True)
+    assert set(found.owners) == {0, 1, 2}
+    found.open()
+    assert path.read_bytes() == whole

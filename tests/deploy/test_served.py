@@ -95,6 +95,18 @@ def test_nodes_give_the_same_numbers(tmp_path: Path, method: str, options: Mappi
     assert wire.kinds() == ["hello"] * 3 + (["train"] * 3 + score) * 2 + ["finish"] * 3
 
 
+@pytest.mark.parametrize(
+    ("method", "knobs"),
+    [("fedrep", {"head_epochs": 1, "final_head_epochs": 1}), ("fedhenn", {"rad_size": 10, "final_finetune_epochs": 1})],
+)
+def test_nodes_take_part_in_a_closing_round(tmp_path: Path, method: str, knobs: Mapping[str, Any]) -> None:
+    recipe = recipe_of(method, **ONE, data={"holdout": 20}, knobs=knobs)
+    run = serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5)
+    assert run.history[-1]["closing"]
+    assert run.history[-1]["dropped"] == []
+    same(recipe, run, tmp_path)
+
+
 def test_a_method_and_a_network_of_ones_own_are_found_beside_the_recipe(tmp_path: Path) -> None:
     recipe = own_recipe(tmp_path, "own_served")
     run = serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5)
@@ -262,6 +274,7 @@ def test_the_noise_of_a_nodes_secret_is_its_own(tmp_path: Path, config: Mapping[
     recipe = recipe_of("fedgh", privacy={"clip": 1.0, "noise": 0.5})
     wire = Nearby(recipe, tmp_path, configs={1: config})
     run = serve(recipe, wire, out=tmp_path / "out", deadline=5)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.glob("node-*")} == {0o700}
     secrets = sorted(tmp_path.glob("node-*/noise.secret"))
     expected = prepare(recipe, data=DATA).run()
     if not config:

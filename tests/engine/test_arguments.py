@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import polyfed as pf
+from flat_options import grouped
 from polyfed.core.client import as_floats
 from polyfed.data.datasets import digits
 from polyfed.data.text import Words
@@ -40,7 +41,7 @@ def client(**changed: Any) -> pf.Client:
 
 def federation(**changed: Any) -> pf.Federation:
     given = {"clients": [client(), client()], "method": pf.methods.FedAvg(), "training": pf.Training(rounds=1)}
-    return pf.Federation(**{**given, **changed})
+    return pf.Federation(**grouped(**{**given, **changed}))
 
 
 A_CLIENT = r"polyfed.Client\(model, train=\(x, y\), test=\(x, y\)\)"
@@ -58,7 +59,10 @@ A_CLIENT = r"polyfed.Client\(model, train=\(x, y\), test=\(x, y\)\)"
         ({"training": {"rounds": 3}}, r"training: expected Training\(rounds=..., ...\), got a dict"),
         ({"training": pf.Training}, r"training: .* got the class Training"),
         ({"evaluation": pf.Training()}, r"evaluation: expected Evaluation\(stage=..., ...\), got a Training"),
-        ({"availability": {"drop": 0.1}}, r"availability: expected Availability\(drop=..., ...\), got a dict"),
+        (
+            {"plugins": [{"drop": 0.1}]},
+            r"plugins: expected settings \(Availability, .*\) or a polyfed.Plugin, got a dict",
+        ),
         ({"seed": "0"}, r"expected seed to be a whole number >= 0, came '0'"),
         ({"seed": -1}, r"expected seed to be a whole number >= 0, came -1"),
         ({"seed": 0.5}, r"expected seed to be a whole number >= 0, came 0.5"),
@@ -182,7 +186,9 @@ def of_digits(prepare: Any, *names: str) -> list[pf.Client]:
 def test_registered_networks_are_made_by_name_and_found_again(prepared: bool, tmp_path: Any) -> None:
     prepare = digits().prepare if prepared else None
     clients = of_digits(prepare, "digits-cnn1", "digits-cnn2", "digits-cnn1")
-    made = pf.Federation(clients, pf.methods.FedGH(), pf.Training(rounds=1, lr=0.1), classes=10, out=tmp_path / "run")
+    made = pf.Federation(
+        clients, pf.methods.FedGH(), pf.Training(rounds=1, lr=0.1), task=pf.Task(classes=10), out=tmp_path / "run"
+    )
     assert [client.architecture for client in made.clients] == ["digits-cnn1", "digits-cnn2", "digits-cnn1"]
     run, x = made.run(), digits().train.x[:30]
     with torch.inference_mode():
@@ -199,7 +205,9 @@ def plain(in_shape: tuple[int, ...], classes: int) -> nn.Module:
 def test_functions_of_ones_own_are_called_by_name(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "own_nets", sys.modules[__name__])
     clients = of_digits(None, "own_nets:plain", "own_nets:plain@1", "digits-cnn1")
-    run = pf.Federation(clients, pf.methods.Local(), pf.Training(rounds=1), classes=10, out=tmp_path / "run").run()
+    run = pf.Federation(
+        clients, pf.methods.Local(), pf.Training(rounds=1), task=pf.Task(classes=10), out=tmp_path / "run"
+    ).run()
     x = digits().train.x[:9]
     with torch.inference_mode():
         assert torch.equal(prediction.predict(tmp_path / "run", 1, x, trust=True).scores, run.models[1](as_floats(x)))
@@ -210,13 +218,15 @@ def test_texts_bring_their_number_of_words(tmp_path: Any) -> None:
     (tmp_path / "a.csv").write_text("\n".join(["said,label", *rows]))
     source = pf.load("csv:a.csv", tmp_path, words=Words("said", vocabulary=30, length=4))
     clients = [pf.Client("fedhenn-lstm1", source.train)]
-    made = pf.Federation(clients, pf.methods.Local(), pf.Training(rounds=1), vocabulary=source.vocabulary)
+    made = pf.Federation(clients, pf.methods.Local(), pf.Training(rounds=1), task=pf.Task(vocabulary=source.vocabulary))
     assert made.run().models[0].state_dict()["extractor.embedding.weight"].shape[0] == 32
 
 
 def test_inputs_prepared_by_a_function_of_ones_own_are_told(tmp_path: Any) -> None:
     clients = of_digits(lambda x: x.float(), "digits-cnn1")
-    pf.Federation(clients, pf.methods.Local(), pf.Training(rounds=1), classes=10, out=tmp_path / "run").run()
+    pf.Federation(
+        clients, pf.methods.Local(), pf.Training(rounds=1), task=pf.Task(classes=10), out=tmp_path / "run"
+    ).run()
     with pytest.raises(RequestError, match="client 0's inputs went through a function of your own"):
         prediction.predict(tmp_path / "run", 0, digits().train.x[:3])
 

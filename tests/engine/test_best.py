@@ -197,7 +197,7 @@ def test_what_cannot_be_is_one_line(tmp_path: Path) -> None:
         recipe("first")
     client = pf.Client(torch.nn.Linear(4, 2), train=(torch.randn(9, 4), torch.arange(9) % 2))
     with pytest.raises(RequestError, match="keep: expected 'last' or 'best', got 'bset'"):
-        pf.Federation([client], pf.methods.Local(), keep="bset")  # type: ignore[arg-type]
+        pf.Federation([client], pf.methods.Local(), out=pf.Output(keep="bset"))  # type: ignore[arg-type]
     pf.run(recipe("last"), out=tmp_path / "run")
     with pytest.raises(RequestError, match=r"another recipe's run: run.keep was None, now 'best'"):
         pf.run(recipe("best"), out=tmp_path / "run", resume=True)
@@ -236,7 +236,7 @@ def test_in_a_federation_made_in_python(tmp_path: Path) -> None:
         for k in range(3)
     ]
     training = pf.Training(rounds=6, batch_size=10, lr=1.0)
-    run = pf.Federation(clients, pf.methods.FedAvg(), training, keep="best", out=tmp_path / "run").run()
+    run = pf.Federation(clients, pf.methods.FedAvg(), training, out=pf.Output(tmp_path / "run", keep="best")).run()
     values = [record["validation"] for record in run.history]
     assert run.result["models_of_round"] == values.index(max(values)) + 1
     assert tomllib.loads((tmp_path / "run/recipe.toml").read_text())["run"]["keep"] == "best"

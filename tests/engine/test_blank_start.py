@@ -13,6 +13,7 @@ from polyfed.core.client import Client, Public
 from polyfed.core.model_factory import Architectures
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
+from polyfed.engine.task import Task
 from polyfed.registry import METHODS
 from polyfed.testing import fixtures as worlds
 from polyfed.testing.fixtures import CLASSES, draw, tiny
@@ -54,9 +55,8 @@ def run(name: str, drawn: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[Federa
             method,
             Training(rounds=3, participation=0.5, batch_size=6),
             Evaluation(extra_stages=["received", "personal"]),
-            public=Public(draw(16, range(CLASSES), 99)),
+            task=Task(public=Public(draw(16, range(CLASSES), 99)), classes=CLASSES),
             builders=builders,
-            classes=CLASSES,
         )
         federation.run()
     return federation, sum(isinstance(owner, int) for owner in made)

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import polyfed as pf
+from flat_options import grouped
 from methods import toys
 from polyfed.core.client import Client
 from polyfed.core.message import Message
@@ -126,7 +127,7 @@ def of_toys(
     def run(**more: Any) -> Federation:
         members = toys.clients(["net"] * len(sizes), sizes, test=5)
         given = {"builders": {"net": net}, "classes": toys.CLASSES, **options, **more}
-        federation = Federation(members, method, training, **given)
+        federation = Federation(members, method, training, **grouped(**given))
         federation.run()
         return federation
 
@@ -223,7 +224,7 @@ def test_augmented_images_are_the_serial_ones() -> None:
         members = [Client("net", samples, data[2]) for samples in data]
         nets = {"net": lambda: nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(72, 3))}
         training = Training(rounds=2, batch_size=4, augment="crop-flip")
-        federation = Federation(members, Local(), training, builders=nets, **more)
+        federation = Federation(members, Local(), training, builders=nets, **grouped(**more))
         federation.run()
         return federation
 
@@ -248,7 +249,7 @@ def test_who_is_refused_drops_out_or_fails_does_as_alone() -> None:
         nets = {"linear": lambda: nn.Sequential(nn.Linear(toys.INPUTS, toys.CLASSES))}
         unreliable = Availability(drop=0.3, drop_when="after")
         given = {"builders": nets, "classes": toys.CLASSES, "availability": unreliable, **more}
-        federation = Federation(members, FedAvg(), HARD, **given)
+        federation = Federation(members, FedAvg(), HARD, **grouped(**given))
         federation.run()
         return federation
 
@@ -597,7 +598,7 @@ def test_a_cohort_resumes_as_a_cohort_of_the_same_size(tmp_path: Path) -> None:
         members = toys.clients(["net"] * 3, [12, 7, 20], test=5)
         nets = {"net": toys.NETS["bn"]}
         training = Training(rounds=4, batch_size=8, lr=0.1)
-        return Federation(members, FedAvg(), training, builders=nets, out=out, checkpoint_every=1, **options)
+        return Federation(members, FedAvg(), training, builders=nets, **grouped(out=out, checkpoint_every=1, **options))
 
     whole = begun(tmp_path / "whole", executor="cohort")
     whole.run()

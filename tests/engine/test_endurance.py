@@ -41,8 +41,9 @@ needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="processes are 
 def made(out: Path | None, method: FedGH | None = None, **options: Any) -> Federation:
     """Four rounds of FedGH, a checkpoint after each, uploads under way."""
     method = method or FedGH()
-    found = Kit(method=FedGH()).usual.federation(method, FOUR, out=out, availability=LATE, **options)
-    found.checkpoint_every = 1
+    found = Kit(method=FedGH()).usual.federation(
+        method, FOUR, out=out, checkpoint_every=1, availability=LATE, **options
+    )
     return found
 
 

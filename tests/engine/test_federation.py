@@ -22,6 +22,7 @@ from polyfed.core.server import Server
 from polyfed.core.settings import Availability, Evaluation, Training
 from polyfed.engine import evaluation as scoring
 from polyfed.engine.federation import Federation
+from polyfed.engine.task import Execution, Task
 from polyfed.errors import Interrupted, RequestError, RunError
 from polyfed.functional.modes import evaluating
 from polyfed.methods import FedAvg, FedGH, Local
@@ -300,7 +301,7 @@ def test_equal_models_are_scored_once_on_a_shared_test_set(monkeypatch: pytest.M
     scored = counting(monkeypatch)
     clients = [Client("a", draw(12, (0, 1, 2), i)) for i in range(4)]
     test = draw(30, (0, 1, 2), 9)
-    federation = Federation(clients, FedAvg(), SHORT, test=test, builders={"a": lambda: tiny(1, 4, 6)})
+    federation = Federation(clients, FedAvg(), SHORT, task=Task(test=test), builders={"a": lambda: tiny(1, 4, 6)})
     result = federation.run().result
     assert len(scored) == 2
     assert len(set(result["accuracy_per_client"])) == 1
@@ -314,7 +315,11 @@ def test_equal_models_that_see_a_shared_test_set_otherwise_are_scored_by_themsel
     test, plain, builders = draw(30, (0, 1, 2), 9), torch.nn.Identity(), {"a": lambda: tiny(1, 4, 6)}
     clients = [Client("a", draw(12, (0, 1, 2), i), prepare=see) for i, see in enumerate([plain, plain, upside_down])]
     own = [Client("a", client.data.train, test, prepare=client.prepare) for client in clients]
-    common = Federation(clients, FedAvg(), SHORT, test=test, builders=builders).run().result["accuracy_per_client"]
+    common = (
+        Federation(clients, FedAvg(), SHORT, task=Task(test=test), builders=builders)
+        .run()
+        .result["accuracy_per_client"]
+    )
     assert common == Federation(own, FedAvg(), SHORT, builders=builders).run().result["accuracy_per_client"]
     assert common[0] == common[1] != common[2]
 
@@ -332,7 +337,11 @@ def test_equal_models_that_differ_by_what_clients_keep_are_scored_by_themselves(
 
     test, builders = draw(30, (0, 1, 2), 9), {"a": lambda: tiny(1, 4, 6)}
     clients = [Client("a", draw(12, (0, 1, 2), i)) for i in range(4)]
-    found = Federation(clients, Tilted(), SHORT, test=test, builders=builders).run().result["accuracy_per_client"]
+    found = (
+        Federation(clients, Tilted(), SHORT, task=Task(test=test), builders=builders)
+        .run()
+        .result["accuracy_per_client"]
+    )
     assert found[1] == found[3] == 1 / 3 != found[0] == found[2]
 
 
@@ -368,7 +377,7 @@ def test_after_local_is_the_model_before_aggregation() -> None:
 def test_a_client_without_test_data_is_not_scored(stage: Any) -> None:
     clients = [Client("a", draw(12, (0, 1, 2), i), draw(6, (0, 1, 2), 5) if i else None) for i in range(3)]
     federation = Federation(
-        clients, FedAvg(), SHORT, Evaluation(stage=stage), builders={"a": lambda: tiny(1, 4, 6)}, classes=3
+        clients, FedAvg(), SHORT, Evaluation(stage=stage), task=Task(classes=3), builders={"a": lambda: tiny(1, 4, 6)}
     )
     federation.run()
     assert federation.history[-1]["accuracy"][stage]["n"] == 2
@@ -461,8 +470,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> Non
     straight = among.run(FedAvg(), FIVE)
 
     def federation() -> Federation:
-        made = among.federation(FedAvg(), FIVE, out=out)
-        made.checkpoint_every = 1
+        made = among.federation(FedAvg(), FIVE, out=out, checkpoint_every=1)
         return made
 
     federation().run()
@@ -581,8 +589,7 @@ def test_what_a_killed_process_left_half_written_goes(tmp_path: Path) -> None:
 
 
 def test_only_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
-    federation = usual(FedAvg(), FIVE, out=tmp_path / "run")
-    federation.checkpoint_every = 1
+    federation = usual(FedAvg(), FIVE, out=tmp_path / "run", checkpoint_every=1)
     federation.run()
     names = sorted(path.name for path in (tmp_path / "run" / "checkpoint").iterdir())
     assert names == ["round-000004", "round-000005"]
@@ -639,4 +646,6 @@ def test_no_clients_and_no_such_device_are_refused() -> None:
     with pytest.raises(RequestError, match="at least one client"):
         Federation([], Local())
     with pytest.raises(RequestError, match="device"):
-        usual(Local()).__class__([Client(nn.Flatten(), draw(3, (0,), 0))], Local(), device="no-such-device")
+        usual(Local()).__class__(
+            [Client(nn.Flatten(), draw(3, (0,), 0))], Local(), executor=Execution(device="no-such-device")
+        )

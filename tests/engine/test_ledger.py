@@ -17,6 +17,7 @@ from polyfed.core.settings import Availability, Evaluation, Privacy, Training
 from polyfed.engine.accounting import counted, epsilon_of
 from polyfed.engine.federation import Federation
 from polyfed.engine.privacy_ledger import Ledger, read, told
+from polyfed.engine.round import draw_cohort
 from polyfed.errors import Interrupted, RequestError
 from polyfed.methods import FD, FedAvg, FedIN, FedRep, Local
 from polyfed.testing import Kit
@@ -82,7 +83,8 @@ def test_who_drops_out_has_sent_nothing(when: Any) -> None:
     some = Training(rounds=4, batch_size=64, lr=0.1, participation=0.5)
     made = ran(training=some, availability=Availability(drop=0.4, drop_when=when), **NOISY)
     sent = [
-        [i for i in made._select(r["round"], range(6)) if i not in r["dropped"]] for r in made.history
+        [i for i in draw_cohort(made.training, made.seed, r["round"], range(6)) if i not in r["dropped"]]
+        for r in made.history
     ]  # who takes part is drawn before who drops out
     assert [[*one["releases"][0]["clients"]] if one["releases"] else [] for one in made.history] == sent
     most = max(sum(i in one for one in sent) for i in range(6))
@@ -179,7 +181,11 @@ def test_without_uploads_a_budget_is_never_spent() -> None:
 def test_noise_for_a_target_spends_it_in_all_rounds(method: Any) -> None:
     made = ran(method, clip=1.0, target=3.0)
     assert made.history[-1]["epsilon"]["client"] == pytest.approx(3.0, rel=1e-9)
-    assert made.facts["privacy"]["noise"] == made.privacy.noise == pytest.approx(2.781187, rel=1e-6)
+    assert (
+        made.facts["privacy"]["noise"]
+        == made.plugin("privacy budget").settings.noise
+        == pytest.approx(2.781187, rel=1e-6)
+    )
 
 
 def test_a_target_counts_who_is_drawn() -> None:
@@ -187,7 +193,7 @@ def test_a_target_counts_who_is_drawn() -> None:
     made = ran(training=half, clip=1.0, target=3.0)
     assert made.history[-1]["epsilon"]["client"] == pytest.approx(3.0, rel=1e-9)
     most = max(sum(i in r["clients"] for r in made.history) for i in range(6))
-    assert made.privacy.noise == pytest.approx(2.781187 * math.sqrt(most / 4), rel=1e-6)
+    assert made.plugin("privacy budget").settings.noise == pytest.approx(2.781187 * math.sqrt(most / 4), rel=1e-6)
 
 
 # the arithmetic ---------------------------------------------------------------------------------------------------

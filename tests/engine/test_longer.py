@@ -12,8 +12,9 @@ import pytest
 from safetensors.torch import load_file
 
 import polyfed as pf
+from flat_options import grouped
 from polyfed.config.recipe import Recipe
-from polyfed.engine import federation as room
+from polyfed.engine import checkpoint
 from polyfed.engine.longer import obstacle
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import Interrupted, RequestError, RunError
@@ -159,7 +160,7 @@ def test_killed_between_any_two_steps_the_same_command_goes_on(
     sections = {**CLOSING, "evaluation": {"every": 2}}
     folder = tmp_path / "longer"
     pf.run(recipe(3, **sections), out=folder)
-    owner: Any = room.checkpoint if step == "remove" else RunFolder
+    owner: Any = checkpoint if step == "remove" else RunFolder
     with monkeypatch.context() as patch:
         patch.setattr(owner, step, killed(getattr(owner, step)))
         with pytest.raises(RuntimeError, match="killed"):
@@ -267,9 +268,9 @@ def test_without_a_checkpoint_nothing_begins_anew(gone: str, tmp_path: Path) -> 
     folder = tmp_path / "run"
     pf.run(recipe(3, **CLOSING), out=folder)
     before = {path.name: path.read_bytes() for path in folder.glob("*.*")}
-    for checkpoint in (folder / "checkpoint").iterdir():
-        if gone == "all" or checkpoint.name == "round-000003":
-            shutil.rmtree(checkpoint)
+    for written in (folder / "checkpoint").iterdir():
+        if gone == "all" or written.name == "round-000003":
+            shutil.rmtree(written)
     with pytest.raises(RequestError, match="expected "):
         pf.run(recipe(5, **CLOSING), out=folder, resume=True)
     assert {path.name: path.read_bytes() for path in folder.glob("*.*")} == before
@@ -302,7 +303,7 @@ def test_a_federation_made_in_python_goes_on(tmp_path: Path) -> None:
         made = prepare(recipe(rounds), out=tmp_path / name)
         clients = [replace_data(client) for client in made.clients]
         options = {"out": tmp_path / name, "executor": "serial", "class_names": made.class_names}
-        return pf.Federation(clients, pf.methods.FedGH(), made.training, builders=made_builders(), **options)
+        return pf.Federation(clients, pf.methods.FedGH(), made.training, builders=made_builders(), **grouped(**options))
 
     federation(2, "run").run()
     federation(4, "run").run(resume=True)

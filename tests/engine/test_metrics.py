@@ -19,6 +19,7 @@ from polyfed.core.settings import Evaluation
 from polyfed.engine import evaluation as scoring
 from polyfed.engine.evaluation import Score
 from polyfed.engine.federation import Federation, Run
+from polyfed.engine.task import Task
 from polyfed.errors import RequestError
 from polyfed.functional import metrics
 from polyfed.methods import FedAvg, Local
@@ -143,7 +144,7 @@ def run(
         for i in range(4)
     ]
     asked = Evaluation(extra_stages=["received"], **({} if metrics is None else {"metrics": metrics}), **options)
-    federation = Federation(clients, Local(), SHORT, asked, builders=builders, classes=3, out=out)
+    federation = Federation(clients, Local(), SHORT, asked, task=Task(classes=3), out=out, builders=builders)
     return federation, federation.run(resume=resume)
 
 
@@ -247,7 +248,7 @@ def test_equal_models_on_one_test_set_are_still_scored_once(monkeypatch: pytest.
     clients = [Client("a", draw(12, (0, 1, 2), i)) for i in range(4)]
     test = draw(30, (0, 1, 2), 9)
     federation = Federation(
-        clients, FedAvg(), SHORT, Evaluation(metrics=ALL), test=test, builders={"a": lambda: tiny(1, 4, 6)}
+        clients, FedAvg(), SHORT, Evaluation(metrics=ALL), task=Task(test=test), builders={"a": lambda: tiny(1, 4, 6)}
     )
     result = federation.run().result
     assert len(calls) == 2
@@ -264,4 +265,4 @@ def test_a_model_with_more_outputs_than_classes_is_scored() -> None:
 
 def test_class_names_must_fit() -> None:
     with pytest.raises(RequestError, match="expected 3 class names, came 2"):
-        pf.Federation([Client("a", draw(8, (0, 1, 2), 0))], Local(), class_names=["x", "y"])
+        pf.Federation([Client("a", draw(8, (0, 1, 2), 0))], Local(), task=pf.Task(class_names=["x", "y"]))

@@ -8,7 +8,7 @@ import shutil
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -20,13 +20,15 @@ from polyfed.core.randomness import generator
 from polyfed.core.server import Server
 from polyfed.core.settings import Availability, Evaluation, Training
 from polyfed.engine import checkpoint
-from polyfed.engine.attendance import Attendance, LateUpload, Post
 from polyfed.engine.checkpoint import Snapshot
 from polyfed.engine.federation import Federation
+from polyfed.engine.late_uploads import LateUpload, UploadQueue
+from polyfed.engine.round import Round
 from polyfed.errors import Interrupted, RequestError, RunError
 from polyfed.experiments.dry_run import measure
 from polyfed.experiments.session import prepare
 from polyfed.methods import FedAvg, FedGH, FedHeNN, FedIN, Local
+from polyfed.plugins.availability import ClientAvailability
 from polyfed.testing import Kit
 from polyfed.testing.fixtures import difference, everything, received, records, state, weights
 from polyfed.testing.spy import Spy
@@ -106,25 +108,45 @@ def test_probabilities_of_nought_are_off() -> None:
     assert "availability" not in zeros.settings
 
 
+def selections(settings: Availability, count: int, seed: int) -> Callable[[int], Round]:
+    """Number of a round -> who is present, unreachable, silenced and late in it."""
+
+    class Setup:
+        clients, training = [None] * count, Training(rounds=1000)
+
+    plugin, setup = ClientAvailability(settings), Setup()
+    setup.seed = seed  # type: ignore[attr-defined]
+    plugin.validate(setup)  # type: ignore[arg-type]
+
+    def select(number: int) -> Round:
+        present = [i for i in range(count) if i not in plugin.absent(number)]
+        round = Round(number, False, Local(), cast(Any, None), [], present, True)
+        plugin.select(round)
+        return round
+
+    return select
+
+
 # draws --------------------------------------------------------------------------------------------------------------
 
 
 def test_so_many_drop_out_and_are_late_as_was_asked() -> None:
-    rolls = [Attendance(Availability(drop=0.3, late=0.5), 20, seed=3).roll(t) for t in range(1, 101)]
-    dropped, late = (sum(len(getattr(r, name)) for r in rolls) / 2000 for name in ("unreached", "late"))
+    select = selections(Availability(drop=0.3, late=0.5), 20, seed=3)
+    rolls = [select(t) for t in range(1, 101)]
+    dropped, late = (sum(len(getattr(r, name)) for r in rolls) / 2000 for name in ("unreachable", "late"))
     assert dropped == pytest.approx(0.3, abs=4 * math.sqrt(0.3 * 0.7 / 2000))
     assert late == pytest.approx(0.7 * 0.5, abs=4 * math.sqrt(0.35 * 0.65 / 2000))  # who dropped out sends nothing late
-    assert not any(set(r.unreached) & set(r.late) or r.unheard for r in rolls)
-    assert len({tuple(sorted(r.unreached)) for r in rolls}) > 50
+    assert not any(r.unreachable & r.late or r.silenced for r in rolls)
+    assert len({tuple(sorted(r.unreachable)) for r in rolls}) > 50
 
 
 def test_drops_depend_on_round_client_and_seed_only() -> None:
     some = Availability(drop=0.4)
-    by_seed = [Attendance(some, 6, seed=seed) for seed in (0, 0, 1)]
-    dropped = [[sorted(a.roll(t).unreached) for t in range(1, 9)] for a in by_seed]
+    by_seed = [selections(some, 6, seed=seed) for seed in (0, 0, 1)]
+    dropped = [[sorted(select(t).unreachable) for t in range(1, 9)] for select in by_seed]
     assert dropped[0] == dropped[1] != dropped[2]
-    more = Attendance(Availability(drop=0.4, late=0.9, joiners=2, join_round=3), 40, seed=0)
-    assert [[i for i in sorted(more.roll(t).unreached) if i < 6] for t in range(3, 9)] == dropped[0][2:]
+    more = selections(Availability(drop=0.4, late=0.9, joiners=2, join_round=3), 40, seed=0)
+    assert [[i for i in sorted(more(t).unreachable) if i < 6] for t in range(3, 9)] == dropped[0][2:]
     for method, share in ((Local(), 1.0), (Local(), 0.5), (FedAvg(), 0.5)):
         for record, out in zip(ran(method, some, 8, share).history, dropped[0], strict=True):
             asked = {*record["clients"], *record["dropped"]}
@@ -239,12 +261,12 @@ def test_all_late_is_the_round_before(by: int) -> None:
 def test_some_are_late_and_a_fresh_upload_wins() -> None:
     log: list[dict[int, int]] = []
     made = ran(heard(Patient(), log), Availability(late=0.5, late_by=2), 8, 0.67)
-    rolls = Attendance(made.availability, 6, seed=0)
+    select = selections(made.plugin("availability").settings, 6, seed=0)
     late: dict[int, set[int]] = {-1: set(), 0: set()}
     arrivals = overtaken = 0
     for record, got in zip(made.history, log, strict=True):
         t = record["round"]
-        late[t] = {i for i in record["clients"] if i in rolls.roll(t).late}
+        late[t] = {i for i in record["clients"] if i in select(t).late}
         fresh = {i: t for i in record["clients"] if i not in late[t]}
         due, under_way = late[t - 2], late[t - 1]
         assert record["late"] == sorted(late[t])
@@ -266,19 +288,19 @@ def test_who_takes_no_late_uploads_never_sees_them() -> None:
     assert record["arrived"] == []
     assert difference(received(made, 0), received(ran(Spy(FedAvg(), aggregate=without(gone)), rounds=1), 0)) is None
     assert all(record["bytes_by_client"][str(i)]["up"] > 0 for i in ALL)
-    assert not made._snapshot(1).late
+    assert not made.transaction.snapshot(1).late
 
 
 def test_what_a_round_has_no_exchange_for_is_discarded() -> None:
     waiting = [LateUpload(2, 1, "statistics", {}), LateUpload(3, 1, "train", {}), LateUpload(4, 2, "train", {})]
-    post = Post(2, waiting, late_by=1, accepts=True)
-    assert list(post.deliver("train", {0: {}, 1: {}}, late=[1])) == [0, 3]
-    assert post.record() == {
+    queue = UploadQueue(2, waiting, late_by=1, accepts=True)
+    assert list(queue.collect("train", {0: {}, 1: {}}, late=[1])) == [0, 3]
+    assert queue.record() == {
         "late": [1],
         "arrived": [{"client": 3, "from": 1}],
         "discarded": [{"client": 2, "from": 1}],
     }
-    assert [(upload.client_id, upload.round) for upload in post.waiting] == [(4, 2), (1, 2)]
+    assert [(upload.client_id, upload.round) for upload in queue.waiting] == [(4, 2), (1, 2)]
 
 
 def test_a_late_upload_that_is_refused_never_arrives() -> None:
@@ -335,7 +357,7 @@ def test_a_round_that_fails_leaves_what_was_under_way(tmp_path: Path) -> None:
     made = federation(Spy(Patient(), aggregate=aggregate), Availability(late=0.5), 4)
     with pytest.raises(RunError, match="lightning"):
         made.run()
-    assert {upload.round for upload in made._snapshot(2).late} == {2}
+    assert {upload.round for upload in made.transaction.snapshot(2).late} == {2}
 
 
 def test_uploads_under_way_are_written_whole_and_verified(tmp_path: Path) -> None:
@@ -373,7 +395,7 @@ def test_every_method_lives_with_all_of_it(method: Method) -> None:
 
     trouble = Availability(drop=0.4, late=0.3, joiners=3, join_round=4)
     made = federation(Spy(method, every), trouble, 6, 0.4, seed=2, evaluation=Evaluation(every=1))
-    absent = set(ALL) - set(made.attendance.present(1))
+    absent = set(ALL) - set(made.present(1))
     run = made.run()
     assert len(absent) == 3
     for number, present, architectures in seen:
@@ -394,7 +416,7 @@ def test_every_method_lives_with_all_of_it(method: Method) -> None:
 def test_a_joiner_is_as_one_that_never_took_part() -> None:
     """Two clients that join in round 2 start from the same weights as clients that nobody asked in round 1."""
     made = ran(Local(), Availability(joiners=2), 2)
-    late = set(ALL) - set(made.attendance.present(1))
+    late = set(ALL) - set(made.present(1))
     assert made.history[0]["clients"] == sorted(set(ALL) - late)
     assert made.history[1]["clients"] == [*ALL]
     asked = [{*map(int, record["bytes_by_client"])} for record in made.history]
@@ -406,7 +428,7 @@ def test_a_joiner_is_as_one_that_never_took_part() -> None:
 
 
 def test_the_share_is_of_those_present_and_the_draw_is_seeded() -> None:
-    joiners = [frozenset(ALL) - set(Attendance(Availability(joiners=3), 6, s).present(1)) for s in range(30)]
+    joiners = [frozenset(ALL) - set(selections(Availability(joiners=3), 6, s)(1).present) for s in range(30)]
     assert len(set(joiners)) > 8
     assert all(len(drawn) == 3 for drawn in joiners)
     made = ran(Local(), Availability(joiners=2, join_round=3), 4, 0.5)
@@ -423,7 +445,7 @@ def test_who_has_not_joined_by_the_end_has_no_model(tmp_path: Path) -> None:
 
     made = make()
     run = made.run()
-    here = made.attendance.present(1)
+    here = made.present(1)
     assert len(here) == 4
     assert sorted(run.models) == here
     files = {file.name for file in (tmp_path / "run" / "models").glob("client-*.safetensors")}
@@ -478,7 +500,9 @@ def test_a_recipe_hands_the_section_on_and_keeps_what_has_an_effect() -> None:
     off = ["availability.late=0.0", "availability.late_by=4"]
     assert "availability" not in Recipe.load(QUICKSTART, off).to_dict()
     made = prepare(on)
-    assert made.availability == on.availability == Availability(drop=0.25, drop_when="after", late_by=4)
+    assert (
+        made.plugin("availability").settings == on.availability == Availability(drop=0.25, drop_when="after", late_by=4)
+    )
     assert made.facts["availability"] == {"drop": 0.25, "drop_when": "after"}
     with pytest.raises(RequestError, match="joiners: expected fewer"):
         prepare(Recipe.load(QUICKSTART, [*small, "availability.joiners=500"]))

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 import polyfed as pf
+from flat_options import grouped
 from methods import toys
 from polyfed.core.client import Client
 from polyfed.core.message import Message, tensor
@@ -27,6 +28,7 @@ from polyfed.engine.executors import process_pool, worker
 from polyfed.engine.executors.base import Job, Serial
 from polyfed.engine.executors.worker import Worker
 from polyfed.engine.federation import Federation
+from polyfed.engine.task import Task
 from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError
 from polyfed.methods import FML, SCAFFOLD, FedAvg, FedDPA, FedGH, FedHeNN, FedIN, FedProto, HeteroFL, Local
 from polyfed.registry import METHODS
@@ -141,10 +143,9 @@ def test_dropout_batchnorm_and_a_shared_test_set() -> None:
             FedAvg(aggregation="same-shape"),
             TRAINING,
             ALL_STAGES,
-            builders=toys.NETS,
-            classes=toys.CLASSES,
-            test=toys.samples(20, 77),
+            task=Task(classes=toys.CLASSES, test=toys.samples(20, 77)),
             executor=executor,
+            builders=toys.NETS,
         )
         return fed, fed.run()
 
@@ -335,8 +336,9 @@ def test_who_kills_two_workers_drops_out_of_the_round() -> None:
     assert first["refused"] == []
     assert told.messages[-1].endswith("client 2 died again; it counts as dropped out")
     # as if nothing of it had arrived, nor been kept
-    serial = Kit(method=FedAvg()).usual.federation(FedAvg(), training, evaluation=QUIET)
-    serial.executor = toys.Watch(serial, lose=lambda round, number: round == 1 and number == 2)
+    watch = toys.Watch(lose=lambda round, number: round == 1 and number == 2)
+    usual = Kit(method=FedAvg()).usual
+    serial = watch.federation = usual.federation(FedAvg(), training, evaluation=QUIET, wrap=watch.around)
     serial.run()
     for client, other in zip(found.clients, serial.clients, strict=True):
         assert toys.same(client.weights or {}, other.weights or {})
@@ -475,7 +477,9 @@ def choose(clients: int = 6, **options: Any) -> Any:
     """The executor that a federation chooses."""
     training = options.pop("training", TRAINING)
     members = toys.clients(["shallow"] * clients)
-    return Federation(members, FedAvg(), training, builders=toys.NETS, classes=toys.CLASSES, **options).executor
+    return Federation(
+        members, FedAvg(), training, builders=toys.NETS, **grouped(classes=toys.CLASSES, **options)
+    ).executor
 
 
 def test_auto_takes_workers_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -564,7 +568,7 @@ def test_the_longest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     members = toys.clients(["shallow"] * 4, sizes=[8, 40, 24, 7])
     training = Training(rounds=2, batch_size=8)
     given: dict[str, Any] = {"builders": toys.NETS, "classes": toys.CLASSES, "executor": "pool", "workers": 1}
-    fed = [Federation(members, FedAvg(), training, Evaluation(every=9), trackers=[Told(each)], **given)]
+    fed = [Federation(members, FedAvg(), training, Evaluation(every=9), trackers=[Told(each)], **grouped(**given))]
     fed[0].run()
     assert asked[0] == [1, 2, 0, 3]  # by rows
     assert asked[1][0] == 3  # as measured

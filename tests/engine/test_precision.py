@@ -30,11 +30,9 @@ def made(precision: str, executor: str = "serial", out: Path | None = None) -> p
         clients(),
         pf.methods.FedAvg(),
         training,
-        builders={"digits-cnn1": lambda: build("digits-cnn1", (1, 8, 8), 3)},
-        precision=precision,
-        executor=executor,
-        workers=2 if executor == "pool" else None,
+        executor=pf.Execution(executor, precision=precision, workers=2 if executor == "pool" else None),
         out=out,
+        builders={"digits-cnn1": lambda: build("digits-cnn1", (1, 8, 8), 3)},
     )
 
 
@@ -63,7 +61,9 @@ def test_each_step_sees_the_weights_of_the_step_before() -> None:
     x, y = torch.randn(24, 1, 8, 8), torch.arange(24) % 3
     oracle = build("digits-cnn1", (1, 8, 8), 3)
     oracle.load_state_dict(given.state_dict())
-    fed = pf.Federation([pf.Client(given, (x, y))], pf.methods.Local(), training, precision="bf16", executor="serial")
+    fed = pf.Federation(
+        [pf.Client(given, (x, y))], pf.methods.Local(), training, executor=pf.Execution("serial", precision="bf16")
+    )
     trained = fed.run().models[0].state_dict()
     for _ in range(3):  # one batch per epoch: its order is only that of a sum
         with torch.autocast("cpu", torch.bfloat16):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from flat_options import grouped
 from polyfed.core.client import Client
 from polyfed.core.message import Message, tensor
 from polyfed.core.method import Context, Method, knobs
@@ -70,7 +71,7 @@ def federation(method: Method, **options: Any) -> Federation:
     ]
     asked = Evaluation(extra_stages=["after_local", "received"], **options.pop("evaluation", {}))
     training = SHORT.model_copy(update=given)
-    return Federation(clients, method, training, asked, builders=builders, classes=3, **options)
+    return Federation(clients, method, training, asked, builders=builders, **grouped(classes=3, **options))
 
 
 def means(record: Mapping[str, Any]) -> dict[str, dict[str, float]]:
@@ -141,8 +142,8 @@ def test_a_score_is_taken_again_only_when_weights_or_state_change() -> None:
         assert calls["least"] == calls["shifted"]
         if number > 2:  # one client has changed: after_local, personal, received
             assert calls["least"] == 3 * tested
-    fed._memory = type(fed._memory)()
-    again = fed._evaluate({})
+    fed.evaluator.forget()
+    again = fed.evaluator.record({})
     for stage in ("personal", "received"):
         assert again["accuracy"][stage] == history[-1]["accuracy"][stage]
         assert again["accuracy_by_predictor"][stage] == history[-1]["accuracy_by_predictor"][stage]

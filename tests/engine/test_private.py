@@ -180,7 +180,7 @@ class TestTraining:
         def trained(privacy: Privacy | None = None) -> nn.Module:
             clients = [Client("net", data, data)]
             builders = {"net": lambda: build("digits-cnn4", (1, 8, 8), 3)}
-            return Federation(clients, Local(), TWO, privacy=privacy, builders=builders).run().models[0]
+            return Federation(clients, Local(), TWO, plugins=[privacy or Privacy()], builders=builders).run().models[0]
 
         plain = trained().state_dict()
         bounded = trained(Privacy(sgd_clip=1e9, sgd_sampling="shuffled")).state_dict()
@@ -197,7 +197,7 @@ class TestTraining:
             return torch.cat([p.detach().flatten() for p in module.parameters()])
 
         def moved(**settings: Any) -> torch.Tensor:
-            made = Federation([Client(net, (x, y), (x, y))], Local(), one, privacy=Privacy(**settings))
+            made = Federation([Client(net, (x, y), (x, y))], Local(), one, plugins=[Privacy(**settings)])
             return flat(made.run().models[0]) - flat(net)
 
         rows = []
@@ -249,7 +249,7 @@ class TestTraining:
     def test_noise_is_made_for_a_target(self) -> None:
         made = ran(sgd_clip=1.0, target=3.0)
         assert 0.99 * 3.0 < made.history[-1]["epsilon"]["sample"] <= 3.0
-        assert made.facts["privacy"]["sgd_noise"] == made.privacy.sgd_noise > 1
+        assert made.facts["privacy"]["sgd_noise"] == made.plugin("privacy budget").settings.sgd_noise > 1
 
     def test_pairs_and_weights_add_up(self) -> None:
         method = FedIN(mu=0.0, pairs=2, feature_clip=1.0, noise=4.0, noise_where="message")
@@ -262,7 +262,7 @@ class TestTraining:
         net = nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
         data = torch.randn(8, 2, 2), torch.arange(8) % 3
         with pytest.raises(RequestError, match=r"client 0 \('Sequential'\).*BatchNorm mixes them; take a network with"):
-            Federation([Client(net, data, data)], FedAvg(), TWO, privacy=Privacy(**NOISY))
+            Federation([Client(net, data, data)], FedAvg(), TWO, plugins=[Privacy(**NOISY)])
 
     def test_rows_that_look_at_others_are_refused(self) -> None:
         class Centred(nn.Module):
@@ -276,4 +276,4 @@ class TestTraining:
 
         data = torch.randn(8, 2, 2), torch.arange(8) % 3
         with pytest.raises(RequestError, match=r"the gradient of 'head.weight' for a row depends on the others"):
-            Federation([Client(Centred(), data, data)], FedAvg(), TWO, privacy=Privacy(**NOISY))
+            Federation([Client(Centred(), data, data)], FedAvg(), TWO, plugins=[Privacy(**NOISY)])

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import polyfed as pf
+from flat_options import grouped
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine import evaluation
 from polyfed.methods import FedAvg, FedGH, LGFedAvg
@@ -24,11 +25,8 @@ def federation(method: object, executor: str = "serial", participation: float = 
         method,
         Training(rounds=3, participation=participation, batch_size=10, lr=0.1),
         Evaluation(extra_stages=["personal", "received"]),
-        classes=4,
         builders={name: lambda name=name: build(name, (1, 8, 8), 4) for name in names},
-        executor=executor,
-        workers=2 if executor == "pool" else None,
-        **more,
+        **grouped(classes=4, executor=executor, workers=2 if executor == "pool" else None, **more),
     )
 
 

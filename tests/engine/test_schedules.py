@@ -325,7 +325,7 @@ def test_a_stopped_run_is_read_and_not_trained_on(tmp_path: Path) -> None:
 def test_validation_data_are_needed(tmp_path: Path) -> None:
     clients = [Client(plain(), draw(16, (0, 1, 2), 0), draw(6, (0, 1, 2), 1))]
     with pytest.raises(RequestError, match=r"evaluation.patience: expected validation data, .*, came none"):
-        Federation(clients, Local(), evaluation=Evaluation(patience=1), out=tmp_path / "run")
+        Federation(clients, Local(), out=tmp_path / "run", evaluation=Evaluation(patience=1))
     assert not (tmp_path / "run").exists()
 
 

@@ -23,6 +23,7 @@ from polyfed.core.settings import Training
 from polyfed.engine import checkpoint, weight_store
 from polyfed.engine.checkpoint import Snapshot
 from polyfed.engine.federation import Federation
+from polyfed.engine.task import Output, Task
 from polyfed.engine.weight_store import Layout, Row, Store
 from polyfed.errors import RequestError, RunError
 from polyfed.methods import FedAvg
@@ -274,7 +275,7 @@ def test_who_is_given_other_weights_is_told() -> None:
     fed = Kit(method=FedAvg()).usual.federation(FedAvg(), Training(rounds=1, batch_size=8))
     fed.clients[2].weights = {}
     with pytest.raises(RunError, match="expected a row of the store as client 2's weights, came dict"):
-        fed._snapshot(0)
+        fed.transaction.snapshot(0)
 
 
 # checkpoints ------------------------------------------------------------------------------------------------------
@@ -358,12 +359,10 @@ def test_a_resumed_run_with_batchnorm_and_workers_is_the_undisturbed_one(tmp_pat
             toys.clients(["bn", "dropout", "bn"], sizes=[12, 9, 20], test=10),
             FedAvg(aggregation="same-shape"),
             Training(rounds=rounds, batch_size=8, participation=0.7),
-            builders=toys.NETS,
-            classes=toys.CLASSES,
-            out=out,
-            settings={"the": "same"},
+            task=Task(classes=toys.CLASSES),
             executor=executor,
-            checkpoint_every=2,
+            out=Output(out, settings={"the": "same"}, checkpoint_every=2),
+            builders=toys.NETS,
         )
 
     whole = federation(tmp_path / "whole", 4, "serial")

@@ -402,7 +402,7 @@ def test_a_report_says_where_rows_differ(tmp_path: Path) -> None:
         wish = [*SMALL, "method.aggregation=same-shape", *extra, f"run.label={label}"]
         made = prepare(Recipe.load(QUICKSTART, wish, method="fedavg"), out=tmp_path / label)
         made.run()
-    assert (made.privacy, made.compression) == (
+    assert (made.plugin("privacy").settings, made.plugin("compression").settings) == (
         Privacy(clip=0.5, noise=0.01),
         Compression(share=0.5, precision="float16"),
     )

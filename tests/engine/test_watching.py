@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from flat_options import grouped
 from polyfed.core.client import Client
 from polyfed.core.method import Method
 from polyfed.core.randomness import scoped_global
@@ -40,7 +41,7 @@ def federation(
     clients[2] = Client(nets[2], parts[2])
     training = Training(rounds=rounds, batch_size=5, lr=0.1)
     plain = {"executor": "serial", **options}
-    return Federation(clients, method or Local(), training, evaluation, classes=3, **plain)
+    return Federation(clients, method or Local(), training, evaluation, **grouped(classes=3, **plain))
 
 
 def kappa(counts: Tensor) -> float:

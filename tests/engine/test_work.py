@@ -15,11 +15,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from polyfed.core.client import Client
 from polyfed.core.method import Context, Method, Phase, Trained
 from polyfed.core.settings import Training
-from polyfed.engine.devices import Devices
 from polyfed.engine.executors import base
 from polyfed.engine.local_training import train
 from polyfed.engine.operation_counter import Operations, step_memory, training_operations
 from polyfed.methods import FedHeNN, FjORD
+from polyfed.plugins.device_profiles import Devices
 from polyfed.registry import METHODS
 from polyfed.testing import Kit
 

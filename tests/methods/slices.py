@@ -45,22 +45,14 @@ class TrainingWatch(Watch):
     def run(self, jobs: Any, done: Any) -> list[Outcome]:
         if not jobs or jobs[0].exchange.trains:
             return super().run(jobs, done)
-        outcomes, round = self._inner.run(jobs, done), self._federation.server.round
+        outcomes, round = self._inner.run(jobs, done), self.federation.server.round
         lost = [self._lose is not None and self._lose(round, o.client_id) for o in outcomes]
         return [dataclasses.replace(o, refused="lost") if gone else o for o, gone in zip(outcomes, lost, strict=True)]
 
 
-def watched(
-    method: Method, members: Sequence[Client], *args: Any, lose: Any = None, **kwargs: Any
-) -> tuple[Federation, TrainingWatch]:
+def watched(method: Method, members: Sequence[Client], *args: Any, **kwargs: Any) -> tuple[Federation, Watch]:
     """A federation and such a watcher."""
-    fed, old = federation(method, members, *args, **kwargs)
-    fed.executor = old._inner
-    fed.trackers.remove(old)
-    watch = TrainingWatch(fed, lose)
-    fed.executor = watch
-    fed.trackers.append(watch)
-    return fed, watch
+    return federation(method, members, *args, watch=TrainingWatch, **kwargs)
 
 
 def rounds(*args: Any, **kwargs: Any) -> list[Round]:

@@ -19,6 +19,7 @@ from polyfed.core.method import Trained
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Availability, Training
 from polyfed.engine.federation import Federation
+from polyfed.engine.task import Execution, Task
 from polyfed.errors import RequestError
 from polyfed.experiments.prediction import load_model
 from polyfed.methods import FedGH, Local
@@ -545,10 +546,17 @@ def test_lost_uploads():
 
 def test_a_late_upload_trains_the_header_of_a_later_round():
     settings, late = Training(rounds=2, batch_size=4, lr=0.1), Availability(late=1.0)
-    fed = Federation(clients(MIXED), FedGH(header_lr=0.5), settings, builders=NETS, classes=CLASSES, availability=late)
-    watch = Watch(fed)
-    fed.executor = watch
-    fed.trackers.append(watch)
+    watch = Watch()
+    fed = watch.federation = Federation(
+        clients(MIXED),
+        FedGH(header_lr=0.5),
+        settings,
+        plugins=[late],
+        task=Task(classes=CLASSES),
+        executor=Execution(wrap=watch.around),
+        builders=NETS,
+        trackers=[watch],
+    )
     fed.run()
     first, second = watch.rounds
     assert same(header(first.before), header(first.after))

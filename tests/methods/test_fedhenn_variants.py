@@ -28,6 +28,7 @@ from polyfed.core.client import Client, Public
 from polyfed.core.settings import Availability, Evaluation
 from polyfed.data.samples import Samples
 from polyfed.engine.federation import Federation, Training
+from polyfed.engine.task import Task
 from polyfed.errors import RequestError, RunError
 from polyfed.experiments.dry_run import measure
 from polyfed.functional.quantization import unpack
@@ -604,10 +605,9 @@ def test_late_uploads_do_not_make_holders_of_what_was_drawn_since():
         members,
         hetero(rad_refresh=2),
         Training(rounds=6, batch_size=4, lr=0.1, participation=0.5),
-        public=public(),
+        plugins=[Availability(late=0.7, late_by=2)],
+        task=Task(public=public(), classes=3),
         builders=NETS,
-        classes=3,
-        availability=Availability(late=0.7, late_by=2),
     )
     history = fed.run().history
     assert any(record["arrived"] for record in history)
@@ -635,10 +635,9 @@ def test_drops_and_joiners(uploads, knobs):
         clients(MIXED * 2),
         method,
         Training(rounds=5, batch_size=4, lr=0.1, participation=0.5),
-        public=public(),
+        plugins=[Availability(drop=0.4, drop_when="after", joiners=3, join_round=4)],
+        task=Task(public=public(), classes=3),
         builders=NETS,
-        classes=3,
-        availability=Availability(drop=0.4, drop_when="after", joiners=3, join_round=4),
     )
     history = fed.run().history
     assert len(history) == 5

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from toys import CLASSES, NETS, batch, bits, clients, federation, model_with, moved, rounds, same, worker
 
+from flat_options import grouped
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.core.method import Trained
@@ -111,7 +112,7 @@ def test_worker_processes_give_the_same_bits(kind: str) -> None:
             "workers": 2 if executor == "pool" else 1,
         }
         settings = federation(projected(kind), mixed(), FAMILIES)[0].training
-        fed = Federation(mixed(), projected(kind), settings, seed=0, **given)
+        fed = Federation(mixed(), projected(kind), settings, seed=0, **grouped(**given))
         fed.run()
         ends.append(fed)
     for a, b in zip(*(fed.clients for fed in ends), strict=True):

@@ -193,7 +193,7 @@ def test_who_comes_late_learns_from_public_data_first_and_only_then_has_a_say():
     training = Training(rounds=4, batch_size=8, lr=0.1)
     late = Availability(joiners=1, join_round=2)
     fed = Kit(method=method).world(sizes=(12,) * 6).run(method, training, availability=late)
-    (joiner,) = set(fed.server.everybody) - set(fed.attendance.present(1))
+    (joiner,) = set(fed.server.everybody) - set(fed.present(1))
     up = [record["bytes_by_client"].get(str(joiner), {}).get("up") for record in fed.history]
     assert up == [None, 0, 4 * 24 * 3, 4 * 24 * 3]
     digests, transfer = 24 + 12, 2 * 24 + 3 * 12

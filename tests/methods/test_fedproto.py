@@ -170,8 +170,8 @@ def test_a_score_is_new_when_only_the_prototypes_are() -> None:
         for i in set(range(4)) - who:
             assert before.weights[i] is after.weights[i]
     straight = [r.record["accuracy"] for r in watch.rounds]
-    fed._memory.__init__()  # type: ignore[misc]  # nothing remembered: the same score
-    assert fed._evaluate({})["accuracy"] == straight[-1]
+    fed.evaluator.forget()
+    assert fed.evaluator.record({})["accuracy"] == straight[-1]
 
 
 def test_an_exported_client_predicts_by_the_prototypes_it_keeps(tmp_path: Path) -> None:

@@ -208,9 +208,8 @@ def test_the_rounds_that_count_are_the_clients_own() -> None:
 
 def test_a_lost_mask_is_sent_again() -> None:
     """A client that drops out after training has grown a mask of which the server knows nothing."""
-    fed, watch = federation(FedSelect(every=1, growth=0.3, limit=1.0), clients(["deep"] * 3), rounds=8, seed=3)
-    fed.availability = Availability(drop=0.5, drop_when="after")
-    fed.attendance = type(fed.attendance)(fed.availability, 3, 3)
+    method, dropping = FedSelect(every=1, growth=0.3, limit=1.0), Availability(drop=0.5, drop_when="after")
+    fed, watch = federation(method, clients(["deep"] * 3), rounds=8, seed=3, plugins=[dropping])
     fed.run()
     again = 0
     for before, round in itertools.pairwise(watch.rounds):

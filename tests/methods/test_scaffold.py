@@ -30,8 +30,9 @@ from polyfed.core import inference
 from polyfed.core.message import nbytes
 from polyfed.core.method import knobs
 from polyfed.core.settings import Availability, Training
-from polyfed.engine.attendance import Attendance, Roll
 from polyfed.engine.federation import Federation
+from polyfed.engine.plugin import Plugin
+from polyfed.engine.task import Task
 from polyfed.errors import RequestError
 from polyfed.functional.losses import cross_entropy
 from polyfed.functional.modes import evaluating, untracked_statistics
@@ -165,9 +166,9 @@ def test_c_stays_the_mean_when_clients_join():
         members,
         SCAFFOLD(),
         Training(rounds=4, batch_size=4, lr=0.1),
+        plugins=[Availability(joiners=2, join_round=3)],
+        task=Task(classes=3),
         builders=NETS,
-        classes=3,
-        availability=Availability(joiners=2, join_round=3),
     )
     fed.run()
     assert len(fed.server.clients) == 4
@@ -213,12 +214,13 @@ def test_nobody_answers():
 def losing(lost, method, members, builders=NETS, classes=3, **training):
     """Nothing arrives of what the clients `lost(round)` have learnt."""
 
-    class Lossy(Attendance):
-        def roll(self, number):
-            return Roll(self.present(number), unheard=lost(number))
+    class Lossy(Plugin):
+        name = "lossy"
 
-    fed, watch = federation(method, members, builders, classes=classes, **training)
-    fed.attendance = Lossy(Availability(), len(members), 0)
+        def select(self, round):
+            round.silenced |= lost(round.number)
+
+    fed, watch = federation(method, members, builders, classes=classes, plugins=[Lossy()], **training)
     fed.run()
     return watch.rounds
 

@@ -20,6 +20,7 @@ from polyfed.core.settings import Evaluation, Training
 from polyfed.data.samples import Samples
 from polyfed.engine.executors.base import Outcome, at_work
 from polyfed.engine.federation import Federation
+from polyfed.engine.task import Execution, Task
 from polyfed.models.split import SplitModel, Staged
 
 INPUTS, CLASSES = 4, 3
@@ -102,16 +103,24 @@ class Round:
 
 
 class Watch:
-    """Stands in for the executor and the tracker of a federation; loses the uploads that `lose(round, id)` says."""
+    """Stands in for the executor and the tracker of a federation; loses the uploads that `lose(round, id)` says.
 
-    def __init__(self, federation: Federation, lose: Callable[[int, int], bool] | None = None) -> None:
-        self._inner, self._federation, self._lose = federation.executor, federation, lose
-        self.workers = federation.executor.workers
+    `around` puts it around an executor; `federation` is to be set before the run.
+    """
+
+    federation: Federation
+
+    def __init__(self, lose: Callable[[int, int], bool] | None = None) -> None:
+        self._lose = lose
         self._now: dict[str, Any] = {}
         self.rounds: list[Round] = []
 
+    def around(self, inner: Any) -> Any:
+        self._inner, self.workers = inner, inner.workers
+        return self
+
     def run(self, jobs: Any, done: Any) -> list[Outcome]:
-        server = self._federation.server
+        server = self.federation.server
         self._now = {"down": {job.client.id: copied(job.message) for job in jobs}, "before": shallow(server.state)}
         outcomes = self._inner.run(jobs, done)
         self._now["trained"] = {o.client_id: o.weights for o in outcomes}
@@ -130,9 +139,9 @@ class Watch:
         self._inner.close()
 
     def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
-        after = shallow(self._federation.server.state)
-        weights = {client.id: client.weights for client in self._federation.clients}
-        states = {client.id: shallow(client.state) for client in self._federation.clients}
+        after = shallow(self.federation.server.state)
+        weights = {client.id: client.weights for client in self.federation.clients}
+        states = {client.id: shallow(client.state) for client in self.federation.clients}
         self.rounds.append(Round(weights=weights, after=after, record=record, states=states, **self._now))
 
     def start(self, info: Any) -> None: ...
@@ -152,16 +161,27 @@ def federation(
     classes: int = CLASSES,
     evaluation: Evaluation | None = None,
     out: Path | None = None,
+    plugins: Sequence[object] = (),
+    watch: type[Watch] = Watch,
     **training: Any,
 ) -> tuple[Federation, Watch]:
     """A federation and its watcher; two rounds of one epoch in batches of 4 at rate 0.1 unless told."""
     settings = Training(**{"rounds": 2, "batch_size": 4, "lr": 0.1, **training})
-    given: dict[str, Any] = {"public": held, "builders": builders or NETS, "classes": classes, "out": out}
-    fed = Federation(members, method, settings, evaluation, seed=seed, **given)
-    watch = Watch(fed, lose)
-    fed.executor = watch
-    fed.trackers.append(watch)
-    return fed, watch
+    watching = watch(lose)
+    watching.federation = Federation(
+        members,
+        method,
+        settings,
+        evaluation,
+        plugins=plugins,
+        task=Task(public=held, classes=classes),
+        executor=Execution(wrap=watching.around),
+        out=out,
+        seed=seed,
+        builders=builders or NETS,
+        trackers=[watching],
+    )
+    return watching.federation, watching
 
 
 def rounds(*args: Any, **kwargs: Any) -> list[Round]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import polyfed as pf
+from flat_options import grouped
 from polyfed.core.client import Public
 from polyfed.core.method import Method
 from polyfed.core.settings import Training
@@ -296,16 +297,14 @@ def federation(method: Method, names: list[str], executor: str = "serial", seed:
     """Four clients of these networks in turn, two rounds."""
     draws = torch.Generator().manual_seed(3)
     x, y = torch.randn(4, 20, *TINY, generator=draws), torch.randint(CLASSES, (4, 20), generator=draws)
+    held = Public(Samples(torch.randn(12, *TINY, generator=draws), torch.zeros(12, dtype=torch.long)))
     made = pf.Federation(
         [pf.Client(names[i % len(names)], (x[i, :16], y[i, :16]), (x[i, 16:], y[i, 16:])) for i in range(4)],
         method,
         Training(rounds=2, batch_size=8, lr=0.05),
-        classes=CLASSES,
         seed=seed,
         builders={name: NETS[name] for name in names},
-        public=Public(Samples(torch.randn(12, *TINY, generator=draws), torch.zeros(12, dtype=torch.long))),
-        executor=executor,
-        **more,
+        **grouped(classes=CLASSES, public=held, executor=executor, **more),
     )
     made.run()
     return made

@@ -38,12 +38,12 @@ from polyfed.attacks.reconstruction_runs import Settings, carry_out
 from polyfed.attacks.replay import Replay, replay
 from polyfed.cli import app as cli
 from polyfed.core.message import flatten, group, nbytes, tensor
-from polyfed.core.uploads import arrived
 from polyfed.data.samples import Samples
 from polyfed.errors import RequestError
 from polyfed.experiments import session
 from polyfed.experiments.prediction import load_model
 from polyfed.functional.membership_scores import auc
+from polyfed.plugins.compression import restored_upload
 from polyfed.report.atomic_files import write_whole
 from polyfed.report.run_records import RunRecord, find_runs
 
@@ -149,13 +149,15 @@ def test_features_on_the_wire_are_those_of_the_attack_also_on_their_way(ran: Ran
     assert float(torch.cat([t.flatten() for t in seen.sent[0].values[0.3]]).norm()) < 4, "clipped"
     assert nbytes(passage.travelled) < nbytes(passage.up)
     assert torch.equal(
-        group(arrived(heard_compression(ran, treated, knobs), passage.travelled, passage.down), "features")["s_in"],
+        group(restored_upload(heard_compression(ran, treated, knobs), passage.travelled, passage.down), "features")[
+            "s_in"
+        ],
         group(passage.up, "features")["s_in"],
     )
 
 
 def heard_compression(ran: Ran, sections: Any, knobs: Any) -> Any:
-    return ran("fedin", sections, **knobs).federation.compression
+    return ran("fedin", sections, **knobs).federation.plugin("compression").settings
 
 
 def test_class_means_are_attacked_as_they_were_sent(ran: Ran) -> None:

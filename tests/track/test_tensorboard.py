@@ -17,6 +17,7 @@ import polyfed as pf
 from polyfed.cli import app as cli
 from polyfed.core.client import Client
 from polyfed.engine.federation import Federation
+from polyfed.engine.task import Output
 from polyfed.errors import Interrupted, RequestError
 from polyfed.methods import FedAvg
 from polyfed.testing.fixtures import SHORT, draw, tiny
@@ -117,9 +118,8 @@ def federation(out: Path, *trackers: Any) -> Federation:
         clients,
         FedAvg(),
         training,
+        out=Output(out, checkpoint_every=2),
         builders={"a": lambda: tiny(1, 4, 6)},
-        out=out,
-        checkpoint_every=2,
         trackers=trackers,
     )
 

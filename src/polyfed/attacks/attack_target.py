@@ -21,13 +21,14 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message, copied, group, tensor
 from polyfed.core.method import Exposed, Method, Trained
 from polyfed.core.modules import split
-from polyfed.core.uploads import arrived, outgoing
 from polyfed.data.samples import Samples
 from polyfed.data.transforms import Prepare
 from polyfed.errors import RequestError
 from polyfed.experiments.prediction import ClientModel, load_model
 from polyfed.experiments.session import Prepared
 from polyfed.functional.noise import add_noise
+from polyfed.plugins.compression import UploadCompression, restored_upload
+from polyfed.plugins.upload_privacy import UploadPrivacy
 from polyfed.registry import METHODS, nearest
 from polyfed.report.run_records import RunRecord, find_runs, show_value
 
@@ -140,7 +141,8 @@ def expose(
     own = Client(model.architecture, train=train, prepare=model.prepare)
     own.id, own.seed, own.round, own.classes = client, recipe.run.seed, at, classes
     own.training, own.bound = recipe.training, network
-    own.privacy, own.compression = recipe.privacy, recipe.compression
+    own.privacy = recipe.privacy
+    own.plugins = [UploadPrivacy(recipe.privacy), UploadCompression(recipe.compression)]
     functions = exposed.functions(own)
     asked = _sources(sources, list(functions))
     levels = list(dict.fromkeys(noise if noise is not None else (0.0, exposed.noise or _LEVEL)))
@@ -258,9 +260,14 @@ def _as_read(client: Client, method: Method) -> Message:
     What weights have changed since they came down is not known here, and taken for nothing; of the stream that gives
     `[privacy]` its noise this uses as much as the round did, so that what else is sent is the same bit for bit.
     """
-    message = copied(method.upload(client, Trained()))
+    message: Message = copied(method.upload(client, Trained()))
     received = {name: message[name] for name in method.changes if name in message}
-    return arrived(client.compression, outgoing(client, method, message, received), received)
+    for plugin in client.plugins:
+        message = plugin.encode(message, client, method, received)
+    for plugin in client.plugins:
+        if isinstance(plugin, UploadCompression):
+            message = restored_upload(plugin.settings, message, received)
+    return message
 
 
 def _nearest(sent: Tensor, function: Callable[[Tensor], Tensor], client: Client) -> Tensor:

@@ -162,7 +162,7 @@ def survey(record: RunRecord, options: Options, say: Callable[[str], None] = lam
     guesses, why_not_members = {}, ""
     for number, passage in passages.items():
         say(f"{record.name}: client {number}")
-        asked = candidates(heard.client(number), heard.federation.shared_test is not None, options.rows, options.seed)
+        asked = candidates(heard.client(number), heard.federation.task.test is not None, options.rows, options.seed)
         if asked is None:
             why_not_members = "no test samples to tell members from"
             continue

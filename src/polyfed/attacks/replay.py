@@ -21,10 +21,10 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import Message
 from polyfed.core.randomness import derive
-from polyfed.core.uploads import arrived
 from polyfed.data.samples import ClientData, Samples
 from polyfed.errors import RequestError
 from polyfed.experiments.session import prepare
+from polyfed.plugins.compression import restored_upload
 from polyfed.report.run_records import RunRecord
 
 _MAIN = "train"  # name of a method's one or main exchange
@@ -48,18 +48,23 @@ class Wire:
     """An executor that keeps what it carries out, of every client in one round.
 
     Args:
-        inner: who does the work. read: (what travelled, what came down) -> what the server reads.
+        read: (what travelled, what came down) -> what the server reads.
         rounds: client -> the round to keep.
 
     Attributes:
         heard: (client, exchange) -> passage.
     """
 
-    def __init__(self, inner: Any, read: Callable[[Message, Message], Message], rounds: Mapping[int, int]) -> None:
-        self.inner = inner
-        self.workers: int = inner.workers
+    def __init__(self, read: Callable[[Message, Message], Message], rounds: Mapping[int, int]) -> None:
+        self.inner: Any = None
+        self.workers = 1
         self.heard: dict[tuple[int, str], Passage] = {}
         self._read, self._rounds = read, rounds
+
+    def listen(self, inner: Any) -> Wire:
+        """Listen to an executor, in whose place it stands."""
+        self.inner, self.workers = inner, inner.workers
+        return self
 
     def run(self, jobs: Sequence[Any], done: Callable[[int], None]) -> list[Any]:
         """As the inner one; what counts is kept."""
@@ -127,7 +132,8 @@ class Replay:
         client.training = client.training.model_copy(update=training)
         job = dataclasses.replace(passage.job, client=client, scores=False)
         (outcome,) = self.wire.inner.run([job], lambda _: None)
-        return arrived(self.federation.compression, outcome.message, job.message) if outcome.counts else None
+        settings = self.federation.plugin("compression").settings
+        return restored_upload(settings, outcome.message, job.message) if outcome.counts else None
 
 
 def last_heard(record: RunRecord) -> dict[int, int]:
@@ -163,10 +169,8 @@ def replay(record: RunRecord, clients: Sequence[int]) -> Replay:
     first = min(rounds[client] for client in clients)
     with tempfile.TemporaryDirectory(prefix="polyfed-replay-") as place:
         begun = _begun(record.path, first, Path(place), recipe)
-        federation = prepare(recipe, out=begun)
-        compression = federation.compression
-        wire = Wire(federation.executor, lambda message, down: arrived(compression, message, down), rounds)
-        federation.executor = wire
+        wire = Wire(lambda message, down: restored_upload(recipe.compression, message, down), rounds)
+        federation = prepare(recipe, out=begun, wrap_executor=wire.listen)
         run = federation.run(resume=begun is not None)
         equal = _compared(record, list(run.history), first)
     return Replay(record, recipe, federation, wire, equal)

@@ -65,9 +65,10 @@ from polyfed.core.settings import (
 from polyfed.data.bounds import check_file
 from polyfed.data.text import Words
 from polyfed.data.transforms import augmentation
-from polyfed.engine.devices import Devices, attendance_in_effect, check_lateness
 from polyfed.errors import RequestError
 from polyfed.own_methods import label_of, method_class, with_knobs
+from polyfed.places import check_characters
+from polyfed.plugins.device_profiles import Devices, attendance_in_effect, check_lateness
 from polyfed.registry import (
     METHODS,
     MODELS,
@@ -436,6 +437,7 @@ class Recipe(Settings):
         Raises:
             RequestError: see `load`.
         """
+        check_characters(settings)
         settings = _with_profile(settings, profile)
         given = {key: dict(value) if isinstance(value, Mapping) else value for key, value in settings.items()}
         if isinstance(tables := given.get("methods"), dict):
@@ -529,6 +531,11 @@ class Recipe(Settings):
     def variants(self) -> list[str]:
         """The names that the recipe itself offers to `choose`: its own method, and ``[methods]``."""
         return list(dict.fromkeys([(self._own or self.method).name, *self.methods]))
+
+    @property
+    def plugins(self) -> list[Any]:
+        """What the sections beside method and data ask for: what `Federation` takes as its plugins."""
+        return [self.availability, self.devices, self.defence, self.hostile, self.privacy, self.compression]
 
     def build_method(self) -> Any:
         """The method, a `polyfed.Method`, with its knobs."""

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.message import State
+from polyfed.core.message import Message, State
 from polyfed.core.randomness import generator
-from polyfed.core.settings import Compression, Privacy, Training
+from polyfed.core.settings import Privacy, Training
 from polyfed.data.samples import ClientData, Samples, from_dataset
 from polyfed.errors import RequestError, described
 
@@ -47,6 +47,14 @@ class Public:
         return f"Public({self.samples!r}, {self.origin})"
 
 
+class Encoder(Protocol):
+    """What is done to an upload at the client (`engine.plugin.Plugin.encode`)."""
+
+    def encode(self, upload: Message, client: Client, method: Any, received: Message) -> Message:
+        """What leaves the client in place of `upload`."""
+        ...
+
+
 class Client:
     """One participant.
 
@@ -68,11 +76,10 @@ class Client:
         id: 0-based number. architecture: name shared by all clients of the same network. classes: number of classes of
         the task. n: number of training samples. state: what the method keeps here between rounds (named tensors,
         replaced and never written into). round, exchange, phase: what is going on. context: what the method's
-        `receive` returned, while the client trains. training, privacy, compression: settings. public: data
-        shared by all, if any. sign_flip: of a client that plays false (`core.hostile`), the factor of its negated
-        changes of weights; 0: it does not. weights: the client's own weights by name, None until it first has any.
-        secret: 32 bytes that only it knows, by which noise on its uploads is drawn, and noise and batches of DP-SGD;
-        None: they are drawn as everything is.
+        `receive` returned, while the client trains. training, privacy: settings. plugins: what is done to its
+        uploads before they leave it, in order. public: data shared by all, if any. weights: the client's own weights
+        by name, None until it first has any. secret: 32 bytes that only it knows, by which noise on
+        its uploads is drawn, and noise and batches of DP-SGD; None: they are drawn as everything is.
     """
 
     def __init__(
@@ -105,10 +112,9 @@ class Client:
         self.context: Mapping[str, Any] = {}
         self.training = Training()
         self.privacy = Privacy()
-        self.compression = Compression()
         self.secret: bytes | None = None
         self.public: Public | None = None
-        self.sign_flip = 0.0
+        self.plugins: Sequence[Encoder] = ()
         self.state: State = {}
         self.weights: Mapping[str, Tensor] | None = None
         self.version = 0  # grows with every change to weights or state

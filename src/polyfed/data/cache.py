@@ -83,9 +83,17 @@ def fetch(key: str) -> tuple[dict[str, Tensor], dict[str, str]] | None:
             facts = dict(stored.metadata() or {})
             # copies: what safetensors gives is mapped from the file, and would follow later changes to it
             tensors = {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118  not a dict
-    except (OSError, SafetensorError, ValueError):
+        whole = facts.get("checksum") == _checksum(tensors, facts)
+    except (
+        OSError,
+        SafetensorError,
+        ValueError,
+        TypeError,
+        LookupError,
+        RuntimeError,
+    ):  # TypeError: a type NumPy lacks
         return None
-    return (tensors, facts) if facts.get("checksum") == _checksum(tensors, facts) else None
+    return (tensors, facts) if whole else None
 
 
 def store(key: str, tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:

@@ -211,7 +211,10 @@ def _labels(parts: Sequence[Any], column: str, where: str) -> NDArray[Any]:
     values = [value for part in parts for value in _cells(part, column)]
     if any(value is None for value in values):
         raise RequestError(f"expected a label in every row, came an empty one in '{column}' of {where}")
-    return np.array(values, dtype=np.str_ if isinstance(values[0], str) else np.int64)
+    try:
+        return np.array(values, dtype=np.str_ if isinstance(values[0], str) else np.int64)
+    except OverflowError:
+        raise RequestError(f"expected labels below 2^63 in '{column}' of {where}, came larger ones") from None
 
 
 def _files(parts: Sequence[Any], where: str) -> parquet_images.Files:

@@ -115,9 +115,29 @@ def from_cache(key: str) -> LabelledImages | None:
     if found is None:
         return None
     tensors, facts = found
-    test = Samples(tensors["test_x"], tensors["test_y"]) if "test_x" in tensors else None
-    names = tuple(str(name) for name in json.loads(facts["class_names"]))
-    return LabelledImages(Samples(tensors["train_x"], tensors["train_y"]), test, names)
+    try:
+        names = parse_json(facts["class_names"].encode())
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError("no names of classes")
+        train = _side_of(tensors, "train", len(names))
+        test = _side_of(tensors, "test", len(names)) if "test_x" in tensors else None
+        if test is not None and test.x.shape[1:] != train.x.shape[1:]:
+            raise ValueError("images of two sizes")
+    except (KeyError, ValueError):  # it is another file's, or somebody wrote it anew
+        return None
+    return LabelledImages(train, test, tuple(names))
+
+
+def _side_of(tensors: Mapping[str, torch.Tensor], side: str, classes: int) -> Samples:
+    """The images (N, C, H, W) and labels (N,) of a side as `kept` stores them; ValueError where they are others."""
+    images, labels = tensors[f"{side}_x"], tensors[f"{side}_y"]
+    if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] not in (1, 3) or not images.numel():
+        raise ValueError("no images")
+    if labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
+        raise ValueError("no labels of these images")
+    if int(labels.min()) < 0 or int(labels.max()) >= classes:
+        raise ValueError("a label that is no class")
+    return Samples(images, labels)
 
 
 def _decoded(files: dict[str, list[Path]], columns: Columns, key: str) -> LabelledImages:
@@ -449,6 +469,8 @@ def _read_side(
                 if pixels is None:
                     pixels = _room((total, *shape), path)
                 check_shape(image.shape, shape, row - start, path)
+                if row == total:
+                    raise RequestError(f"expected {total} rows, as the files say, came more from {paths[0].parent}")
                 pixels[row] = image
                 row += 1
     if pixels is None or row != total:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 _TYPES: Mapping[Kind, str] = {"hello": "query.hello", "train": "train", "score": "evaluate", "finish": "query.finish"}
 _LONGEST = 1000  # characters of a node's trouble that are told
+_LARGEST = 2**26  # bytes of a letter's facts
 _RECORD, _FACTS, _BODY, _TROUBLE = "polyfed", "facts", "body", "trouble"
 RUN_CONFIG: Mapping[str, tuple[Any, str]] = {  # key -> (value that leaves it to the recipe, what it is)
     "method": ("", "in place of the recipe's"),
@@ -213,7 +214,10 @@ def _letter(message: Message) -> Letter:
     """
     try:
         records = message.content
-        facts = parse_json(str(records.config_records[_RECORD][_FACTS]).encode())
+        said = str(records.config_records[_RECORD][_FACTS]).encode()
+        if len(said) > _LARGEST:
+            raise RunError(f"expected facts of at most {_LARGEST} bytes, came {len(said)}")
+        facts = parse_json(said)
         kind = facts.pop("kind")
         body = records.array_records[_BODY][_BODY].data if _BODY in records.array_records else b""
     except (KeyError, ValueError, AttributeError, TypeError) as error:

@@ -6,6 +6,7 @@ keeps nothing in memory: every letter may come to another process.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -41,17 +42,18 @@ from polyfed.deploy.protocol import (
     score_told,
     unpack,
 )
+from polyfed.engine.arguments import plugins_of
 from polyfed.engine.compatibility import check_fit
 from polyfed.engine.evaluation import Memory
 from polyfed.engine.executors.base import Job, Outcome, Scores, Scoring, at_work, carry_out, score_parts
-from polyfed.engine.federation import one_thread
 from polyfed.engine.model_readme import Guide
 from polyfed.engine.run_folder import RunFolder
+from polyfed.engine.run_loop import one_thread
 from polyfed.engine.weight_store import Store, row_of
 from polyfed.errors import RequestError, RunError
 from polyfed.experiments.session import Prepared, assigned, companions, normalised
 from polyfed.models.zoo import build
-from polyfed.registry import MODELS, nearest
+from polyfed.registry import MODELS, is_own, nearest
 from polyfed.results.schema import ENTRY, PREPARE, check_shape
 
 _KEYS: Mapping[str, tuple[type, str]] = {
@@ -168,15 +170,17 @@ class Node:
             RequestError: there is no such round in this node's recipe. RunError: too much was answered already.
         """
         rounds = self._recipe.training.rounds
-        if task.round > rounds:
-            raise RequestError(f"expected a round up to {rounds}, as in this node's recipe, came {task.round}")
+        last = rounds + 1 if turn.closes else rounds  # the closing round has a number of its own
+        trains = letter.kind == "train" and not task.closing
+        if task.round > last or (trains and not 1 <= task.round <= rounds):
+            raise RequestError(f"expected a round from 1 to {rounds}, as in this node's recipe, came {task.round}")
         own = json.dumps(agreed(self._recipe), sort_keys=True).encode()
         ledger = Ledger(self._place.state / "answered" / f"{hashlib.sha256(own).hexdigest()[:16]}.jsonl")
         privacy = self._recipe.privacy
         most = self._place.answers or _ANSWERS[bool(privacy.noise or privacy.sgd_noise)]
         if letter.kind == "train":
-            passage = f"{task.place}{' at the end' if task.closing else ''}"
-            ledger.count(f"training in round {task.round}, passage {passage}", turn.request(letter), most)
+            when = "the closing round" if task.closing else f"round {task.round}"  # which comes once in a run
+            ledger.count(f"training in {when}, passage {task.place}", turn.request(letter), most)
         elif letter.kind == "score":
             ledger.count(f"scores in round {task.round}", turn.request(letter), _SCORINGS * most)
         else:
@@ -205,12 +209,13 @@ class Turn:
         self.client = Client(self._name, dealt.clients[number].train, prepare=self._prepare)
         self.client.id, self.client.classes, self.client.seed = place.client, len(self._names), recipe.run.seed
         self.client.training, self.client.public = recipe.training, data.public(recipe)
-        self.client.privacy, self.client.compression = recipe.privacy, recipe.compression
+        self.client.privacy = recipe.privacy
+        self.client.plugins = plugins_of([recipe.privacy, recipe.compression])
         if place.secret and (recipe.privacy.noise or recipe.privacy.sgd_clip):
             self.client.secret = secret(place.state)
         self.client.data = _renamed(dealt.clients[number], source.class_names, self._names)
         shape, width = tuple(source.train.x.shape[1:]), recipe.models.feature_dim
-        beside = _companion(recipe, self._method, task.companion or self._name, self._name)
+        self._beside = beside = _companion(recipe, self._method, task.companion or self._name, self._name)
         builders = {
             name: functools.partial(build, name, shape, len(self._names), width, source.words, beside=recipe.beside)
             for name in {self._name, beside, *companions(self._method)}
@@ -227,6 +232,11 @@ class Turn:
         self._store = Store(self._architectures, [self._name])
         self._folder = place.state / (task.experiment or "none")
         self._shelf = Shelf(self._folder / f"client-{place.client:03d}")
+
+    @property
+    def closes(self) -> bool:
+        """Whether the method has a closing round."""
+        return bool(self._method.closing())
 
     def introduction(self) -> Introduction:
         """Who this node is; its data and its network can carry the method.
@@ -339,13 +349,20 @@ class Turn:
     def _entry(self) -> Mapping[str, Any]:
         """What the server says of the personal model, for the list of models beside it.
 
+        All that names code or files, which whoever loads the model would import or open, is this node's own.
+
         Raises:
-            RunError: it is no such entry, or one of another network than this client's.
+            RunError: it is no such entry, or one of another network or method than this client's.
         """
         about, x = self._task.about, self.client.data.train.x
+        method, settings = self._recipe.method.name, self._recipe.to_dict()
+        knobs: dict[str, Any] = dataclasses.asdict(self._method) if dataclasses.is_dataclass(self._method) else {}
         own = {
+            "method": method if is_own(method) else self._method.name,
+            "knobs": json.loads(json.dumps(knobs)),
             "architecture": self._name,
             "classes": len(self._names),
+            "class_names": self._names,
             "feature_dim": self._recipe.models.feature_dim,
             "input": {"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")},
         }
@@ -353,12 +370,17 @@ class Turn:
             check_shape(about, ENTRY)
             if about.get("prepare") not in (None, "plain"):
                 check_shape(about["prepare"], PREPARE, "prepare")
+            if about["companion"] not in (None, self._beside):
+                raise ValueError(f"'companion' is {about['companion']!r:.60}, not {self._beside!r:.60}")
             for key, value in own.items():
                 if about[key] != value:
                     raise ValueError(f"'{key}' is {about[key]!r:.60}, not {value!r:.60}")
         except ValueError as error:
             raise RunError(f"expected the entry of this client's model, came another: {error}") from None
-        return about
+        modules = settings["run"].get("modules")
+        found = {key: value for key, value in about.items() if key != "modules"}
+        found |= {"vectors": settings["data"].get("vectors")}
+        return found if modules is None else {**found, "modules": modules}
 
     def scores(self, message: Message | None) -> Scores:
         """Of the parts asked for that the client has rows of, as it stands or after receiving a message."""

@@ -110,7 +110,7 @@ def secret(folder: Path, name: str = _SECRET) -> bytes:
     """
     path = folder / name
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # with the weights that will lie in it
         try:
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from polyfed.core.client import Client
-from polyfed.core.defence import Watch, defended
 from polyfed.core.message import Group, Message, State, flatten, nbytes, not_finite, read_only, shallow, tensor
 from polyfed.core.method import Trained
 from polyfed.core.upload_forms import Entry, Known, misfit
@@ -23,6 +22,7 @@ from polyfed.deploy.protocol import Kind, Letter, Report, Task, Trouble, pack, p
 from polyfed.engine.evaluation import Score
 from polyfed.engine.executors.base import Job, Outcome, Scores, Scoring
 from polyfed.errors import PolyfedError, RunError
+from polyfed.plugins.robust_aggregation import Watch, defended
 
 if TYPE_CHECKING:
     from polyfed.deploy.server import Deployed
@@ -201,7 +201,7 @@ class Nodes:
         Raises:
             RunError: it is no answer to this job.
         """
-        client, largest = job.client, self._federation.defence.largest or math.inf
+        client, largest = job.client, self._federation.plugin("defence").settings.largest or math.inf
         facts, message = self._opened(answer)
         report = read(Report, facts)
         trained = Trained(report.steps, report.samples, report.loss)
@@ -295,7 +295,8 @@ class Nodes:
         trial = copy.copy(server)
         trial.state, trial.log, trial.memory = shallow(server.state), {}, {}
         try:
-            method.aggregate(trial, defended(self._federation.defence, method, trial, uploads, Watch()))
+            settings = self._federation.plugin("defence").settings
+            method.aggregate(trial, defended(settings, method, trial, uploads, Watch()))
         except Exception as error:
             return _in_a_line(error)
         return None

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from polyfed.config.recipe import Recipe
 from polyfed.data.transforms import Prepare
 from polyfed.deploy.protocol import Introduction, Letter, Task, Trouble, agreed, read
-from polyfed.engine.run_folder import held
+from polyfed.engine.run_folder import held, write_atomically, writing
 from polyfed.errors import RequestError, RunError
 from polyfed.results.schema import check_links, parse_json
 
@@ -82,7 +82,8 @@ class Diary:
 
     def _read(self) -> None:
         try:
-            lines = [parse_json(line) for line in self._path.read_bytes().splitlines() if line]
+            *whole, _ = self._path.read_bytes().split(b"\n")  # what comes last has no end: it was cut off by a kill
+            lines = [parse_json(line) for line in whole]
             self.experiment = str(lines[0]["experiment"])
             if not _EXPERIMENT.fullmatch(self.experiment):
                 raise ValueError("no experiment's name in the first line")
@@ -117,7 +118,7 @@ class Diary:
         line = json.dumps({"event": event, "round": self.round, "time": round(time.time(), 3), **facts}) + "\n"
         self._whole += line
         if self._open:
-            with self._path.open("ab") as file:
+            with writing(self._path.parent), self._path.open("ab") as file:
                 file.write(line.encode())
                 file.flush()
                 os.fsync(file.fileno())
@@ -125,7 +126,8 @@ class Diary:
     def open(self) -> None:
         """Write what waits, and from now on at once."""
         if not self._open:
-            self._path.write_text(self._whole, encoding="utf-8")
+            with writing(self._path.parent):
+                write_atomically(self._path, self._whole.encode())
             self._open = True
 
 
@@ -145,12 +147,12 @@ def release(folder: str | Path, client: int) -> Owner:
     path = Path(folder) / DIARY
     if not path.is_file():
         raise RequestError(f"expected a run folder of a deployment with its {DIARY}, came {folder}")
-    diary = Diary(path, resume=True)
-    owner = diary.owners.get(client)
-    if owner is None:
-        taken = ", ".join(map(str, sorted(diary.owners))) or "none"
-        raise RequestError(f"expected a client whose number belongs to a node ({taken}), came {client}")
     with held(Path(folder)):
+        diary = Diary(path, resume=True)
+        owner = diary.owners.get(client)
+        if owner is None:
+            taken = ", ".join(map(str, sorted(diary.owners))) or "none"
+            raise RequestError(f"expected a client whose number belongs to a node ({taken}), came {client}")
         diary.open()
         diary.note(_RELEASED, client=client, node=owner.node)
     return owner

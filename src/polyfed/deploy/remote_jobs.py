@@ -34,7 +34,7 @@ from polyfed.deploy.protocol import (
 )
 from polyfed.engine.evaluation import Score
 from polyfed.engine.executors.base import Job, Outcome, Scores, Scoring
-from polyfed.engine.federation import one_thread
+from polyfed.engine.run_loop import one_thread
 from polyfed.engine.weight_store import Store, row_of
 from polyfed.errors import PolyfedError, RequestError, RunError
 from polyfed.experiments.session import Prepared

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from polyfed.engine.run_folder import RunFolder
+from polyfed.results.schema import EVENT, RECORD_SHOWN, check_shape, parse_json
 from polyfed.tracking.console import Console
 
 __all__ = ["Follower"]
@@ -27,7 +28,8 @@ class Follower:
 
     def __init__(self, folder: Path, facts: Mapping[str, Any], console: Console, resume: bool) -> None:
         self._folder = folder
-        self._rounds, self._events = _Lines(folder / "rounds.jsonl"), _Lines(folder / "nodes.jsonl")
+        self._rounds = _Lines(folder / "rounds.jsonl", RECORD_SHOWN)
+        self._events = _Lines(folder / "nodes.jsonl", EVENT)
         self._console, self._total = console, int(facts["rounds"])
         there, _ = list(self._rounds.new()), list(self._events.new())
         before = there if resume else []
@@ -70,8 +72,9 @@ def _told(event: Mapping[str, Any]) -> str | None:
 class _Lines:
     """The whole lines that a file of JSON lines has gained since the last look."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._read = path, 0
+    def __init__(self, path: Path, shape: Any) -> None:
+        self._path, self._shape = path, shape
+        self._read = 0
 
     def new(self) -> Iterator[dict[str, Any]]:
         try:
@@ -85,5 +88,8 @@ class _Lines:
             return
         whole = gained[: gained.rfind(b"\n") + 1]
         self._read += len(whole)
-        for line in whole.splitlines():
-            yield json.loads(line)
+        for line in whole.split(b"\n")[:-1]:
+            with contextlib.suppress(ValueError):  # a damaged one, of which the run itself will tell
+                found = parse_json(line)
+                check_shape(found, self._shape)
+                yield found

@@ -7,7 +7,6 @@ a round, checkpoints and resuming work as ever.
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,21 +17,23 @@ from torch import Tensor, nn
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
-from polyfed.core.defence import Watch
 from polyfed.core.message import Message, flatten
 from polyfed.core.model_factory import BY_SIZE, Builder
 from polyfed.core.modules import exported, split
-from polyfed.core.settings import Availability
 from polyfed.data.transforms import Prepare
 from polyfed.deploy.node_executor import Nodes
 from polyfed.deploy.node_registry import DIARY, Diary, Office, Roster, Wire
 from polyfed.deploy.placeholders import UNSEEN, Elsewhere, blank, builder, check_size, is_known
 from polyfed.deploy.protocol import Introduction
-from polyfed.engine.attendance import Attendance, Roll
-from polyfed.engine.executors.base import Job, Outcome, has_own
+from polyfed.engine.executors.base import Executor, Job, Outcome, has_own
 from polyfed.engine.federation import Federation, Run
 from polyfed.engine.model_readme import Guide
+from polyfed.engine.plugin import Plugin, Setup
+from polyfed.engine.preview import preview
+from polyfed.engine.round import Round
 from polyfed.engine.run_folder import RunFolder
+from polyfed.engine.task import Execution, Output, Task
+from polyfed.engine.weight_store import Store
 from polyfed.errors import RequestError
 from polyfed.experiments.session import Prepared, assigned, companions
 from polyfed.models.zoo import build
@@ -45,23 +46,32 @@ class Joined(Exception):
     """Somebody has come; the federation has to be made anew, with them."""
 
 
-class _Presence(Attendance):
-    """Who of those that the settings let be there has ever said hello. look: called before every round."""
+class NodePresence(Plugin):
+    """Who of those that the settings let be there has ever said hello.
 
-    def __init__(
-        self, availability: Availability, clients: int, seed: int, known: Mapping[int, Any], look: Callable[[], None]
-    ) -> None:
-        super().__init__(availability, clients, seed)
-        self._known, self._look = known, look
+    Args:
+        known: their numbers. look: called before every round.
+    """
 
-    def present(self, number: int) -> list[int]:
-        """See `Attendance`."""
-        return [i for i in super().present(number) if i in self._known]
+    name = "nodes"
 
-    def roll(self, number: int) -> Roll:
-        """See `Attendance`."""
-        self._look()
-        return super().roll(number)
+    def __init__(self, known: Collection[int], look: Callable[[], None]) -> None:
+        super().__init__()
+        self._known, self._look = frozenset(known), look
+        self._unknown: frozenset[int] = frozenset()
+
+    def validate(self, setup: Setup) -> None:
+        """Whom nobody knows yet."""
+        self._unknown = frozenset(client.id for client in setup.clients) - self._known
+
+    def absent(self, number: int) -> Collection[int]:
+        """Whose node has not said hello."""
+        return self._unknown
+
+    def select(self, round: Round) -> None:
+        """See who has come."""
+        if not round.final:
+            self._look()
 
 
 # the federation -----------------------------------------------------------------------------------------------------
@@ -131,6 +141,7 @@ class Deployed(Federation):
             builders[said.architecture] = builder(said, recipe, len(names))
         for said in known.values():
             check_size(said, recipe, len(names))
+        self._office, self._roster, self._diary, self._limit = office, roster, diary, limit
         super().__init__(
             [
                 Client(
@@ -145,36 +156,41 @@ class Deployed(Federation):
             method,
             recipe.training,
             recipe.evaluation,
-            availability=recipe.availability,
-            privacy=recipe.privacy,
-            compression=recipe.compression,
-            defence=recipe.defence,
+            plugins=[
+                recipe.availability,
+                recipe.privacy,
+                recipe.compression,
+                recipe.defence,
+                NodePresence(known, self._look),
+            ],
+            task=Task(
+                classes=len(names),
+                class_names=names,
+                public=data.public(recipe),
+                test=blank(first.test, first) if recipe.data.test == "global" else None,
+                dataset=first.dataset if all(said.dataset == first.dataset for said in expected) else "own data",
+                feature_names=first.feature_names,
+                label_column=recipe.data.label_column,
+            ),
+            executor=Execution("serial", device=recipe.run.device, precision=recipe.run.precision),
+            # nodes keep their last two states, no more
+            out=Output(out, checkpoint_every=1, label=recipe.run.label, settings=recipe.to_dict()),
             seed=recipe.run.seed,
-            public=data.public(recipe),
-            test=blank(first.test, first) if recipe.data.test == "global" else None,
-            classes=len(names),
-            class_names=names,
-            feature_names=first.feature_names,
-            label_column=recipe.data.label_column,
             builders=builders,
-            device=recipe.run.device,
-            precision=recipe.run.precision,
-            executor="serial",
-            out=out,
-            checkpoint_every=1,  # nodes keep their last two states, no more
-            dataset=first.dataset if all(said.dataset == first.dataset for said in expected) else "own data",
-            settings=recipe.to_dict(),
-            label=recipe.run.label,
             trackers=[_Opens(diary), *trackers],
         )
         _check_told(self, {i: said for i, said in enumerate(expected) if i in known})
-        self._office, self._roster = office, roster
-        self.store = Elsewhere(self.architectures, [client.architecture for client in self.clients])
-        chosen = self.architectures.chosen
-        self._told = {**roster.facts(), "companion": "" if chosen is None else chosen.network}
-        self._nodes = Nodes(self, self._told, office, roster, diary, limit)
-        self.executor = self._nodes
-        self.attendance = _Presence(recipe.availability, count, recipe.run.seed, {**known}, self._look)
+
+    def _make_store(self) -> Store:
+        """Rows that say how large a client's weights are; these are with its node."""
+        return Elsewhere(self.architectures, [client.architecture for client in self.clients])
+
+    def _make_executor(self) -> Executor:
+        """The nodes."""
+        auxiliary = self.architectures.chosen
+        told = {**self._roster.facts(), "companion": "" if auxiliary is None else auxiliary.network}
+        self._nodes = Nodes(self, told, self._office, self._roster, self._diary, self._limit)
+        return self._nodes
 
     def _look(self) -> None:
         if self._roster.look():
@@ -188,8 +204,8 @@ class Deployed(Federation):
         """Have every node write its client's personal model; those that are shared come into the run folder."""
         guide = Guide(self.architectures)
         with folder.models() as write:
-            for client, (weights, state) in self._nodes.finish(self._present()):
-                about = self._about(client, None)
+            for client, (weights, state) in self._nodes.finish(self.exporter.present()):
+                about = self.exporter.about(client, None)
                 write(client.id, weights, state, about)
                 guide.add(client.id, weights, about)
         folder.write_guide(guide.text())
@@ -202,8 +218,9 @@ class Deployed(Federation):
         """Nothing: networks and labels are with the nodes."""
         return [{} for _ in self.clients]
 
-    def _take_in(self, uploads: Mapping[int, Message], watch: Watch) -> None:
-        self._nodes.taken_in(uploads, lambda fit: super(Deployed, self)._take_in(fit, watch))
+    def _aggregate(self, round: Round, uploads: Mapping[int, Message]) -> None:
+        """As any federation, without those of whom it fails."""
+        self._nodes.taken_in(uploads, lambda fit: super(Deployed, self)._aggregate(round, fit))
 
     def personal_tensors(self, client: Client) -> Mapping[str, Tensor] | None:
         """What a client's personal model is made of; None where its network is its own."""
@@ -213,18 +230,24 @@ class Deployed(Federation):
         return exported(self.method.personal(self.architectures.template(client.architecture, variant)))
 
     def arrived(self, job: Job, outcome: Outcome) -> Outcome:
-        """An outcome as the method gets it: what was compressed is not any more."""
-        return self._judged(job, self._whole(job, outcome))
+        """An outcome as the method gets it: restored from compression, and rejected where the server objects."""
+        for plugin in reversed(self.plugins):
+            outcome = plugin.decoded(job, outcome, self.method)
+        return outcome
 
     def say(self, text: str) -> None:
         """Tell whoever watches."""
-        self._tell("message", text)
+        self.tell("message", text)
 
     def asked_of(self, client: Client) -> tuple[str, Message | None, dict[str, Any]]:
         """For a client's personal model: its variant, what it receives if it has none yet, and what the model is."""
         variant = self.method.variant(self.server, client.id)
         own = has_own(client, variant, self.architectures)
-        return variant, None if own else self.method.broadcast(self.server, client.id), self._about(client, None)
+        return (
+            variant,
+            None if own else self.method.broadcast(self.server, client.id),
+            self.exporter.about(client, None),
+        )
 
 
 class _Opens:
@@ -289,11 +312,7 @@ def _check_told(federation: Deployed, told: Mapping[int, Introduction]) -> None:
     beside = method.companion
     if beside is not None and (beside.network in BY_SIZE or any(said.words < 0 for said in told.values())):
         raise RequestError(f"client {unseen[0]} has the network '{told[unseen[0]].architecture}', {lack}")
-    trial = copy.copy(server)
-    trial.state, trial.log, trial.memory, trial.round = {}, {}, {}, 1
-    trial.admit(told)
-    method.start(trial)
-    method.plan(trial, list(told))
+    trial = preview(method, server, told)
     for number in unseen:
         sent = flatten(method.broadcast(trial, number))
         if any(name.rpartition("/")[2].endswith(UNSEEN) for name in sent):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from polyfed.deploy.requirements import expect
 from polyfed.errors import RequestError
+from polyfed.places import check_name
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -29,6 +30,7 @@ __all__ = ["AUTHORITY", "AUTHORITY_KEY", "SERVER", "SERVER_KEY", "certify", "mak
 
 AUTHORITY, AUTHORITY_KEY, SERVER, SERVER_KEY = "ca.crt", "ca.key", "server.pem", "server.key"
 _HERE = ("localhost", "127.0.0.1")  # where a server's own programs, and a proxy beside it, call it
+_LONGEST = 36500  # days that a server's certificate may be good for
 _NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")  # one part of a host name
 
 
@@ -49,11 +51,12 @@ def certify(folder: str | Path, hosts: Sequence[str], days: int = 365, force: bo
             authority, or `cryptography` is missing.
     """
     expect("cryptography", "making keys")
+    check_name(folder)
     place, names = Path(folder), [_subject_name(host) for host in dict.fromkeys((*hosts, *_HERE))]
     if not hosts:
         raise RequestError("expected a host name or address that nodes call the server by, came none")
-    if days < 1:
-        raise RequestError(f"expected a certificate that is good for a day or more, came {days} days")
+    if not 1 <= days <= _LONGEST:
+        raise RequestError(f"expected a certificate that is good for 1 to {_LONGEST} days, came {days} days")
     taken = [place / name for name in (SERVER, SERVER_KEY) if (place / name).exists()]
     if taken and not force:
         raise RequestError(f"{taken[0]} is there already; replace the server's certificate with --force")
@@ -78,6 +81,7 @@ def make_key(path: str | Path, force: bool = False) -> list[Path]:
     expect("cryptography", "making keys")
     from cryptography.hazmat.primitives import serialization as form
 
+    check_name(path)
     private = Path(path)
     public = private.with_name(f"{private.name}.pub")
     for file in (private, public):
@@ -106,6 +110,7 @@ def _new_authority(folder: Path, days: int) -> tuple[x509.Certificate, EllipticC
 def _authority(folder: Path, days: int) -> tuple[x509.Certificate, EllipticCurvePrivateKey, list[Path]]:
     """The authority that the folder holds, good for at least `days` more."""
     from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -113,16 +118,17 @@ def _authority(folder: Path, days: int) -> tuple[x509.Certificate, EllipticCurve
         certificate = x509.load_pem_x509_certificate((folder / AUTHORITY).read_bytes())
         key = load_pem_private_key((folder / AUTHORITY_KEY).read_bytes(), password=None)
         public = certificate.public_key()
-    except (ValueError, TypeError) as error:
+        ends = certificate.not_valid_after_utc
+        certificate.subject.rfc4514_string()  # read now, as what is looked at later may be damaged
+    except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
         raise RequestError(f"expected an authority in {folder}, came files that cannot be read: {error}") from None
     except OSError as error:
         raise RequestError(f"expected an authority in {folder}, came {error.strerror}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != public:
         raise RequestError(f"expected {AUTHORITY_KEY} to be the key of {AUTHORITY} in {folder}, came another one")
-    if certificate.not_valid_after_utc < _now() + datetime.timedelta(days=days):
-        end = certificate.not_valid_after_utc.date()
+    if ends < _now() + datetime.timedelta(days=days):
         raise RequestError(
-            f"expected an authority good for {days} days or more in {folder}, came one that ends on {end}"
+            f"expected an authority good for {days} days or more in {folder}, came one that ends on {ends.date()}"
         )
     return certificate, key, []
 

@@ -6,20 +6,25 @@ import copy
 import functools
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
-from polyfed.core.client import Client, Public, as_floats
+from polyfed.core.client import Client, Public, as_floats, samples_of
 from polyfed.core.method import Method
 from polyfed.core.model_factory import Builder
-from polyfed.core.settings import Settings
+from polyfed.core.settings import Evaluation, Settings
+from polyfed.data.partition import whole
+from polyfed.data.samples import ClientData, Samples, classes_up_to
 from polyfed.data.text import Vocabulary, Words
+from polyfed.engine.plugin import Plugin
+from polyfed.engine.task import Execution, Output, Task
 from polyfed.errors import RequestError, described, nearest
 from polyfed.models.third_party import normalisation
 from polyfed.models.zoo import build
-from polyfed.registry import METHODS, MODELS
+from polyfed.registry import METHODS, MODELS, PLUGINS
 
 _Kind = TypeVar("_Kind", bound=Settings)
 
@@ -96,6 +101,71 @@ def list_of(name: str, given: Any) -> list[Any]:
     return list(given)
 
 
+def plugins_of(given: Any) -> list[Plugin]:
+    """All plugins of a federation: those of the library, with the settings that were given, and one's own behind them.
+
+    Raises:
+        RequestError: neither settings of a plugin nor a plugin; or two for one concern.
+    """
+    kinds: dict[str, type[Plugin]] = {name: PLUGINS[name] for name in PLUGINS}
+    of_settings = {kind.settings_class: name for name, kind in kinds.items() if kind.settings_class is not None}
+    ours: dict[str, Plugin] = {}
+    own: list[Plugin] = []
+    for each in list_of("plugins", given):
+        name = of_settings.get(type(each))
+        if name is not None:
+            plugin = kinds[name](each)
+        elif isinstance(each, Plugin):
+            plugin, name = each, each.name
+        else:
+            known = ", ".join(kind.__name__ for kind in of_settings if kind is not None)
+            raise RequestError(f"plugins: expected settings ({known}) or a polyfed.Plugin, got {described(each)}")
+        if name in ours or name in [other.name for other in own]:
+            raise RequestError(f"plugins: expected one '{name}', got two")
+        if name in kinds:
+            ours[name] = plugin
+        else:
+            own.append(plugin)
+    return [*(ours.get(name) or kinds[name]() for name in kinds), *own]
+
+
+def execution_of(given: Any) -> Execution:
+    """How work is done: the name of an executor, or all of it.
+
+    Raises:
+        RequestError: neither.
+    """
+    if isinstance(given, str):
+        return Execution(given)
+    if not isinstance(given, Execution):
+        raise RequestError(f"executor: expected its name or polyfed.Execution(...), got {described(given)}")
+    return given
+
+
+def output_of(given: Any) -> Output:
+    """What is written: the run folder's path, or all of it.
+
+    Raises:
+        RequestError: neither, or a value that cannot be.
+    """
+    output = given if isinstance(given, Output) else Output(given)
+    if output.keep not in ("last", "best"):
+        raise RequestError(f"keep: expected 'last' or 'best', got {output.keep!r}")
+    every = whole("checkpoint_every", output.checkpoint_every, 1)
+    return replace(output, path=folder_of(output.path), checkpoint_every=every)
+
+
+def task_of(given: Any) -> Task:
+    """What is classified; the defaults for None.
+
+    Raises:
+        RequestError: something else.
+    """
+    if given is not None and not isinstance(given, Task):
+        raise RequestError(f"task: expected polyfed.Task(classes=..., ...), got {described(given)}")
+    return Task() if given is None else given
+
+
 def mapping_of(name: str, given: Any) -> dict[str, Any]:
     """What was given by name; nothing for None.
 
@@ -156,3 +226,63 @@ def _check_named(client: Client, own: Collection[str]) -> None:
             f"'{name}' wants images normalized with mean {wanted[0]} and std {wanted[1]}; write "
             "Client(..., prepare=polyfed.data.transforms.Prepare(mean, std))"
         )
+
+
+def name_architectures(clients: Sequence[Client], builders: dict[str, Builder]) -> dict[str, Builder]:
+    """Name the architectures of clients that came with a network: alike in class and tensors means alike."""
+    known: dict[object, str] = {}
+    named: dict[str, Builder] = {}
+    for client in clients:
+        if client.given is None:
+            named[client.architecture] = builders[client.architecture]
+            continue
+        module = client.given
+        shapes = tuple((name, tuple(t.shape), t.dtype) for name, t in module.state_dict().items())
+        kind = (type(module), repr(module), shapes)
+        if kind not in known:
+            base = getattr(module, "architecture", "") or type(module).__name__
+            taken = set(named) | set(builders)
+            names = [base, *(f"{base}-{i}" for i in range(2, len(clients) + 2))]
+            known[kind] = next(name for name in names if name not in taken)
+            named[known[kind]] = lambda module=module: copy.deepcopy(module)  # type: ignore[misc]
+        client.architecture = known[kind]
+    return named
+
+
+def complete_task(task: Task, clients: Sequence[Client]) -> Task:
+    """The task with all that can be told from the data."""
+    test = None if task.test is None else samples_of(task.test, "test")
+    largest = max(_largest_label(client.data, test) for client in clients)
+    known = classes_up_to(largest, "the clients' data")
+    classes = known if task.classes is None else whole("classes", task.classes, 1)
+    names = list(map(str, range(classes))) if task.class_names is None else list(task.class_names)
+    if len(names) != classes:
+        raise RequestError(f"expected {classes} class names, came {len(names)}")
+    return replace(
+        task,
+        classes=classes,
+        class_names=names,
+        public=public_of(task.public),
+        test=test,
+        feature_names=tuple(task.feature_names),
+    )
+
+
+def check_validation(clients: Sequence[Client], evaluation: Evaluation, output: Output) -> None:
+    """Whether there are validation data where something is chosen by them."""
+    if any(len(client.data.validation) for client in clients):
+        return
+    for key, asked, why in (
+        ("evaluation.patience", evaluation.patience > 0, "by which a run stops early"),
+        ("run.keep = 'best'", output.keep == "best", "by which the best round is told"),
+    ):
+        if asked:
+            raise RequestError(
+                f"{key}: expected validation data, {why}, came none; give data.split a validation part ('8:1:1', "
+                "'official:9:1')"
+            )
+
+
+def _largest_label(data: ClientData, test: Samples | None) -> int:
+    parts = [data.train, data.validation, data.test, *([] if test is None else [test])]
+    return max(int(part.y.max()) for part in parts if len(part))

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from polyfed.core.message import State, flatten, from_bytes, group, read_only, tensor, unflatten
-from polyfed.engine.attendance import LateUpload
+from polyfed.engine.late_uploads import LateUpload
 from polyfed.engine.run_folder import sync_folder
 from polyfed.engine.weight_store import Layout, Row, Store
 from polyfed.errors import PolyfedError, RequestError

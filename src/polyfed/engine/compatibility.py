@@ -13,7 +13,7 @@ from polyfed.core.client import Client, Public
 from polyfed.core.method import Method, Needs
 from polyfed.core.model_factory import BY_SIZE, Architectures
 from polyfed.core.modules import floats, split
-from polyfed.engine.sharing import listed, only_heads_shared
+from polyfed.engine.averaging_summary import listed, only_heads_shared
 from polyfed.errors import PolyfedError, RequestError
 from polyfed.functional.feature_pooling import layout
 from polyfed.functional.modes import evaluating

@@ -88,7 +88,7 @@ class Guide:
             load = f'model.load_state_dict(load_file("{file}"))'
             lines = ["from safetensors.torch import load_file", *self._made(name), load, "model.eval()"]
         elif as_built:
-            file_of_vectors = self._about[name].get("vectors")
+            file_of_vectors = markdown_text(str(self._about[name].get("vectors")))
             who += f" The network looks words up in the vectors of '{file_of_vectors}', which are not here; these are"
             who += " its tensors by name."
             lines = _by_name(file)

@@ -24,19 +24,19 @@ import torch
 from polyfed.core.client import Client
 from polyfed.core.message import Message, copied, nbytes, read_only, tensor
 from polyfed.core.method import Context, Exchange, Phase, Trained
-from polyfed.core.uploads import arrived, outgoing
 from polyfed.data.samples import Samples
 from polyfed.engine.compatibility import one_input
 from polyfed.engine.evaluation import CHUNK, score_model
-from polyfed.engine.executors.base import at_work
+from polyfed.engine.executors.base import at_work, encoded
 from polyfed.engine.federation import Federation
 from polyfed.engine.local_training import data_of, train
 from polyfed.engine.operation_counter import Operations, training_operations
 from polyfed.engine.round_costs import Allocations, flops
-from polyfed.engine.simulation import Effort, spent
 from polyfed.errors import PolyfedError, RunError
 from polyfed.markup import preformatted
 from polyfed.models.split import SplitModel, cuts
+from polyfed.plugins.compression import restored_upload
+from polyfed.plugins.device_simulation import Effort, spent
 from polyfed.units import human_bytes, human_seconds
 
 __all__ = ["ArchitectureCheck", "Check", "measure", "message_bytes"]
@@ -197,8 +197,9 @@ def measure(federation: Federation, unused: int = 0, holdout: int = 0, batches: 
     kinds = {kind.name: kind for kind in trial.play()}
     clients, training, workers = federation.clients, federation.training, federation.executor.workers
     mine = [kinds[trial.networks[client.id]] for client in clients]
-    drop = federation.availability.drop
-    reached = 1 - drop if federation.availability.drop_when == "before" else 1.0
+    availability = federation.plugin("availability").settings
+    drop = availability.drop
+    reached = 1 - drop if availability.drop_when == "before" else 1.0
     closing = [sum(kind.closing[place] for kind in mine) for place in range(3)]
     asked, passages = _asked(federation), [federation.method.exchanges(n) for n in range(1, training.rounds + 1)]
     taking, work, scoring = list(zip(mine, asked, strict=True)), [], 0.0
@@ -261,10 +262,10 @@ def _first(samples: Samples, rows: int) -> Samples:
 
 def _asked(federation: Federation) -> list[tuple[float, float]]:
     """How often each client is asked and there, in expectation: in round 1, and in all later rounds together."""
-    there = federation.simulation.availability() or [1.0] * len(federation.clients)
+    there = federation.plugin("devices").availability() or [1.0] * len(federation.clients)
     often = [[0.0, 0.0] for _ in federation.clients]
     for number in range(1, federation.training.rounds + 1):
-        present = federation.attendance.present(number)
+        present = federation.present(number)
         for client_id in present:
             often[client_id][number > 1] += there[client_id] * federation.training.drawn(len(present)) / len(present)
     return [(first, later) for first, later in often]
@@ -293,8 +294,8 @@ def _data_bytes(federation: Federation) -> int:
 
 def _simulated(federation: Federation, mine: Sequence[ArchitectureCheck]) -> dict[str, Any]:
     """What rounds would take on the clients' devices; of one network, operations are in proportion to rows."""
-    simulation, devices = federation.simulation, []
-    if not federation.devices.on:
+    simulation, devices = federation.plugin("devices"), []
+    if not simulation.enabled:
         return {}
     slowest = [0.0, 0.0]
     for client, kind in zip(federation.clients, mine, strict=True):
@@ -305,12 +306,13 @@ def _simulated(federation: Federation, mine: Sequence[ArchitectureCheck]) -> dic
         ]
         profile, need = simulation.profile(client.id), simulation.needs[client.id]
         first, later = (spent(profile, effort) for effort in efforts)
-        fits = client.id not in simulation.left_out
+        fits = client.id not in simulation.excluded
         device = {"id": client.id, "device": simulation.names[client.id], "memory": profile.memory, "needs": need}
         devices.append({**device, "fits": fits, **later._asdict(), "seconds": later.seconds})
         if fits:
             slowest = [max(slowest[0], first.seconds), max(slowest[1], later.seconds)]
-    limit = math.inf if federation.devices.deadline is None else federation.devices.deadline
+    deadline = simulation.settings.deadline
+    limit = math.inf if deadline is None else deadline
     one, others = (min(limit, seconds) for seconds in slowest)
     return {"devices": tuple(devices), "simulated_seconds": one + (federation.training.rounds - 1) * others}
 
@@ -432,7 +434,7 @@ class _Trial:
         began = time.perf_counter()
         client = at_work(member, method.variant(federation.server, member.id), federation.architectures)
         try:
-            counts = Operations() if federation.devices.on else contextlib.nullcontext()
+            counts = Operations() if federation.plugin("devices").enabled else contextlib.nullcontext()
             with counts:
                 context = client.context = method.receive(client, message)
             received = time.perf_counter()
@@ -453,7 +455,7 @@ class _Trial:
             with counts:
                 upload = read_only(copied(method.upload(client, trained)))
             cost.operations += counts.count if isinstance(counts, Operations) else 0
-            leaves = outgoing(client, method, upload, message)
+            leaves, _ = encoded(upload, client, method, message)
             cost.rest += time.perf_counter() - done + received - began
             if self._scores and exchange.trains and len(client.data.test):
                 done = time.perf_counter()
@@ -471,11 +473,11 @@ class _Trial:
             cost.kept = nbytes({"weights": member.weights}) + nbytes(member.state)
         cost.down += nbytes(message)
         cost.up += nbytes(leaves)
-        return read_only(arrived(federation.compression, leaves, message))
+        return read_only(restored_upload(federation.plugin("compression").settings, leaves, message))
 
     def _training_operations(self, client: Client, context: Context, exchange: Exchange) -> int:
         """Of the training in an exchange, where devices are simulated."""
-        if not self._federation.devices.on:
+        if not self._federation.plugin("devices").enabled:
             return 0
         step = self._federation.architectures.training
         return training_operations(client, self._federation.method, context, self._phases(client, exchange), step)

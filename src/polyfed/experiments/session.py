@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,10 @@ from polyfed.data.public import public_inputs
 from polyfed.data.samples import Samples
 from polyfed.data.transforms import Prepare, resized
 from polyfed.engine.arguments import list_of
+from polyfed.engine.executors.base import Executor
 from polyfed.engine.federation import Federation, Run, Tracker
 from polyfed.engine.run_folder import RunFolder
+from polyfed.engine.task import Execution, Output, Task
 from polyfed.errors import Interrupted, PolyfedError, RequestError, described
 from polyfed.experiments.dry_run import Check, measure
 from polyfed.markup import Line, notes, paragraph
@@ -201,6 +203,7 @@ def prepare(
     trackers: Sequence[object] = (),
     data: Prepared | None = None,
     timings: bool = False,
+    wrap_executor: Callable[[Executor], Executor] | None = None,
 ) -> Federation:
     """The federation that a recipe describes; nothing is written.
 
@@ -210,6 +213,7 @@ def prepare(
         trackers: who watches.
         data: where data are kept between calls.
         timings: whether the records tell where the time of each round went.
+        wrap_executor: makes the executor that is used of the recipe's.
 
     Raises:
         RequestError: data that are not there or cannot be dealt so, models or a method that do not fit.
@@ -239,36 +243,27 @@ def prepare(
         method,
         recipe.training,
         recipe.evaluation,
-        availability=recipe.availability,
-        privacy=recipe.privacy,
-        compression=recipe.compression,
-        devices=recipe.devices,
-        defence=recipe.defence,
-        hostile=recipe.hostile,
+        plugins=recipe.plugins,
+        task=Task(
+            classes=dealt.classes,
+            class_names=source.class_names,
+            public=data.public(recipe),
+            test=dealt.test,
+            dataset=source.name,
+            feature_names=source.feature_names,
+            vocabulary=source.vocabulary,
+            label_column=source.label_column,
+        ),
+        executor=Execution(
+            recipe.run.executor, recipe.run.workers, recipe.run.device, recipe.run.precision, timings, wrap_executor
+        ),
+        out=Output(out, recipe.run.checkpoint_every, recipe.run.keep, recipe.run.label, recipe.to_dict()),
         seed=recipe.run.seed,
-        public=data.public(recipe),
-        test=dealt.test,
-        classes=dealt.classes,
-        class_names=source.class_names,
-        feature_names=source.feature_names,
-        label_column=source.label_column,
-        vocabulary=source.vocabulary,
         builders={
             name: functools.partial(build, name, in_shape, dealt.classes, width, source.words, beside=recipe.beside)
             for name in (*names, *companions(method))
         },
-        device=recipe.run.device,
-        precision=recipe.run.precision,
-        executor=recipe.run.executor,
-        workers=recipe.run.workers,
-        out=out,
-        checkpoint_every=recipe.run.checkpoint_every,
-        dataset=source.name,
-        settings=recipe.to_dict(),
-        label=recipe.run.label,
-        keep=recipe.run.keep,
         trackers=[*trackers, *(live if out is not None else ())],
-        timings=timings,
     )
 
 

@@ -131,9 +131,10 @@ class _Maybe:
 
 @dataclass(frozen=True)
 class _Each:
-    """An object with any keys and values of this shape."""
+    """An object with any keys, or any of `keys`, and values of this shape."""
 
     shape: Any
+    keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,7 @@ class _Within:
 _NUMBER = "a number"  # no larger than tables can show
 _SETTING = "a text, a number, true or false, or a list of these"
 _LOSS = "a loss"  # a number of any size, as training may diverge
+_EPSILON = _Each(_LOSS, ("client", "sample"))  # by the unit that it is about
 _SCORES: dict[str, Any] = {
     "accuracy_by_predictor": _Maybe(_Each(_Each(_Each(_NUMBER)))),
     "accuracy_per_client": _Maybe([_Maybe(_NUMBER)]),
@@ -195,7 +197,7 @@ RECORD: dict[str, Any] = {
     "server": dict,
     "evaluated": bool,
     "accuracy": _Each(_Each(_NUMBER)),
-    "epsilon": _Each(_LOSS),
+    "epsilon": _EPSILON,
     "releases": [
         _Whole(
             {
@@ -216,6 +218,10 @@ _TOLD = ("round", "seconds", "closing", "clients", "lr", "train_loss", "refused"
 CONTINUED: Any = _Whole(  # a record that a run goes on from: this version's, with all that its result is made of
     {**{key: RECORD[key] for key in (*_TOLD, *_COUNTED)}, "accuracy": _Each(_Whole({"mean": _NUMBER}))}, RECORD
 )
+RECORD_SHOWN: Any = _Whole(  # a record as far as the progress of a run shows it
+    {key: RECORD[key] for key in ("round", "seconds", "bytes_up", "bytes_down")}, RECORD
+)
+EVENT: dict[str, Any] = {"event": str, "round": int, "reason": str}  # a line of what happened to nodes
 RESULT: dict[str, Any] = {
     **_SCORES,
     "method": str,
@@ -257,7 +263,7 @@ RESULT: dict[str, Any] = {
     "nothing_learnt": _Maybe(str),
     "samples_per_second": _Maybe(_NUMBER),
     "versions": _Each(str),
-    "epsilon": _Each(_LOSS),
+    "epsilon": _EPSILON,
     "delta": _Within(1e-300, 1.0),
 }
 MODEL: dict[str, Any] = {
@@ -369,6 +375,8 @@ def _check_object(value: Any, shape: Any, place: str) -> None:
         if missing := [key for key in shape.shape if key not in value]:
             raise ValueError(f"{place or 'it'} has no '{missing[0]}'")
         shapes = {**shape.shape, **shape.more}
+    elif isinstance(shape, _Each) and shape.keys and (odd := sorted({*value} - {*shape.keys})):
+        raise ValueError(f"'{place}' should be by {' or '.join(shape.keys)}, has {odd[0]!r:.40}")
     else:
         shapes = dict.fromkeys(value, shape.shape) if isinstance(shape, _Each) else shape
     for key in [key for key in shapes if key in value]:

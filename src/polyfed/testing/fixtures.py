@@ -21,11 +21,13 @@ from polyfed.core.message import Message, flatten, read_only
 from polyfed.core.method import Method, Needs
 from polyfed.core.settings import Availability, Compression, Defence, Evaluation, Hostile, Privacy, Training
 from polyfed.data.samples import Samples
-from polyfed.engine.devices import Devices
-from polyfed.engine.executors.base import at_work
+from polyfed.engine.executors.base import Executor, at_work
 from polyfed.engine.federation import Federation, Tracker
+from polyfed.engine.plugin import Plugin
+from polyfed.engine.task import Execution, Output, Task
 from polyfed.functional.modes import evaluating
 from polyfed.models.split import Staged
+from polyfed.plugins.device_profiles import Devices
 
 CLASSES = 3
 SIZES = (24, 16, 10, 20, 13, 17)
@@ -108,32 +110,28 @@ class World:
         devices: Devices | None = None,
         defence: Defence | None = None,
         hostile: Hostile | None = None,
+        plugins: Sequence[Plugin] = (),
         out: Path | None = None,
+        checkpoint_every: int = 100,
         trackers: Sequence[Tracker] = (),
         public: bool = True,
         executor: str = "serial",
         workers: int | None = None,
+        wrap: Callable[[Executor], Executor] | None = None,
     ) -> Federation:
         """A federation of these clients, scored after the last round only; in this process, where it can be watched."""
+        given = [availability, privacy, compression, devices, defence, hostile, *plugins]
         return Federation(
             self.clients,
             method,
             training,
             evaluation or Evaluation(every=training.rounds),
-            availability=availability,
-            privacy=privacy,
-            compression=compression,
-            devices=devices,
-            defence=defence,
-            hostile=hostile,
+            plugins=[each for each in given if each is not None],
+            task=Task(classes=CLASSES, public=self.public if public else None),
+            executor=Execution(executor, workers, wrap=wrap),
+            out=Output(out, checkpoint_every=checkpoint_every),
             seed=seed,
-            public=self.public if public else None,
-            classes=CLASSES,
             builders=self.builders,
-            out=out,
-            checkpoint_every=100,
-            executor=executor,
-            workers=workers,
             trackers=trackers,
         )
 

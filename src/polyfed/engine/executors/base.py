@@ -18,16 +18,15 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.hostile import attacked
 from polyfed.core.message import Message, State, copied, in_plain_order, nbytes, not_finite, read_only, shallow
 from polyfed.core.method import Exchange, Method, Trained, numbers
 from polyfed.core.model_factory import Architectures
 from polyfed.core.profiling import timed
 from polyfed.core.randomness import derive, scoped_global
-from polyfed.core.uploads import outgoing
 from polyfed.engine.evaluation import Memory, Score, score_model
 from polyfed.engine.local_training import train
 from polyfed.engine.operation_counter import Operations, training_operations
+from polyfed.engine.rejected import Rejected
 from polyfed.engine.weight_store import Row, Store
 from polyfed.errors import PolyfedError, RunError
 from polyfed.models.split import SplitModel
@@ -224,12 +223,8 @@ def hand_in(
         with at_stage(client, job, "uploading"):
             with _counting(job) as done:
                 made = copied(method.upload(client, trained))
-            message = read_only(attacked(client, method, made, job.message))
             operations += 0 if done is None else done.count
-            if name := not_finite(message):
-                bad = f"the upload is not finite ('{name}')"
-            else:
-                message = read_only(outgoing(client, method, message, job.message))
+            message, bad = encoded(made, client, method, job.message)
     after = architectures.tensors(client.architecture, job.variant)
     same = bad is not None or (not job.exchange.trains and _alike(before, after))
     return Outcome(
@@ -244,6 +239,22 @@ def hand_in(
         bad,
         operations=operations,
     )
+
+
+def encoded(made: Message, client: Client, method: Method, received: Message) -> tuple[Message, str | None]:
+    """What leaves the client in place of what its method made; and why nothing of it counts, if it does not."""
+    upload = read_only(made)
+    name = not_finite(upload)
+    if name is not None:
+        return upload, f"the upload is not finite ('{name}')"
+    try:
+        for plugin in client.plugins:
+            changed = plugin.encode(upload, client, method, received)
+            if changed is not upload:
+                upload = read_only(changed)
+    except Rejected as problem:
+        return read_only({}), str(problem)
+    return upload, None
 
 
 @contextlib.contextmanager

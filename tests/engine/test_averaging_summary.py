@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import polyfed as pf
+from flat_options import grouped
 from polyfed.core.method import Method
 from polyfed.errors import RequestError
 from polyfed.experiments.dry_run import measure
@@ -34,7 +35,7 @@ class High(Staged):
 
 def federation(method: Method, *kinds: Any, **how: Any) -> pf.Federation:
     clients = [pf.Client(kind(), (X, Y), (X, Y)) for kind in kinds]
-    return pf.Federation(clients, method, pf.Training(rounds=2), **how)
+    return pf.Federation(clients, method, pf.Training(rounds=2), **grouped(**how))
 
 
 @pytest.mark.parametrize("method", [FedAvg(), FedProx()])

@@ -7,7 +7,7 @@ Four kinds, as `[hostile]` asks for them, drawn by the seed:
   w0 - scale (w - w0), w0 being what came down under the same names; other floats are negated, of packed matrices the
   values. Whole numbers, booleans, single numbers and running statistics go up as they are: they would betray it.
 - inner_product, alie: these know what all honest clients send. With m the mean and s the standard deviation, number by
-  number, of the honest clients' parts (`core.parts`: changes of weights, rows of one class, outputs on common inputs),
+  number, of the honest ones' parts (`upload_segments`: changes of weights, rows of a class, outputs on common inputs),
   theirs become -scale m (Xie et al., Fall of empires, UAI 2019: epsilon is `scale`), or m - scale s (Baruch et al., A
   little is enough, NeurIPS 2019: z is `scale`). What is no part, and running statistics, they send as they have it; so
   they do with a part that no honest client has.
@@ -18,29 +18,33 @@ sign_flip, as everywhere, and before the two others, which look at what has arri
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Literal, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message
+from polyfed.core.message import Group, Message, not_finite
 from polyfed.core.method import Method
-from polyfed.core.parts import Copy, holders_of, parts_of
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Hostile
 from polyfed.core.uploads import counterparts, running_statistics
 from polyfed.data.samples import ClientData, Samples
+from polyfed.engine.executors.base import Job, Outcome
+from polyfed.engine.plugin import Plugin, Rejected, Setup
+from polyfed.engine.round import Round
 from polyfed.errors import RequestError
+from polyfed.plugins.upload_segments import Copy, holders_of, parts_of
 
 Kind = Literal["label_flip", "sign_flip", "inner_product", "alie"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 _RUNNING = ("running_mean", "running_var")  # a negative variance would betray it
 
 
-def drawn(settings: Hostile, count: int, seed: int) -> dict[int, Kind]:
+def assign_attacks(settings: Hostile, count: int, seed: int) -> dict[int, Kind]:
     """Who is hostile, and how: number of client -> kind, in order of number.
 
     Args:
@@ -61,25 +65,81 @@ def drawn(settings: Hostile, count: int, seed: int) -> dict[int, Kind]:
     return dict(sorted(found.items()))
 
 
-def enlist(client: Client, kind: Kind, settings: Hostile) -> None:
-    """Make a client, which has its number of classes and data of its own, a hostile one."""
-    if kind == "sign_flip":
-        client.sign_flip = settings.scale
-    if kind != "label_flip":
-        return
+class Adversaries(Plugin):
+    """Clients that play false.
+
+    Attributes:
+        kinds: number of a hostile client -> what it does.
+    """
+
+    name = "hostile"
+    settings_class = Hostile
+
+    def __init__(self, settings: Hostile | None = None) -> None:
+        super().__init__(settings)
+        self.kinds: dict[int, Kind] = {}
+
+    def validate(self, setup: Setup) -> None:
+        """Draw who is hostile, and flip the labels of those who train on flipped ones.
+
+        Raises:
+            RequestError: nobody would be honest.
+        """
+        self.kinds = assign_attacks(self.settings, len(setup.clients), setup.seed)
+        setup.unscored.update(self.kinds)
+        for number, kind in self.kinds.items():
+            if kind == "label_flip":
+                _flip_labels(setup.clients[number])
+
+    def facts(self) -> dict[str, Any]:
+        """The settings, and who is hostile."""
+        if not self.kinds:
+            return super().facts()
+        return {**super().facts(), "hostile_clients": {str(number): kind for number, kind in self.kinds.items()}}
+
+    def encode(self, upload: Message, client: Client, method: Method, received: Message) -> Message:
+        """The opposite of what the method uploads, where the client flips signs.
+
+        Raises:
+            Rejected: that is not finite.
+        """
+        if self.kinds.get(client.id) != "sign_flip":
+            return upload
+        opposite = flipped(upload, client, method, received, self.settings.scale)
+        if name := not_finite(opposite):
+            raise Rejected(f"the upload is not finite ('{name}')")
+        return opposite
+
+    def receive(self, round: Round, jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> list[Outcome]:
+        """The outcomes, with what clients that know all honest uploads send in the place of theirs."""
+        if not self.kinds:
+            return list(outcomes)
+        uploads = {outcome.client_id: outcome.message for outcome in outcomes if outcome.counts}
+        sent = {job.client.id: job.message for job in jobs}
+        false = colluded(self.kinds, self.settings.scale, round.method, uploads, sent)
+        return [
+            dataclasses.replace(outcome, message=false[outcome.client_id]) if outcome.counts else outcome
+            for outcome in outcomes
+        ]
+
+    def record(self, round: Round) -> dict[str, Any]:
+        """Who of those asked is hostile."""
+        return {self.name: sorted(round.asked & self.kinds.keys())} if self.kinds else {}
+
+
+def _flip_labels(client: Client) -> None:
+    """Have a client train on labels C - 1 - y."""
     train = client.data.train
-    flipped = Samples(train.x, client.classes - 1 - train.y)
-    client.data = ClientData(flipped, client.data.validation, client.data.test)
+    flipped_labels = Samples(train.x, client.classes - 1 - train.y)
+    client.data = ClientData(flipped_labels, client.data.validation, client.data.test)
 
 
-def attacked(client: Client, method: Method, message: Message, received: Message) -> Message:
-    """What a client at work sends in place of `message`; the very same of an honest one.
+def flipped(message: Message, client: Client, method: Method, received: Message, scale: float) -> Message:
+    """What a client at work that flips signs sends in place of `message`.
 
     Args:
         message: what the method uploads, on the CPU. received: what the client was sent.
     """
-    if not client.sign_flip:
-        return message
     spared = running_statistics(client.model)
 
     def opposite(name: str, tensor: Tensor, base: Group) -> Tensor:
@@ -88,13 +148,13 @@ def attacked(client: Client, method: Method, message: Message, received: Message
         if name not in base:
             return -tensor
         start = base[name].to(tensor)
-        return start - client.sign_flip * (tensor - start)
+        return start - scale * (tensor - start)
 
-    def of_group(entry: str, members: Group) -> dict[str, Tensor]:
-        if members.keys() == {"values", "scale"}:  # see `functional.quantization.pack`: no scale is negative
-            return {**members, "values": -members["values"]}
-        base = counterparts(method, entry, members, received)
-        return {name: opposite(name, tensor, base) for name, tensor in members.items()}
+    def of_group(entry: str, group: Group) -> dict[str, Tensor]:
+        if group.keys() == {"values", "scale"}:  # see `functional.quantization.pack`: no scale is negative
+            return {**group, "values": -group["values"]}
+        base = counterparts(method, entry, group, received)
+        return {name: opposite(name, tensor, base) for name, tensor in group.items()}
 
     return {
         entry: opposite(entry, value, {}) if isinstance(value, Tensor) else of_group(entry, value)

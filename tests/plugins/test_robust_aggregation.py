@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyfed.core.defence import Watch, check_defence, defended, objection
 from polyfed.core.message import Message, flatten
 from polyfed.core.method import Method, Trained
 from polyfed.core.server import Server
 from polyfed.core.settings import Defence
 from polyfed.errors import RequestError
 from polyfed.methods import FedFomo, FedGH, FedHeNN, Local
+from polyfed.plugins.robust_aggregation import Watch, check_rule, defended, objection
 from polyfed.registry import METHODS
 
 NOWHERE = cast(Server, None)
@@ -263,8 +263,8 @@ def test_features_that_are_not_aligned_are_not_held_number_by_number() -> None:
     with pytest.raises(
         RequestError, match="expected 'geometric', 'krum' or 'clip' for fedgh, came 'trimmed', which goes"
     ):
-        check_defence(FedGH(), Defence(rule="trimmed"))
-    check_defence(FedGH(), Defence(rule="geometric"))
+        check_rule(FedGH(), "trimmed")
+    check_rule(FedGH(), "geometric")
 
 
 def test_a_size_above_the_bound_is_an_objection() -> None:
@@ -291,14 +291,14 @@ def test_labels_that_would_set_rows_apart_are_an_objection(labels: list[int]) ->
 
 def test_what_cannot_be_held_to_one_another_is_refused() -> None:
     with pytest.raises(RequestError, match=r"^defence.rule: expected .*, came fedfomo, which sends 'model': whole"):
-        check_defence(FedFomo(), Defence(rule="krum"))
-    check_defence(FedFomo(), Defence(max_norm=1.0))
-    check_defence(FedHeNN(setting="homogeneous", rad_size=8), Defence(rule="median"))
-    check_defence(Local(), Defence(rule="median"))
+        check_rule(FedFomo(), "krum")
+    check_rule(FedFomo(), Defence(max_norm=1.0).rule)
+    check_rule(FedHeNN(setting="homogeneous", rad_size=8), "median")
+    check_rule(Local(), "median")
     for kind in METHODS.values():
         method = kind()
         if method.rigid:
             with pytest.raises(RequestError, match=r"defence\.rule"):
-                check_defence(method, Defence(rule="clip"))
+                check_rule(method, "clip")
         else:
-            check_defence(method, Defence(rule="clip"))
+            check_rule(method, "clip")

@@ -15,8 +15,9 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten, nbytes, not_finite
 from polyfed.core.method import Method
 from polyfed.core.settings import Compression, Privacy
-from polyfed.core.uploads import arrived, outgoing
 from polyfed.errors import RequestError, RunError
+from polyfed.plugins.compression import UploadCompression, restored_upload
+from polyfed.plugins.upload_privacy import UploadPrivacy
 
 
 class Sends(Method):
@@ -46,13 +47,27 @@ def client(round: int = 1, number: int = 0, network: nn.Module = NETWORK, **sett
     made = Client(network, train=(torch.zeros(1, 40), torch.zeros(1, dtype=torch.int64)))
     made.id, made.round, made.bound, made.seed = number, round, network, 3
     privacy = {key: settings.pop(key) for key in ("clip", "noise") if key in settings}
-    made.privacy, made.compression = Privacy(**privacy), Compression(**settings)
+    made.privacy = Privacy(**privacy)
+    made.plugins = [UploadPrivacy(made.privacy), UploadCompression(Compression(**settings))]
     return made
+
+
+def outgoing(at: Client, method: Method, message: Message, received: Message) -> Message:
+    """What leaves the client."""
+    for plugin in at.plugins:
+        message = plugin.encode(message, at, method, received)
+    return message
+
+
+def compression(at: Client) -> Compression:
+    """The settings of a client's compression."""
+    (settings,) = [plugin.settings for plugin in at.plugins if isinstance(plugin, UploadCompression)]
+    return settings  # type: ignore[no-any-return]
 
 
 def through(at: Client, message: Message = UP, received: Message = DOWN, method: Method | None = None) -> Message:
     """What the server has of it."""
-    return arrived(at.compression, outgoing(at, method or Sends(), message, received), received)
+    return restored_upload(compression(at), outgoing(at, method or Sends(), message, received), received)
 
 
 def numbers(group: Any) -> np.ndarray:
@@ -73,7 +88,7 @@ def same(a: Message, b: Message, *names: str) -> None:
 def test_nothing_asked_for_is_the_very_same() -> None:
     at = client()
     assert outgoing(at, Sends(), UP, DOWN) is UP
-    assert arrived(at.compression, UP, DOWN) is UP
+    assert restored_upload(compression(at), UP, DOWN) is UP
 
 
 # bounds and noise -------------------------------------------------------------------------------------------------
@@ -264,7 +279,7 @@ def broken(change: dict[str, Any]) -> Message:
 )
 def test_what_cannot_be_read_is_said_in_one_line(how: dict[str, Any]) -> None:
     with pytest.raises(RunError, match=r"^the upload cannot be read \('[^\n]*'\): [^\n]*$"):
-        arrived(Compression(share=0.1, precision="int8"), broken(how), DOWN)
+        restored_upload(Compression(share=0.1, precision="int8"), broken(how), DOWN)
 
 
 def test_finite_stays_finite() -> None:
@@ -276,7 +291,7 @@ def test_finite_stays_finite() -> None:
 def test_an_upload_that_has_arrived_arrives_again_unchanged() -> None:
     at = client(share=0.1, precision="int8")
     once = through(at)
-    same(arrived(at.compression, once, DOWN), once, *UP)
+    same(restored_upload(compression(at), once, DOWN), once, *UP)
 
 
 # noise by a secret --------------------------------------------------------------------------------------------------

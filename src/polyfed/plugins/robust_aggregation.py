@@ -1,7 +1,7 @@
 """Defence at the server: uploads that are too large are refused, and the others are held to what they have in common.
 
-What is held to one another are the uploads' parts (`core.parts`): weights layer by layer, rows of one class, outputs on
-common inputs. With `[defence] rule`
+What is held to one another are the uploads' parts (`plugins.upload_segments`): weights layer by layer, rows of
+one class, outputs on common inputs. With `[defence] rule`
 
 - "median", "trimmed", "geometric": the robust centre takes the place of every one of them, so that whatever the method
   makes of them is made of the centre (equal models average to themselves);
@@ -31,13 +31,16 @@ from torch import Tensor
 
 from polyfed.core.message import Group, Message
 from polyfed.core.method import Method
-from polyfed.core.parts import Copy, Pieces, chunks_of, floats_of, holders_of, parts_of, vectors_of
 from polyfed.core.server import Server
 from polyfed.core.settings import Defence
 from polyfed.core.upload_forms import MOST
 from polyfed.core.uploads import counterparts, every_tensor, sends
+from polyfed.engine.executors.base import Job
+from polyfed.engine.plugin import Plugin, Rejected, Setup
+from polyfed.engine.round import Round
 from polyfed.errors import RequestError
 from polyfed.functional import robust
+from polyfed.plugins.upload_segments import Copy, Pieces, chunks_of, floats_of, holders_of, parts_of, vectors_of
 
 _FEW = 3  # below so many nobody can be outvoted
 _BY_COORDINATE = ("median", "trimmed")
@@ -59,13 +62,47 @@ class Watch:
         return {"left_out": sorted(self.left_out), "shortened": self.shortened, "few": self.few}
 
 
-def check_defence(method: Method, defence: Defence) -> None:
-    """Whether a rule can be applied to what the method uploads.
+class RobustAggregation(Plugin):
+    """Rejects uploads that are too large, and holds the others to what they have in common."""
 
-    Raises:
-        RequestError: it cannot; says what the method sends.
-    """
-    if defence.rule == "none" or not sends(method):
+    name = "defence"
+    settings_class = Defence
+
+    def validate(self, setup: Setup) -> None:
+        """A rule can be applied to what the method uploads.
+
+        Raises:
+            RequestError: it cannot; says what the method sends.
+        """
+        check_rule(setup.method, self.settings.rule)
+
+    def decode(self, upload: Message, job: Job, method: Method) -> Message:
+        """The upload itself.
+
+        Raises:
+            Rejected: see `objection`.
+        """
+        reason = objection(self.settings, method, job.client.classes, upload, job.message)
+        if reason is not None:
+            raise Rejected(reason)
+        return upload
+
+    def before_aggregate(self, round: Round, uploads: Mapping[int, Message]) -> Mapping[int, Message]:
+        """The uploads as the rule leaves them."""
+        done = round.notes.setdefault(self.name, Watch())
+        return defended(self.settings, round.method, round.server, uploads, done)
+
+    def record(self, round: Round) -> dict[str, Any]:
+        """What the rule has done."""
+        if self.settings.rule == "none":
+            return {}
+        done = round.notes.get(self.name, Watch())
+        return {self.name: done.record()}
+
+
+def check_rule(method: Method, rule: str) -> None:
+    """Whether a rule can be applied to what the method uploads; see `RobustAggregation.validate`."""
+    if rule == "none" or not sends(method):
         return
     name = method.name or type(method).__name__
     for entry, reason in method.rigid.items():
@@ -73,9 +110,9 @@ def check_defence(method: Method, defence: Defence) -> None:
             f"defence.rule: expected uploads that can be held to one another, came {name}, "
             f"which sends '{entry}': {reason}; with rule 'none' max_norm still holds"
         )
-    if defence.rule in _BY_COORDINATE and method.unaligned:
+    if rule in _BY_COORDINATE and method.unaligned:
         raise RequestError(
-            f"defence.rule: expected 'geometric', 'krum' or 'clip' for {name}, came '{defence.rule}', which goes "
+            f"defence.rule: expected 'geometric', 'krum' or 'clip' for {name}, came '{rule}', which goes "
             f"number by number: in '{method.unaligned[0]}', features of the clients' own networks, a number means "
             "something else at every client"
         )

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from flat_options import grouped
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import group
@@ -19,11 +20,11 @@ from polyfed.core.method import Method
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Availability, Evaluation, Training
 from polyfed.deploy.server import Deployed
-from polyfed.engine.devices import Devices, Profile
 from polyfed.engine.federation import Federation, Run
 from polyfed.errors import Interrupted, RequestError
 from polyfed.experiments.dry_run import measure
 from polyfed.methods import FedAvg, FedGH, FedHeNN, Local
+from polyfed.plugins.device_profiles import Devices, Profile
 from polyfed.testing import Kit
 
 FAST = Profile(compute=1e6, memory=1e6, down=8e4, up=4e4, latency=0.5)
@@ -58,9 +59,8 @@ def two(method: Method | None = None, devices: Devices | None = TWO, **options: 
             Client(net, (torch.randn(rows, 4), torch.arange(rows) % 3), (torch.randn(6, 4), torch.arange(6) % 3))
         )
     training = Training(rounds=options.pop("rounds", 2), epochs=2, batch_size=5, lr=0.1)
-    return Federation(
-        clients, method or FedAvg(), training, devices=devices, classes=3, **{"executor": "serial", **options}
-    )
+    given = grouped(**{"devices": devices, "classes": 3, "executor": "serial", **options})
+    return Federation(clients, method or FedAvg(), training, **given)
 
 
 def shared_weights(federation: Federation) -> Mapping[str, Any]:

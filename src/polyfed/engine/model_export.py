@@ -1,0 +1,123 @@
+"""Clients' personal models: handed out, and written into a run folder with what their users must know."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from polyfed.core.client import Client, as_floats
+from polyfed.core.message import Message, read_only
+from polyfed.core.method import Method, scores_are_outputs
+from polyfed.core.model_factory import Architectures
+from polyfed.core.modules import exported
+from polyfed.core.server import Server
+from polyfed.data.transforms import Prepare
+from polyfed.engine.executors.base import at_work, has_own
+from polyfed.engine.model_readme import Guide
+from polyfed.engine.run_folder import RunFolder
+from polyfed.engine.task import Task
+from polyfed.errors import RequestError
+
+
+class ModelExport:
+    """Hands out the personal models of a federation.
+
+    Args:
+        clients: by number. task: its class names have been filled in. settings: of the run folder's recipe.
+        facts: of the method, "method" and "knobs". by_name: architectures that a recipe can name.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        clients: Sequence[Client],
+        server: Server,
+        architectures: Architectures,
+        task: Task,
+        settings: Mapping[str, Any],
+        facts: Mapping[str, Any],
+        by_name: Mapping[str, object],
+    ) -> None:
+        self._method, self._clients, self._server = method, clients, server
+        self._architectures, self._task, self._settings = architectures, task, settings
+        self._facts, self._by_name = facts, by_name
+
+    def export(self, client_id: int) -> nn.Module:
+        """A copy of the client's personal model; where it has none of this kind yet, what it would receive now.
+
+        Raises:
+            RequestError: there is no such client, or it has not joined yet.
+        """
+        if client_id not in self._server.clients:
+            here = ", ".join(map(str, self._server.clients))
+            raise RequestError(f"expected a client that is present ({here}), came {client_id}")
+        return copy.deepcopy(self._method.personal(self._personal_client(client_id).model)).eval()
+
+    def write(self, folder: RunFolder) -> None:
+        """Write the models of everybody present into the run folder, and a guide to them."""
+        alone = scores_are_outputs(self._method)  # else what clients keep may have a say
+        guide, vocabulary = Guide(self._architectures, alone), self._task.vocabulary
+        with folder.models() as write:
+            words = None if vocabulary is None else folder.write_words(vocabulary.words)
+            for client in self.present():
+                personal = self._personal_client(client.id)
+                weights = exported(self._method.personal(personal.model))
+                about = self.about(client, words)
+                state = {} if alone else personal.state
+                write(client.id, weights, state, about)
+                guide.add(client.id, weights, about)
+        folder.write_guide(guide.text())
+
+    def present(self) -> list[Client]:
+        """The clients in the federation now."""
+        return [client for client in self._clients if client.id in self._server.clients]
+
+    def _personal_client(self, client_id: int) -> Client:
+        """A working copy of the client with what it keeps; where that is nothing, after what it would receive now."""
+        client = self._clients[client_id]
+        variant = self._method.variant(self._server, client_id)
+        message: Message | None = None
+        if not has_own(client, variant, self._architectures):
+            message = self._method.broadcast(self._server, client_id)
+        worker = at_work(client, variant, self._architectures)
+        worker.round = self._server.round
+        if message is not None:
+            self._method.receive(worker, read_only(message))
+        return worker
+
+    def about(self, client: Client, words: str | None) -> dict[str, Any]:
+        """What somebody who has neither the data nor the recipe must know to use the client's model.
+
+        words: of texts, the checksum of the file of words.
+        """
+        models, x, prepare = self._settings.get("models"), client.data.train.x, client.prepare
+        modules = self._settings.get("run", {}).get("modules")
+        texts = self._task.vocabulary
+        normalised = dataclasses.asdict(prepare) if isinstance(prepare, Prepare) else None
+        plain = "plain" if prepare is as_floats else None
+        return {
+            "architecture": client.architecture,
+            "classes": self._task.classes,
+            "class_names": list(self._task.class_names or ()),
+            "feature_names": list(self._task.feature_names),
+            "label_column": self._task.label_column,
+            "vocabulary": None if texts is None else texts.most,
+            "texts": None if texts is None else {"column": texts.column, "sha256": words},
+            "vectors": self._settings.get("data", {}).get("vectors"),
+            "samples": client.n,
+            "zoo": models is not None or client.architecture in self._by_name,
+            "feature_dim": None if models is None else models.get("feature_dim"),
+            "input": {"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")},
+            "image_size": self._settings.get("data", {}).get("image_size"),
+            "prepare": normalised or plain,
+            "method": self._facts["method"],
+            "knobs": self._facts["knobs"],
+            "variant": self._method.variant(self._server, client.id),
+            "companion": None if self._architectures.chosen is None else self._architectures.chosen.network,
+            "round": self._server.round,
+            **({} if modules is None else {"modules": modules}),
+        }

@@ -1,0 +1,192 @@
+"""What a federation can be given beside its method: plugins, whose hooks the engine calls at fixed places of a round.
+
+A plugin's hooks do nothing unless they are overridden. They run in the order of the federation's plugins, those that
+read what came up (`decode`, `receive`) in the reverse order: what was done last to an upload is undone first.
+
+    before round 1   validate
+    a round          absent, select; then for every exchange: encode (at the client), receive / decode, after_jobs,
+                     deliver, before_aggregate; at its end: record
+    between rounds   should_stop
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from polyfed.core.client import Client
+from polyfed.core.message import Message, read_only
+from polyfed.core.method import Method
+from polyfed.core.model_factory import Architectures, Precision
+from polyfed.core.server import Server
+from polyfed.core.settings import Evaluation, Settings, Training
+from polyfed.engine.late_uploads import LateUpload
+from polyfed.engine.rejected import Rejected as Rejected
+from polyfed.errors import RunError
+
+if TYPE_CHECKING:
+    from polyfed.engine.executors.base import Job, Outcome
+    from polyfed.engine.round import Round
+
+Records = Sequence[Mapping[str, Any]]
+
+
+@dataclass
+class Setup:
+    """A federation as plugins see it before round 1.
+
+    Attributes:
+        method, clients, server, architectures, training, evaluation, seed, precision: those of the federation.
+        plugins: all of them, in order.
+        present: number of a round -> who is in the federation then, asked or not, in order of number.
+        cohort: number of a round -> who is to take part in it, as far as nobody drops out.
+        excluded: clients that take no part at all -> the variant of their network. Plugins add to it.
+        unscored: clients that are not scored. Plugins add to it.
+    """
+
+    method: Method
+    clients: Sequence[Client]
+    server: Server
+    architectures: Architectures
+    training: Training
+    evaluation: Evaluation
+    seed: int
+    precision: Precision
+    plugins: Sequence[Plugin]
+    present: Callable[[int], list[int]]
+    cohort: Callable[[int], list[int]]
+    excluded: dict[int, str] = field(default_factory=dict)
+    unscored: set[int] = field(default_factory=set)
+
+    def first_of_each_architecture(self) -> dict[str, Client]:
+        """Architecture -> its first client."""
+        return {client.architecture: client for client in reversed(self.clients)}
+
+
+class Plugin:
+    """One concern of a federation; see the module's docstring for the order of the hooks.
+
+    Attributes:
+        name: of the recipe's section and, where there is something to tell, of the record's.
+        settings_class: what the recipe's section is made of; None: it has no settings.
+        settings: as given.
+        late_uploads: what it holds back between rounds. The engine keeps it in checkpoints and gives it back.
+    """
+
+    name: ClassVar[str] = ""
+    settings_class: ClassVar[type[Settings] | None] = None
+    holds_uploads: ClassVar[bool] = False  # whether it is given back the late uploads of a checkpoint
+    late_uploads: Sequence[LateUpload] = ()
+
+    def __init__(self, settings: Any = None) -> None:
+        if settings is None and self.settings_class is not None:
+            settings = self.settings_class()
+        self.settings: Any = settings
+
+    def validate(self, setup: Setup) -> None:
+        """Look at the federation before round 1, and prepare.
+
+        Raises:
+            RequestError: what is asked for cannot be done here.
+        """
+
+    def facts(self) -> dict[str, Any]:
+        """What the run's result says of the settings; nothing where they are off."""
+        said = {} if self.settings is None else self.settings.in_effect()
+        return {self.name: said} if said else {}
+
+    def absent(self, number: int) -> Collection[int]:
+        """Who is not in the federation in round `number`: the server does not know of them."""
+        return ()
+
+    def select(self, round: Round) -> None:
+        """Say who drops out of a round, or is late: `round.unreachable`, `round.silenced`, `round.late`.
+
+        A final round reaches everybody who is present: most plugins leave it alone.
+        """
+
+    def serving(self, round: Round) -> AbstractContextManager[None]:
+        """Within the block the server works: it plans, broadcasts, aggregates."""
+        return contextlib.nullcontext()
+
+    def encode(self, upload: Message, client: Client, method: Method, received: Message) -> Message:
+        """What leaves the client in place of `upload`. Pure but for `client.state`; also called in workers and nodes.
+
+        Args:
+            upload: on the CPU, finite. client: at work, after its training. received: what it was sent.
+
+        Raises:
+            Rejected: nothing is to leave the client, and its work counts for nothing.
+        """
+        return upload
+
+    def decode(self, upload: Message, job: Job, method: Method) -> Message:
+        """What the server reads of an upload as it arrived.
+
+        Raises:
+            Rejected: the upload, and the client's work of this exchange, count for nothing.
+        """
+        return upload
+
+    def receive(self, round: Round, jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> list[Outcome]:
+        """What the server reads of all uploads of an exchange; by default, what `decode` makes of each."""
+        if type(self).decode is Plugin.decode:
+            return list(outcomes)
+        return [self.decoded(job, outcome, round.method) for job, outcome in zip(jobs, outcomes, strict=True)]
+
+    def decoded(self, job: Job, outcome: Outcome, method: Method) -> Outcome:
+        """The outcome with its upload decoded, or rejected."""
+        if not outcome.counts:
+            return outcome
+        try:
+            message = self.decode(outcome.message, job, method)
+        except (Rejected, RunError) as problem:
+            return dataclasses.replace(outcome, message=read_only({}), refused=str(problem))
+        return outcome if message is outcome.message else dataclasses.replace(outcome, message=message)
+
+    def after_jobs(self, round: Round, jobs: Sequence[Job], sent: Sequence[Outcome], read: Sequence[Outcome]) -> None:
+        """See what came of an exchange. sent: as it left the clients. read: as the server read it."""
+
+    def deliver(self, round: Round, uploads: Mapping[int, Message]) -> Mapping[int, Message]:
+        """What reaches the server now of `uploads`, by number of client; and what was held back before."""
+        return uploads
+
+    def before_aggregate(self, round: Round, uploads: Mapping[int, Message]) -> Mapping[int, Message]:
+        """What the method aggregates in place of `uploads`, by number of client."""
+        return uploads
+
+    def should_stop(self, history: Records, rounds: Sequence[int], final: bool = False) -> str | None:
+        """Why further rounds, taken together, must not follow those of `history`: what they would do; None: they may.
+
+        Args:
+            rounds: their numbers. final: it is the method's final round, which asks everybody.
+        """
+        return None
+
+    def about_client(self, client_id: int) -> dict[str, Any]:
+        """What the result says of a client."""
+        return {}
+
+    def record(self, round: Round) -> dict[str, Any]:
+        """Entries of the round's record; those of a plugin of your own stand in it under "plugins" and its name.
+
+        Raises:
+            RoundRefused: the round must not count; it is taken back, and the run ends before it.
+        """
+        return {}
+
+
+class RoundRefused(Exception):
+    """A round that must not count."""
+
+
+_Kind = TypeVar("_Kind", bound=Plugin)
+
+
+def find(plugins: Sequence[Plugin], kind: type[_Kind]) -> _Kind | None:
+    """The plugin of a class, if there is one."""
+    return next((plugin for plugin in plugins if isinstance(plugin, kind)), None)

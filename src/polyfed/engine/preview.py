@@ -1,0 +1,31 @@
+"""What a method would do in round 1: asked before a run, on a copy of the server, which stays as it is."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+
+from polyfed.core.message import Message
+from polyfed.core.method import Method
+from polyfed.core.server import Server
+
+
+def preview(method: Method, server: Server, present: Iterable[int] | None = None) -> Server:
+    """A copy of the server in round 1, after `start` and `plan`.
+
+    Args:
+        server: before round 1. present: who is there; default: whom the server knows.
+    """
+    trial = copy.copy(server)
+    trial.state, trial.log, trial.memory, trial.round = {}, {}, {}, 1
+    if present is not None:
+        trial.admit(present)
+    method.start(trial)
+    method.plan(trial, list(trial.clients))
+    return trial
+
+
+def first_messages(method: Method, server: Server, numbers: Iterable[int]) -> dict[int, Message]:
+    """What these clients would be sent in round 1."""
+    trial = preview(method, server)
+    return {number: method.broadcast(trial, number) for number in numbers}

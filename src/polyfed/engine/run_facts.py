@@ -1,0 +1,73 @@
+"""What trackers, results and run folders are told of a federation."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from polyfed.core.method import Method
+from polyfed.engine.executors.vectorized import stack_size
+from polyfed.registry import is_own
+
+if TYPE_CHECKING:
+    from polyfed.engine.federation import Federation
+
+
+def facts_of(federation: Federation) -> dict[str, Any]:
+    """What trackers, the result and tables are told of the run."""
+    evaluation = {
+        "stage": federation.stages[0],
+        "mean": federation.evaluation.mean,
+        "test": "client" if federation.task.test is None else "global",
+        "every": federation.evaluation.every,
+        "stages": federation.stages,
+        "patience": federation.evaluation.patience,
+        "min_delta": federation.evaluation.min_delta,
+    }
+    if federation.setup.unscored:
+        evaluation["clients"] = "honest"
+    facts: dict[str, Any] = {
+        "method": _called(federation.method, federation.output.settings),
+        "knobs": dataclasses.asdict(federation.method) if dataclasses.is_dataclass(federation.method) else {},
+        "label": federation.output.label,
+        "dataset": federation.task.dataset,
+        "class_names": federation.class_names,
+        "clients": len(federation.clients),
+        "rounds": federation.training.rounds,
+        "seed": federation.seed,
+        "workers": federation.executor.workers,
+        "precision": federation.execution.precision,
+        "evaluation": evaluation,
+    }
+    for plugin in federation.plugins:
+        facts |= plugin.facts()
+    return facts
+
+
+def settings_of_python(federation: Federation) -> dict[str, Any]:
+    """What a run folder records of a federation that was made in Python."""
+    knobs = {k: v for k, v in federation.facts["knobs"].items() if v is not None}
+    kept = {} if federation.output.keep == "last" else {"keep": federation.output.keep}
+    size = stack_size(federation.execution.executor, str(federation.execution.device), federation.execution.workers)
+    stacked = {"executor": "cohort", "workers": size} if size > 1 else {}
+    sections = {p.name: federation.facts[p.name] for p in federation.plugins if p.name in federation.facts}
+    return {
+        "method": {"name": federation.facts["method"], **knobs},
+        "training": federation.training.in_effect(),
+        "evaluation": federation.evaluation.in_effect(),
+        **sections,
+        "run": {"seed": federation.seed, "precision": federation.facts["precision"], **stacked, **kept},
+        "federation": {
+            "dataset": federation.facts["dataset"],
+            "architectures": [client.architecture for client in federation.clients],
+            "samples": [client.n for client in federation.clients],
+            **({"metrics": list(federation.metrics)} if federation.metrics else {}),
+        },
+    }
+
+
+def _called(method: Method, settings: Mapping[str, Any] | None) -> str:
+    """A method's name, by which it can be made again; one of the user's own goes by that of the recipe."""
+    asked = (settings or {}).get("method", {}).get("name", "")
+    return asked if is_own(asked) else method.name or type(method).__name__

@@ -1,0 +1,193 @@
+"""From the last checkpoint to the end of a run: round after round, each whole or undone, and the method's final one."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from polyfed.core.method import Exchange
+from polyfed.core.profiling import watching
+from polyfed.engine.plugin import RoundRefused
+from polyfed.engine.round import Round, server_stage
+from polyfed.errors import Interrupted
+
+if TYPE_CHECKING:
+    from polyfed.engine.federation import Federation
+
+
+class RunLoop:
+    """Runs the rounds of a federation that are still to come."""
+
+    def __init__(self, federation: Federation) -> None:
+        self._federation = federation
+        self._last_was_refused = False  # the last round, by a plugin
+
+    def run(self) -> dict[str, Any]:
+        """The rounds after the last checkpoint, and then the result.
+
+        Raises:
+            RunError: a client or the server failed. Interrupted: Ctrl-C; whole rounds are kept.
+        """
+        federation = self._federation
+        with one_thread(), contextlib.closing(federation.executor):
+            self._begin()
+            try:
+                self._run_rounds()
+                self._run_final()
+                result = federation.write_result()
+            except KeyboardInterrupt:
+                done = len(federation.history)
+                if done:
+                    federation.checkpointer.save(done)
+                federation.tell("end", None)
+                raise Interrupted(f"interrupted after {done} whole rounds, which are kept") from None
+            except BaseException:
+                federation.tell("end", None)
+                raise
+        federation.tell("end", result)
+        return result
+
+    def _begin(self) -> None:
+        """Be where the last checkpoint is, or at the start; tell who watches."""
+        federation = self._federation
+        done = federation.checkpointer.restore(self._begin_excluded)
+        if done == 0:
+            federation.server.admit(federation.present(1))
+            with server_stage("start", 0):
+                federation.method.start(federation.server)
+        folder = federation.folder
+        info = {**federation.facts, "start_round": done + 1, "out": None if folder is None else str(folder.path)}
+        for way in ("bytes_up", "bytes_down"):
+            info[way] = sum(record[way] for record in federation.history)
+        federation.tell("start", info)
+        for remark in federation.remarks():
+            federation.tell("message", remark)
+
+    def _begin_excluded(self) -> None:
+        """Who takes no part keeps the network that it begins with, and is scored with it."""
+        federation = self._federation
+        for number, variant in federation.setup.excluded.items():
+            client = federation.clients[number]
+            begun = federation.architectures.initial(client.architecture, variant, number, client.given)
+            client.weights = federation.store.fresh(client.architecture, variant).write(begun)
+            client.version += 1
+
+    def _run_rounds(self) -> None:
+        """The regular rounds that are still to come."""
+        checkpointer, every = self._federation.checkpointer, self._federation.output.checkpoint_every
+        while not self._is_over():
+            number = len(self._federation.history) + 1
+            self._round_or_undo(number)
+            if number % every == 0 or self._is_over() or checkpointer.best_round(number) == number:
+                checkpointer.save(number)
+
+    def _run_final(self) -> None:
+        """The method's final round, if it has one."""
+        federation = self._federation
+        done = len(federation.history)
+        if self._is_final_done():
+            return
+        if done < federation.training.rounds:
+            federation.tell("message", f"round {done}: stopped, {self._why_stopped()}")
+        final = federation.method.closing()
+        if not final:
+            return
+        refusal = federation.why_not([done + 1], final=True)
+        if refusal is not None:
+            federation.tell("message", f"no closing round, as it {refusal}")
+            return
+        self._round_or_undo(done + 1, final)
+        federation.checkpointer.save(len(federation.history))
+
+    def _round_or_undo(self, number: int, final: Sequence[Exchange] = ()) -> None:
+        """A whole round or nothing: what is interrupted or fails leaves the federation as it was before."""
+        federation = self._federation
+        federation.transaction.begin(number)
+        try:
+            record = self._timed_round(number, final)
+            if federation.folder is not None:
+                federation.folder.append(record)
+            federation.history.append(record)
+        except KeyboardInterrupt:
+            federation.transaction.undo()
+            if number > 1:
+                federation.checkpointer.save(number - 1)
+            raise Interrupted(f"interrupted in round {number}; {number - 1} whole rounds are kept") from None
+        except RoundRefused:
+            federation.transaction.undo()
+            self._last_was_refused = True
+            return
+        except Exception:
+            federation.transaction.undo()
+            raise
+        federation.transaction.end()
+        pace = sum(record["seconds"] for record in federation.history) / len(federation.history)
+        federation.tell("round", record, pace * max(0, federation.training.rounds - number))
+        self._remark()
+
+    def _timed_round(self, number: int, final: Sequence[Exchange]) -> dict[str, Any]:
+        """Run a round; its record with the seconds that it took."""
+        federation = self._federation
+        began = time.perf_counter()
+        with watching(federation.execution.timings) as watch:
+            due = number % federation.evaluation.every == 0 or federation.is_last(number)
+            round = Round(
+                number,
+                final=bool(final),
+                method=federation.method,
+                server=federation.server,
+                history=federation.history,
+                present=federation.present(number),
+                evaluated=bool(final) or due,
+            )
+            record = federation.runner.run(round, final or federation.method.exchanges(number))
+        record["seconds"] = time.perf_counter() - began
+        if watch is not None:
+            record["timings"] = watch.shares(record["seconds"], federation.executor.workers)
+        return record
+
+    def _remark(self) -> None:
+        """Tell what the method has to say about the newest round, unless it has spoken in this run before."""
+        method = self._federation.method
+        *earlier, newest = self._federation.history
+        with server_stage("remark", newest["round"]):
+            text = method.remark(newest)
+            has_spoken = bool(text) and any(method.remark(record) for record in earlier)
+        if text and not has_spoken:
+            self._federation.tell("message", f"round {newest['round']}: {text}")
+
+    def _is_over(self) -> bool:
+        """Whether the last regular round is behind us; told from the records, so that a resumed run stops alike."""
+        federation = self._federation
+        if len(federation.history) >= federation.training.rounds or self._is_final_done():
+            return True
+        return federation.checkpointer.has_stopped() or self._last_was_refused or self._next_refused() is not None
+
+    def _is_final_done(self) -> bool:
+        history = self._federation.history
+        return bool(history) and bool(history[-1]["closing"])
+
+    def _why_stopped(self) -> str:
+        """Why fewer rounds were run than were planned."""
+        if self._federation.checkpointer.has_stopped():
+            return "as the validation accuracy has not become better"
+        return f"as another round {self._next_refused() or 'was refused'}"
+
+    def _next_refused(self) -> str | None:
+        """What another round would do, for which a plugin does not let it begin; None: it may."""
+        return self._federation.why_not([len(self._federation.history) + 1])
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """One computing thread: the same bits whatever the machine's cores, and no slow-down beside busy neighbors."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

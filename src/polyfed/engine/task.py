@@ -1,0 +1,84 @@
+"""What a federation is about, how its work is done, and what it writes: what `Federation` is given beside its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from polyfed.core.client import Public
+from polyfed.core.model_factory import Precision
+from polyfed.data.samples import Samples
+from polyfed.data.text import Vocabulary
+
+if TYPE_CHECKING:
+    from polyfed.engine.executors.base import Executor
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is classified.
+
+    Args:
+        classes: their number; default: the largest label anywhere plus one. class_names: what they are called.
+        public: hold-out data that everybody may see. test: one test set shared by all clients, in place of their own.
+        dataset: name for the records.
+        feature_names: of a table's columns, for whoever uses a model later. vocabulary: likewise, of texts.
+        label_column: likewise, where the labels stood in files.
+    """
+
+    classes: int | None = None
+    class_names: Sequence[str] | None = None
+    public: Public | None = None
+    test: Samples | tuple[Any, Any] | None = None
+    dataset: str = "own data"
+    feature_names: Sequence[str] = ()
+    vocabulary: Vocabulary | None = None
+    label_column: str | None = None
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How the clients' work is carried out.
+
+    Args:
+        executor: "serial", one after the other in this process; "pool", by worker processes (Linux, device "cpu"), with
+            the same result bit for bit; "cohort": clients of one network as one, with the same result up to rounding;
+            "auto": the pool where it pays, on other devices the cohort; "flower-sim": processes of Ray, for a
+            federation made of a recipe.
+        workers: at most so many work at the same time; default: as many processes as this one may use cores, or
+            cohorts of 32.
+        device: where networks compute ("cpu", "cuda", "cuda:1").
+        precision: "bf16" trains with matrix products and convolutions in bfloat16 (weights, sums, messages and scores
+            stay float32): faster where the processor has it, slower elsewhere, and the result is another one.
+        timings: whether the records tell where the time of each round went.
+        wrap: makes the executor that is used of the one that was asked for, say one that listens.
+    """
+
+    executor: str = "auto"
+    workers: int | None = None
+    device: str | torch.device = "cpu"
+    precision: Precision = "float32"
+    timings: bool = False
+    wrap: Callable[[Executor], Executor] | None = None
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a run leaves behind.
+
+    Args:
+        path: run folder; None writes nothing. checkpoint_every: rounds between checkpoints.
+        keep: whose weights are the run's models: those after the last round, or after the one with the best validation
+            accuracy of the main stage (the first, where several are equal).
+        label: name of the run in tables. settings: the resolved recipe, if there is one.
+    """
+
+    path: Path | str | None = None
+    checkpoint_every: int = 5
+    keep: Literal["last", "best"] = "last"
+    label: str | None = None
+    settings: Mapping[str, Any] | None = None

@@ -1,0 +1,88 @@
+"""What a federation is between two rounds; a round changes it as a whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from polyfed.core.client import Client
+from polyfed.core.message import State, shallow
+from polyfed.core.server import Server
+from polyfed.engine.checkpoint import Snapshot
+from polyfed.engine.executors.base import Outcome
+from polyfed.engine.late_uploads import LateUpload
+from polyfed.engine.plugin import Plugin
+from polyfed.engine.weight_store import Row, row_of
+
+
+class Transaction:
+    """The state of server and clients: begin a round, commit what comes of its jobs, or undo all of it.
+
+    Tensors of a state are replaced, never written into, so that references are enough to go back.
+
+    Args:
+        server, clients: whose state it is. plugins: may hold uploads back. history: the records so far.
+        present: number of a round -> who is in the federation then.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        clients: Sequence[Client],
+        plugins: Sequence[Plugin],
+        history: list[dict[str, Any]],
+        present: Callable[[int], list[int]],
+    ) -> None:
+        self._server, self._clients, self._plugins = server, clients, plugins
+        self._history, self._present = history, present
+        self._begun = Snapshot(0, {}, {}, {})
+        self._before: dict[int, tuple[Row | None, State]] = {}  # of those whom this round has changed
+
+    def begin(self, number: int) -> None:
+        """Begin round `number`."""
+        self._before = {}
+        self._begun = Snapshot(number - 1, shallow(self._server.state), {}, {}, self.late_uploads)
+
+    def commit(self, outcomes: Sequence[Outcome]) -> None:
+        """Let clients be what came of their jobs."""
+        for outcome in outcomes:
+            client = self._clients[outcome.client_id]
+            self._before.setdefault(client.id, (row_of(client), client.state))
+            client.weights, client.state = outcome.weights, outcome.state
+            client.version += 1
+
+    def end(self) -> None:
+        """The round counts; what was before is forgotten, or rows that nobody needs would stay."""
+        self._before = {}
+
+    def undo(self) -> None:
+        """Be again what the federation was when the round began."""
+        weights = {client_id: row for client_id, (row, _) in self._before.items()}
+        states = {client_id: own for client_id, (_, own) in self._before.items()}
+        begun = self._begun
+        self.restore(Snapshot(begun.round, begun.server, weights, states, begun.late))
+
+    def snapshot(self, number: int) -> Snapshot:
+        """The present state, after round `number`."""
+        weights = {client.id: row_of(client) for client in self._clients}
+        states = {client.id: client.state for client in self._clients}
+        return Snapshot(number, shallow(self._server.state), weights, states, self.late_uploads)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Be what the federation was then; of clients, those that the snapshot names. Later records are forgotten."""
+        server = self._server
+        server.state, server.round, server.exchange = shallow(snapshot.server), snapshot.round, "train"
+        server.admit(self._present(max(1, snapshot.round)))
+        server.log.clear()
+        for plugin in self._plugins:
+            plugin.late_uploads = [upload for upload in snapshot.late if plugin.holds_uploads]
+        del self._history[snapshot.round :]
+        for number, weights in snapshot.weights.items():
+            client = self._clients[number]
+            client.weights, client.state = weights, shallow(snapshot.states[number])
+            client.version += 1
+
+    @property
+    def late_uploads(self) -> list[LateUpload]:
+        """What plugins hold back."""
+        return [upload for plugin in self._plugins for upload in plugin.late_uploads]

@@ -1,0 +1,101 @@
+"""Who is there in a round, who drops out of it, and what arrives late: ``[availability]``.
+
+A joiner is absent before its first round: the server half does not see it. Drops and delays are drawn for each (round,
+client) from a stream of its own, so that they depend on no other draw, on no method and on nobody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+
+from polyfed.core.message import Message
+from polyfed.core.randomness import generator
+from polyfed.core.settings import Availability
+from polyfed.engine.late_uploads import UploadQueue
+from polyfed.engine.plugin import Plugin, Setup
+from polyfed.engine.round import Round
+from polyfed.errors import RequestError
+
+
+class ClientAvailability(Plugin):
+    """Clients that join late, drop out, or whose uploads are late.
+
+    Attributes:
+        has_deadline: whether somebody may also be late because a simulated device is slow.
+    """
+
+    name = "availability"
+    settings_class = Availability
+    holds_uploads = True
+
+    def __init__(self, settings: Availability | None = None) -> None:
+        super().__init__(settings)
+        self.has_deadline = False
+        self._seed = 0
+        self._joiners: frozenset[int] = frozenset()
+        self._queue = UploadQueue(0, (), 1, accepts=False)
+
+    def validate(self, setup: Setup) -> None:
+        """Draw the joiners.
+
+        Raises:
+            RequestError: nobody would be there in round 1, or a setting could not act.
+        """
+        joiners, rounds, count = self.settings.joiners, setup.training.rounds, len(setup.clients)
+        if joiners >= count:
+            raise RequestError(
+                f"availability.joiners: expected fewer than the {count} clients, as one at least is there from round "
+                f"1, came {joiners}"
+            )
+        if joiners and self.settings.join_round > rounds:
+            raise RequestError(
+                f"availability.join_round: expected at most training.rounds = {rounds}, came {self.settings.join_round}"
+            )
+        self._seed = setup.seed
+        order = torch.randperm(count, generator=generator(setup.seed, "joiners"))
+        self._joiners = frozenset(order[:joiners].tolist())
+
+    def facts(self) -> dict[str, Any]:
+        """The settings; `late_by` also says how late those are that miss a deadline."""
+        said = self.settings.in_effect()
+        if self.has_deadline:
+            said["late_by"] = self.settings.late_by
+        return {self.name: said} if said else {}
+
+    def absent(self, number: int) -> Collection[int]:
+        """The joiners, before their first round."""
+        return () if number >= self.settings.join_round else self._joiners
+
+    def select(self, round: Round) -> None:
+        """Draw who drops out and who is late; a final round knows neither, and waits for nothing."""
+        settings, waiting = self.settings, list(self.late_uploads)
+        if round.final:
+            waiting = []
+        self._queue = UploadQueue(round.number, waiting, settings.late_by, round.method.accepts_late)
+        if round.final:
+            return
+        dropped = self._drawn("drop", settings.drop, round)
+        if settings.drop_when == "before":
+            round.unreachable |= dropped
+        else:
+            round.silenced |= dropped
+        round.late |= self._drawn("late", settings.late, round) - dropped
+
+    def _drawn(self, purpose: str, probability: float, round: Round) -> set[int]:
+        """One draw for each client, from a stream of its own."""
+        if not probability:
+            return set()
+        draws = {i: torch.rand((), generator=generator(self._seed, purpose, round.number, i)) for i in round.present}
+        return {i for i, value in draws.items() if float(value) < probability}
+
+    def deliver(self, round: Round, uploads: Mapping[int, Message]) -> Mapping[int, Message]:
+        """The uploads without those that are late now, with those that were due."""
+        return self._queue.collect(round.exchange.name, uploads, round.late)
+
+    def record(self, round: Round) -> dict[str, Any]:
+        """Who dropped out; what is late, has arrived, and was discarded."""
+        self.late_uploads = self._queue.waiting
+        return {"dropped": round.dropped(), **self._queue.record()}

@@ -1,0 +1,197 @@
+"""Uploads in fewer bytes: ``[compression] share`` and ``precision``.
+
+1. ``share``: of every tensor of a change the entries of largest magnitude; the rest is kept for next time.
+2. ``precision``: float32 numbers in 16 or 8 bits.
+
+Of groups that the method declares as `changes`, trained weights, this is done to their difference to what came down
+under the same names, which the server adds again. Other floats are taken as they are, and are not thinned out. Whole
+numbers, booleans, single numbers (a count, a learning rate) and running statistics go up unaltered.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyfed.core.client import Client
+from polyfed.core.message import Message, State, group, nbytes
+from polyfed.core.method import Method
+from polyfed.core.settings import Compression
+from polyfed.core.uploads import counterparts, every_tensor, members, running_statistics, sends
+from polyfed.engine.executors.base import Job
+from polyfed.engine.plugin import Plugin, Setup
+from polyfed.engine.preview import first_messages
+from polyfed.engine.round import Round
+from polyfed.errors import RequestError, RunError
+from polyfed.functional.quantization import Precision
+from polyfed.functional.sparsification import (
+    kept,
+    places_nbytes,
+    quantised,
+    quantised_nbytes,
+    restored,
+    spread,
+    thinned,
+)
+
+_CHANGE, _SCALE, _PLACES = " change", " scale", " places"  # after an entry's name: of what stands beside it, or for it
+_UNSENT = "unsent "  # before it: in the client's state, what is still to be sent
+
+
+class UploadCompression(Plugin):
+    """Compresses at the client and restores at the server."""
+
+    name = "compression"
+    settings_class = Compression
+
+    def validate(self, setup: Setup) -> None:
+        """A share of changes needs changes.
+
+        Raises:
+            RequestError: the method sends none.
+        """
+        method = setup.method
+        if self.settings.share == 1 or not sends(method):
+            return
+        firsts = setup.first_of_each_architecture()
+        messages = {}
+        if method.changes:
+            messages = first_messages(method, setup.server, [client.id for client in firsts.values()])
+        if not any(entry in sent for sent in messages.values() for entry in method.changes):
+            name = method.name or type(method).__name__
+            raise RequestError(
+                f"compression.share: expected a method that sends changes of weights that came down, came {name}"
+            )
+
+    def encode(self, upload: Message, client: Client, method: Method, received: Message) -> Message:
+        """The upload, compressed; what is still to be sent stays in the client's state.
+
+        Raises:
+            RunError: a name is one that compression gives.
+        """
+        return compressed(self.settings, upload, client, method, received)
+
+    def decode(self, upload: Message, job: Job, method: Method) -> Message:
+        """The upload again, up to rounding and what was thinned out.
+
+        Raises:
+            RunError: `upload` is not what `encode` makes.
+        """
+        return restored_upload(self.settings, upload, job.message)
+
+    def after_jobs(self, round: Round, jobs: Any, sent: Any, read: Any) -> None:
+        """Count what would have gone up."""
+        if not self.settings.on:
+            return
+        heard = [outcome for outcome in read if outcome.client_id not in round.silenced]
+        round.notes[self.name] = round.notes.get(self.name, 0) + sum(nbytes(outcome.message) for outcome in heard)
+
+    def record(self, round: Round) -> dict[str, Any]:
+        """Bytes that would have gone up without compression."""
+        return {"bytes_up_uncompressed": round.notes.get(self.name, 0)} if self.settings.on else {}
+
+
+def compressed(settings: Compression, message: Message, client: Client, method: Method, received: Message) -> Message:
+    """See `UploadCompression.encode`."""
+    if not settings.on:
+        return message
+    statistics, found = running_statistics(client.model), _empty_groups(message)
+    bases = {name: counterparts(method, name, value, received) for name, value in message.items()}
+    for name, key, tensor in every_tensor(message):
+        if name.endswith((_CHANGE, _SCALE, _PLACES)):
+            raise RunError(f"expected names that do not end in '{_CHANGE}', '{_SCALE}' or '{_PLACES}', came '{name}'")
+        if tensor.dtype != torch.float32 or not tensor.dim() or key in statistics:
+            _put(found, name, key, tensor)
+        elif key is not None and key in bases[name]:
+            _put_change(settings, found, name, key, tensor - bases[name][key].to(tensor), client)
+        else:
+            _put_numbers(found, name, key, tensor, settings.precision)
+    return found
+
+
+def restored_upload(settings: Compression, message: Message, received: Message) -> Message:
+    """See `UploadCompression.decode`. received: what the client was sent."""
+    if not settings.on:
+        return message
+    found = _empty_groups(message)
+    for entry, key, values in every_tensor(message):
+        if entry.endswith((_SCALE, _PLACES)):
+            continue
+        try:
+            name, tensor = _opened(message, entry, key, values, received)
+        except (ValueError, KeyError, RunError) as error:
+            place = entry if key is None else f"{entry}/{key}"
+            raise RunError(f"the upload cannot be read ('{place}'): {error}") from None
+        _put(found, name, key, tensor)
+    return found
+
+
+def _put_change(settings: Compression, found: State, name: str, key: str, change: Tensor, client: Client) -> None:
+    """The change of one tensor; what is still to be sent of it stays in the client's state."""
+    place, state = f"{name}{_CHANGE}", f"{_UNSENT}{name}"
+    if not _pays(change.numel(), settings):
+        _put_numbers(found, place, key, change, settings.precision)
+        return
+    unsent = members(client.state, state)
+    if key in unsent and unsent[key].shape == change.shape:
+        change = change + unsent[key]
+    values, places = thinned(change, settings.share)
+    sent = _put_numbers(found, place, key, values, settings.precision)
+    _put(found, f"{place}{_PLACES}", key, places)
+    if settings.feedback:
+        client.state[state] = {**unsent, key: change - spread(sent, places, tuple(change.shape))}
+
+
+def _put_numbers(found: State, name: str, key: str | None, tensor: Tensor, precision: Precision) -> Tensor:
+    """A tensor in the precision asked for, where that takes fewer bytes; returns it as it arrives."""
+    if quantised_nbytes(tuple(tensor.shape), precision) >= tensor.nbytes:
+        _put(found, name, key, tensor)
+        return tensor
+    values, scale = quantised(tensor, precision)
+    _put(found, name, key, values)
+    _put(found, f"{name}{_SCALE}", key, scale)
+    return restored(values, scale)
+
+
+def _pays(numel: int, settings: Compression) -> bool:
+    """Whether a share of so many numbers takes fewer bytes than all."""
+    count = kept(numel, settings.share)
+    few, all_ = (quantised_nbytes((n,), settings.precision) for n in (count, numel))
+    return settings.share < 1 and few + places_nbytes(numel, count) < all_
+
+
+def _opened(message: Message, entry: str, key: str | None, values: Tensor, received: Message) -> tuple[str, Tensor]:
+    """The name and the value of what an entry of a compressed message stands for."""
+    scale, places = (_beside(message, entry, key, suffix) for suffix in (_SCALE, _PLACES))
+    tensor = values if scale is None else restored(values, scale)
+    name = entry.removesuffix(_CHANGE)
+    if name == entry:
+        return name, tensor
+    base = group(received, name)[key or ""].cpu()
+    change = tensor if places is None else spread(tensor, places, tuple(base.shape))
+    if change.shape != base.shape:
+        raise ValueError(f"expected a change of shape {tuple(base.shape)}, came {tuple(change.shape)}")
+    return name, (base + change).to(base.dtype)
+
+
+def _empty_groups(message: Message) -> State:
+    return {name: {} for name, value in message.items() if not isinstance(value, Tensor) and not value}
+
+
+def _put(message: State, name: str, key: str | None, tensor: Tensor) -> None:
+    if key is None:
+        message[name] = tensor
+        return
+    members = message.setdefault(name, {})
+    if isinstance(members, Tensor):
+        raise RunError(f"expected '{name}' to be a tensor or a group, came both")
+    members[key] = tensor
+
+
+def _beside(message: Message, name: str, key: str | None, suffix: str) -> Tensor | None:
+    """What stands beside an entry; None where nothing does."""
+    value = message.get(f"{name}{suffix}")
+    found = value if key is None or value is None or isinstance(value, Tensor) else value.get(key)
+    return found if isinstance(found, Tensor) else None

@@ -1,0 +1,286 @@
+"""What rounds would take on the devices that clients are said to have (`polyfed.plugins.device_profiles`).
+
+In an exchange, down and up, client k with what is sent to it (d bytes), what it computes (c operations: receiving,
+training, what its upload needs) and what it sends (u bytes) takes
+
+    t_k = [d > 0] (latency + 8 d / down) + c / compute + [u > 0] (latency + 8 u / up)   seconds,
+
+times exp(jitter z), z drawn from a normal distribution for each (round, client). The server waits for the slowest that
+is heard, at most until the deadline; a round is its exchanges one after the other, with the server's own time between
+them where `server_compute` is set. Nothing of it depends on the machine, on the executor or on how rounds are resumed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import torch
+
+from polyfed.core.client import Client
+from polyfed.core.message import nbytes
+from polyfed.core.method import Method
+from polyfed.core.model_factory import Architectures
+from polyfed.core.randomness import generator
+from polyfed.core.server import Server
+from polyfed.engine.executors.base import Job, Outcome, at_work
+from polyfed.engine.operation_counter import Operations, step_memory
+from polyfed.engine.plugin import Plugin, Setup, find
+from polyfed.engine.round import Round
+from polyfed.errors import RequestError
+from polyfed.plugins.availability import ClientAvailability
+from polyfed.plugins.device_profiles import Devices, Profile, check_lateness, dealt
+from polyfed.units import human_bytes
+
+
+class Effort(NamedTuple):
+    """What a client does in an exchange: bytes that it is sent, operations, bytes that it sends."""
+
+    down: int
+    operations: int
+    up: int
+
+
+class Spent(NamedTuple):
+    """The seconds that it takes."""
+
+    down: float = 0.0
+    train: float = 0.0
+    up: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """All of them."""
+        return self.down + self.train + self.up
+
+
+def spent(profile: Profile, effort: Effort, factor: float = 1.0) -> Spent:
+    """The seconds of an effort on a device.
+
+    >>> phone = Profile(compute=1e9, memory=1e9, down=8e6, up=8e5, latency=0.1)
+    >>> spent(phone, Effort(down=1_000_000, operations=2 * 10**9, up=0))
+    Spent(down=1.1, train=2.0, up=0.0)
+    """
+    down = profile.latency + 8 * effort.down / profile.down if effort.down else 0.0
+    up = profile.latency + 8 * effort.up / profile.up if effort.up else 0.0
+    return Spent(factor * down, factor * effort.operations / profile.compute, factor * up)
+
+
+class DeviceSimulation(Plugin):
+    """Who has which device, whose network does not fit it, and what a round would take.
+
+    Attributes:
+        profiles: of the clients' devices, by number; empty where devices are off. needs: bytes that each client's
+        training takes. excluded: who takes no part, as its network does not fit its memory.
+    """
+
+    name = "devices"
+    settings_class = Devices
+
+    def __init__(self, settings: Devices | None = None) -> None:
+        super().__init__(settings)
+        self.names: Sequence[str] = ()
+        self.needs: Sequence[int] = ()
+        self.excluded: frozenset[int] = frozenset()
+        self._seed = 0
+        self._clock = Clock(self, 0, None)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether devices are simulated."""
+        enabled: bool = self.settings.on
+        return enabled
+
+    def validate(self, setup: Setup) -> None:
+        """Deal the devices, and compare what networks need with what devices have.
+
+        Raises:
+            RequestError: devices cannot be dealt to so many clients; or networks that do not fit are not to be left
+                out, or are all there are.
+        """
+        availability = find(setup.plugins, ClientAvailability)
+        if availability is not None:
+            check_lateness(availability.settings, self.settings)
+            availability.has_deadline = self.settings.deadline is not None
+        self.names, self._seed = dealt(self.settings, len(setup.clients), setup.seed), setup.seed
+        if not self.enabled:
+            return
+        needs, networks, variants = memory_needs(setup.method, setup.clients, setup.architectures, setup.server)
+        self._exclude_oversized(needs, networks)
+        setup.excluded.update({number: variants[number] for number in sorted(self.excluded)})
+
+    def facts(self) -> dict[str, Any]:
+        """The settings, and who is left out."""
+        return {**super().facts(), "left_out": sorted(self.excluded)} if self.enabled else super().facts()
+
+    def profile(self, client_id: int) -> Profile:
+        """A client's device."""
+        profile: Profile = self.settings.profile(self.names[client_id])
+        return profile
+
+    def availability(self) -> list[float]:
+        """Of each client, the probability that its device is there in a round."""
+        return [self.profile(number).availability for number in range(len(self.names))]
+
+    def absent(self, number: int) -> Collection[int]:
+        """Whose network does not fit its device."""
+        return self.excluded
+
+    def select(self, round: Round) -> None:
+        """Start the round's clock, and draw whose device is there: one that is not drops out before all else."""
+        self._clock = Clock(self, round.number, None if round.final else self.settings.deadline)
+        round.counts_operations = self.enabled
+        if round.final or not self.enabled:
+            return
+        there = {i: self.profile(i).availability for i in round.present}
+        doubtful = [i for i in round.present if there[i] < 1]
+        draws = {i: torch.rand((), generator=generator(self._seed, "device", round.number, i)) for i in doubtful}
+        away = {i for i, value in draws.items() if float(value) >= there[i]}
+        round.unreachable |= away
+        round.silenced -= away
+        round.late -= away
+
+    def serving(self, round: Round) -> AbstractContextManager[None]:
+        """The server's work takes time where `server_compute` says how fast it is."""
+        return self._clock.serving()
+
+    def after_jobs(self, round: Round, jobs: Sequence[Job], sent: Sequence[Outcome], read: Sequence[Outcome]) -> None:
+        """Let an exchange take its time; who misses the deadline is late."""
+        if not self.enabled:
+            return
+        efforts = {
+            outcome.client_id: Effort(nbytes(job.message), outcome.operations, outcome.bytes_up)
+            for job, outcome in zip(jobs, read, strict=True)
+        }
+        answered = {outcome.client_id for outcome in read if not outcome.dropped}
+        stragglers = self._clock.exchange(efforts, answered - round.silenced - round.late)
+        round.late |= stragglers
+        round.busy |= stragglers
+
+    def record(self, round: Round) -> dict[str, Any]:
+        """The simulated times."""
+        return self._clock.record()
+
+    def about_client(self, client_id: int) -> dict[str, Any]:
+        """Its device."""
+        return {"device": self.names[client_id]} if self.enabled else {}
+
+    def spent(self, number: int, client_id: int, effort: Effort) -> Spent:
+        """The seconds of a client's effort in a round."""
+        factor, jitter = 1.0, self.settings.jitter
+        if jitter:
+            draw = torch.randn((), generator=generator(self._seed, "jitter", number, client_id), dtype=torch.float64)
+            factor = math.exp(jitter * float(draw))
+        return spent(self.profile(client_id), effort, factor)
+
+    def _exclude_oversized(self, needs: Sequence[int], networks: Sequence[str]) -> None:
+        """Leave out, or refuse, those whose network does not fit their device.
+
+        Args:
+            needs: bytes of each client (`memory_needs`). networks: their names, for the refusal.
+        """
+        self.needs = needs
+        wide = [number for number, need in enumerate(needs) if need > self.profile(number).memory]
+        kinds: dict[str, list[int]] = {}
+        for number in wide:
+            has, takes = human_bytes(self.profile(number).memory), human_bytes(needs[number])
+            kinds.setdefault(f"{self.names[number]}, {has}: {networks[number]} takes {takes}", []).append(number)
+        told = "; ".join(f"{', '.join(map(str, who))} ({what})" for what, who in kinds.items())
+        if wide and self.settings.unfit == "refuse":
+            raise RequestError(
+                f"devices: expected networks that fit the clients' memory, came {len(wide)} that do not: clients "
+                f"{told}; give them smaller networks or batches, or set devices.unfit = 'leave out'"
+            )
+        if len(wide) == len(needs):
+            raise RequestError(f"devices: expected a client whose network fits its memory, came none: clients {told}")
+        self.excluded = frozenset(wide)
+
+
+class Clock:
+    """The simulated time of one round; it stands still where devices are off.
+
+    Attributes:
+        seconds: since the round began. stragglers: whose upload did not come before the deadline.
+    """
+
+    def __init__(self, simulation: DeviceSimulation, number: int, deadline: float | None) -> None:
+        self._simulation, self._number, self._deadline = simulation, number, deadline
+        self.on = simulation.enabled
+        self.seconds = 0.0
+        self.stragglers: set[int] = set()
+        self._spent: dict[int, Spent] = {}
+        self._operations: dict[int, int] = {}
+
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[None]:
+        """Within the block the server works; its time counts where `server_compute` says how fast it is."""
+        rate = self._simulation.settings.server_compute if self.on else None
+        if rate is None:
+            yield
+            return
+        with Operations() as done:
+            yield
+        self.seconds += done.count / rate
+
+    def exchange(self, efforts: Mapping[int, Effort], waited_for: Collection[int]) -> set[int]:
+        """Let an exchange take its time.
+
+        Args:
+            efforts: of all who took part. waited_for: those whose upload the server expects; who drops out, or is late
+                for other reasons, is not waited for.
+
+        Returns:
+            The stragglers among them, who are busy until the round is over.
+        """
+        taken = {i: self._simulation.spent(self._number, i, effort) for i, effort in efforts.items()}
+        for i, spent_now in taken.items():
+            before = self._spent.get(i, Spent())
+            self._spent[i] = Spent(*(a + b for a, b in zip(before, spent_now, strict=True)))
+            self._operations[i] = self._operations.get(i, 0) + efforts[i].operations
+        limit = math.inf if self._deadline is None else self._deadline
+        behind = {i for i in taken if i in waited_for and efforts[i].up and taken[i].seconds > limit}
+        self.stragglers |= behind
+        slowest = max((taken[i].seconds for i in taken if i in waited_for), default=0.0)
+        self.seconds += limit if behind else slowest
+        return behind
+
+    def record(self) -> dict[str, Any]:
+        """The round's part of `rounds.jsonl`."""
+        if not self.on:
+            return {}
+        clients = {str(i): {**self._spent[i]._asdict(), "operations": self._operations[i]} for i in sorted(self._spent)}
+        late = {"stragglers": sorted(self.stragglers)} if self._simulation.settings.deadline is not None else {}
+        return {"simulated_seconds": self.seconds, "simulated_by_client": clients, **late}
+
+
+def memory_needs(
+    method: Method, clients: Sequence[Client], architectures: Architectures, server: Server
+) -> tuple[list[int], list[str], list[str]]:
+    """Bytes that each client's network takes in training (`work.step_memory`), the network's name, and its variant.
+
+    What stands beside a client's own network counts as well; what a method holds beside networks does not. The server
+    is as it was afterwards.
+    """
+    known: dict[str, int] = {}
+    needs, names, variants = [], [], []
+    server.round = 1
+    method.start(server)
+    companion = architectures.companion if architectures.together else ""
+    for client in clients:
+        variant = method.variant(server, client.id)
+        name = f"{client.architecture} {variant}".rstrip()
+        if name not in known:
+            own = method.personal(at_work(client, variant, architectures).model)
+            known[name] = step_memory(client, own)
+            if companion:
+                known[name] += step_memory(client, architectures.template(companion, alone=True))
+        needs.append(known[name])
+        names.append(name)
+        variants.append(variant)
+    server.state, server.round = {}, 0
+    server.log.clear()
+    server.memory.clear()
+    return needs, names, variants

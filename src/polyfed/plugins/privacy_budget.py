@@ -1,0 +1,178 @@
+"""What a federation spends of its clients' privacy: noise for a target, the releases of a round, a budget kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from polyfed.core.method import Exchange
+from polyfed.core.releases import Release
+from polyfed.core.settings import Privacy
+from polyfed.core.uploads import sends
+from polyfed.engine import accounting
+from polyfed.engine.dp_sgd import check_rows
+from polyfed.engine.dp_sgd import releases as of_training
+from polyfed.engine.executors.base import Job, Outcome
+from polyfed.engine.plugin import Plugin, Records, RoundRefused, Setup, find
+from polyfed.engine.privacy_ledger import Ledger, told
+from polyfed.engine.round import Round
+from polyfed.errors import RequestError
+from polyfed.functional.gaussian_mechanism import analytic_sigma
+from polyfed.plugins.upload_privacy import UploadPrivacy, bounded
+
+
+class PrivacyBudget(Plugin):
+    """The account of what a run releases, read off its records; noise for a target; the end before a budget is spent.
+
+    Attributes:
+        settings: with the noise that a target asks for, once validated. has_noise: whether anything that clients give
+            away is noised.
+    """
+
+    name = "privacy budget"
+
+    def __init__(self, settings: Privacy | None = None) -> None:
+        super().__init__(settings or Privacy())
+        self.has_noise = False
+
+    def validate(self, setup: Setup) -> None:
+        """Make the noise that a target asks for, and give it to the clients.
+
+        Raises:
+            RequestError: what is released cannot be accounted for, a budget cannot be kept, or DP-SGD cannot be had of
+                these networks.
+        """
+        self._method, self._training = setup.method, setup.training
+        self._rows = [client.n for client in setup.clients]
+        self._cohort, self._present = setup.cohort, setup.present
+        upload_privacy = find(setup.plugins, UploadPrivacy)
+        if upload_privacy is not None:
+            self.settings = upload_privacy.settings
+        self.settings = self._with_noise(self.settings)
+        self._ledger = Ledger(self.settings, self._expected)
+        self.has_noise = any(self._expected(client) for client in range(len(self._rows)))
+        for client in setup.clients:
+            client.privacy = self.settings
+        firsts = [*setup.first_of_each_architecture().values()]
+        check_rows(setup.method, self.settings, firsts, setup.architectures, setup.precision)
+        self._check()
+
+    def facts(self) -> dict[str, Any]:
+        """The settings of `[privacy]`, with the noise that was made."""
+        said = self.settings.in_effect()
+        return {UploadPrivacy.name: said} if said else {}
+
+    def select(self, round: Round) -> None:
+        """Begin to count."""
+        round.notes[self.name] = {}
+
+    def after_jobs(self, round: Round, jobs: Sequence[Job], sent: Sequence[Outcome], read: Sequence[Outcome]) -> None:
+        """Count what the clients have given away."""
+        if not self.has_noise:
+            return
+        released: dict[int, list[Release]] = round.notes[self.name]
+        for job, left, arrived in zip(jobs, sent, read, strict=True):
+            if left.dropped:
+                continue
+            number = arrived.client_id
+            entries = None
+            if left.bytes_up > 0 and number not in round.silenced:
+                # of an upload that nobody could read there are at most so many
+                entries = len(bounded(arrived.message) if arrived.counts else left.message)
+            released.setdefault(number, []).extend(self.releases(number, entries, job.exchange))
+
+    def should_stop(self, history: Records, rounds: Sequence[int], final: bool = False) -> str | None:
+        """The budget would not last for these rounds."""
+        if not self.settings.budget:
+            return None
+        who = self._present if final else self._cohort
+        clients = [client for number in rounds for client in who(number)]
+        return "would exceed privacy.budget" if self.would_exceed(history, clients) else None
+
+    def record(self, round: Round) -> dict[str, Any]:
+        """What has been released, in this round and in all.
+
+        Raises:
+            RoundRefused: that is more than the budget. RequestError: already in the first round.
+        """
+        if not self.has_noise:
+            return {}
+        released = round.notes[self.name]
+        self._ledger.follow(round.history)
+        if self._ledger.exceeded(released):
+            if not round.history:
+                raise self._too_little(released)
+            raise RoundRefused
+        return {"epsilon": self._ledger.epsilon(released), "delta": self.settings.delta, "releases": told(released)}
+
+    def _check(self) -> None:
+        """Whether what is released can be accounted for, and a budget kept."""
+        accounting.require(release for client in range(len(self._rows)) for release in self._expected(client))
+        budget = self.settings.budget
+        if budget and (sends(self._method) or self.settings.sgd_clip) and not self.has_noise:
+            raise RequestError(
+                f"privacy.budget: expected noise, without which there is no epsilon, came {budget:g} alone"
+            )
+        if budget and self.would_exceed([], self._cohort(1)):
+            raise self._too_little(self._ledger.next_of(self._cohort(1)))
+
+    def releases(self, client: int, entries: int | None, exchange: Exchange) -> list[Release]:
+        """What a client gives away in an exchange.
+
+        Args:
+            entries: that are bounded, of what it uploads; None: nothing left it.
+        """
+        return self._given(client, entries, self.settings, exchange)
+
+    def would_exceed(self, records: Records, clients: Sequence[int]) -> bool:
+        """Whether the budget would not last if these clients released what they did last."""
+        if not self.settings.budget or not self.has_noise:
+            return False
+        self._ledger.follow(records)
+        return self._ledger.exceeded(self._ledger.next_of(clients))
+
+    def _too_little(self, released: Mapping[int, Sequence[Release]]) -> RequestError:
+        least = max(self._ledger.epsilon(released).values())
+        return RequestError(
+            f"privacy.budget: expected at least {least:.4g}, what the first round comes to, came "
+            f"{self.settings.budget:g}"
+        )
+
+    def _given(self, client: int, entries: int | None, settings: Privacy, exchange: Exchange) -> list[Release]:
+        found = []
+        if exchange.trains:
+            phases = self._method.phases(self._training) if exchange.phases is None else exchange.phases
+            found += of_training(settings, self._training, phases, self._rows[client])
+        if entries is not None and sends(self._method):
+            found += self._method.releases(self._training, self._rows[client])
+            if settings.noise and entries:
+                found.append(Release("upload", "client", settings.hidden(entries) / math.sqrt(entries)))
+        return found
+
+    def _expected(self, client: int) -> list[Release]:
+        """What a client's first round gives away, each of its uploads having one bounded entry."""
+        return [release for one in self._method.exchanges(1) for release in self.releases(client, 1, one)]
+
+    def _with_noise(self, settings: Privacy) -> Privacy:
+        """The settings, with the noise that a target asks for, for who is to take part most often."""
+        if not settings.target:
+            return settings
+        turns: list[list[Exchange]] = [[] for _ in self._rows]
+        for number in range(1, self._training.rounds + 1):
+            for client in self._cohort(number):
+                turns[client].extend(self._method.exchanges(number))
+        for own in turns:
+            own.extend(self._method.closing())
+        made = {}
+        if settings.clip and sends(self._method):
+            made["noise"] = analytic_sigma(1.0, settings.target, settings.delta) * math.sqrt(max(map(len, turns)))
+        if settings.sgd_clip:
+
+            def released(noise: float) -> Iterator[list[Release]]:
+                tried = settings.model_copy(update={"sgd_noise": noise})
+                for client, own in enumerate(turns):
+                    yield [r for e in own for r in self._given(client, 0, tried, e)]
+
+            made["sgd_noise"] = accounting.least_noise(released, settings)
+        return settings.model_copy(update=made)

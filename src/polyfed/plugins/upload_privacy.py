@@ -1,0 +1,150 @@
+"""Uploads clipped and noised at the client: ``[privacy] clip`` and ``noise``.
+
+1. ``clip``: every entry of the message (a group, or a tensor that stands alone) is shortened to this L2 norm.
+2. ``noise``: plus N(0, (noise * clip)^2) on every number of it, from the client's own stream, or by its secret.
+
+Of groups that the method declares as `changes`, trained weights, this is done to their difference to what came down
+under the same names. Other floats are taken as they are. Whole numbers, booleans and single numbers (a count, a
+learning rate) go up unaltered. What epsilon that is: `plugins.privacy_budget`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import hmac
+import json
+
+import torch
+from torch import Tensor
+
+from polyfed.core.client import Client
+from polyfed.core.message import Group, Message, State, to_bytes
+from polyfed.core.method import Method
+from polyfed.core.modules import static_statistics
+from polyfed.core.settings import Privacy
+from polyfed.core.uploads import counterparts, endings, members, running_statistics, sends
+from polyfed.engine.plugin import Plugin, Setup
+from polyfed.engine.preview import first_messages
+from polyfed.errors import RequestError
+from polyfed.functional.drift import Normals, released
+from polyfed.functional.secure_noise import KeyedNormals
+
+
+class UploadPrivacy(Plugin):
+    """Clips and noises what leaves a client, as `client.privacy` says; a target's noise is made by `PrivacyBudget`."""
+
+    name = "privacy"
+    settings_class = Privacy
+
+    def validate(self, setup: Setup) -> None:
+        """Clipping fits what the method uploads.
+
+        Raises:
+            RequestError: it does not; says what the method sends.
+        """
+        method = setup.method
+        if not self.settings.clip or not sends(method):
+            return
+        name = method.name or type(method).__name__
+        for entry, reason in method.rigid.items():
+            sent = f"'{entry}': {reason}"
+            raise RequestError(f"privacy: expected uploads that can be clipped, came {name}, which sends {sent}")
+        if not method.changes:
+            return
+        firsts = setup.first_of_each_architecture()
+        messages = first_messages(method, setup.server, [client.id for client in firsts.values()])
+        for architecture, client in firsts.items():
+            network = setup.architectures.template(architecture)
+            statistics = running_statistics(network)
+            for entry in method.changes:
+                sent_statistics = sorted(statistics & members(messages[client.id], entry).keys())
+                sent_statistics.extend(static_statistics(network))  # taken and sent after training
+                if sent_statistics:
+                    raise RequestError(_no_statistics(name, sent_statistics[0]))
+
+    def encode(self, upload: Message, client: Client, method: Method, received: Message) -> Message:
+        """The upload, clipped and noised.
+
+        Raises:
+            RequestError: something in it cannot be clipped.
+        """
+        if not client.privacy.clip:
+            return upload
+        draws, entries = _noise_of(client, upload, received), bounded(upload)
+        noise = client.privacy.hidden(len(entries))
+        release = functools.partial(_clipped_and_noised, client.privacy.clip, noise, draws)
+        found: State = {}
+        for name, value in upload.items():
+            if isinstance(value, Tensor):
+                found[name] = release({name: value}, {})[name] if name in entries else value
+                continue
+            floats = {key: tensor for key, tensor in value.items() if tensor.is_floating_point()}
+            base = counterparts(method, name, value, received)
+            _check_bounded(client, method, name, floats, base)
+            found[name] = {**value, **release(floats, base)}
+        return found
+
+
+def _no_statistics(name: str, statistic: str) -> str:
+    return (
+        f"privacy: expected networks without BatchNorm, or a method that leaves its statistics with the clients, as "
+        f"noise on a variance may leave none; {name} sends '{statistic}'"
+    )
+
+
+def bounded(message: Message) -> list[str]:
+    """The entries of an upload that are clipped and noised: groups with floats, tensors of floats that stand alone."""
+
+    def of_floats(value: Tensor | Group) -> bool:
+        if isinstance(value, Tensor):
+            return value.dim() > 0 and value.is_floating_point()
+        return any(tensor.is_floating_point() for tensor in value.values())
+
+    return [name for name, value in message.items() if of_floats(value)]
+
+
+def _noise_of(client: Client, message: Message, received: Message) -> torch.Generator | Normals:
+    """What the noise on an upload is drawn from: the run's seed, or the client's secret and all that the upload is.
+
+    The same upload once more has the same noise, so that nothing is gained by asking again; any other has noise of its
+    own, also in the same round: of two with one noise the difference would be bare.
+    """
+    if client.secret is None or not client.privacy.noise:
+        return client.generator("privacy")
+    place = json.dumps([client.id, client.exchange, client.round]).encode()
+    said = [hashlib.sha256(part).digest() for part in (place, to_bytes(message), to_bytes(received))]
+    return KeyedNormals(hmac.digest(client.secret, b"".join(said), "sha256"))
+
+
+def _clipped_and_noised(
+    clip: float, noise: float, draws: torch.Generator | Normals, tensors: Group, base: Group
+) -> dict[str, Tensor]:
+    """The tensors with what they have changed since `base` clipped and noised, in their own types.
+
+    Args:
+        clip: L2 norm. noise: standard deviation over `clip`.
+    """
+    start = {name: base[name].to(t).float() if name in base else torch.zeros(()) for name, t in tensors.items()}
+    update = {name: t.float() - start[name] for name, t in tensors.items()}
+    new = released(update, clip, noise * clip, draws)
+    return {name: (start[name] + t).to(tensors[name].dtype) for name, t in new.items()}
+
+
+def _check_bounded(client: Client, method: Method, name: str, floats: Group, base: Group) -> None:
+    """Tensors of the client's network go up as changes, and are parameters; others may be anything.
+
+    Raises:
+        RequestError: they do not.
+    """
+    statistics = running_statistics(client.model)
+    weights = endings(name for name, _ in client.model.named_parameters())
+    who = method.name or type(method).__name__
+    for key in floats:
+        if key in statistics:
+            raise RequestError(_no_statistics(who, key))
+        if key in weights and key not in base:
+            raise RequestError(
+                f"privacy: expected changes of weights that came down, or figures of the data, from {who}, came whole "
+                f"weights, '{name}/{key}' (see Method.changes)"
+            )

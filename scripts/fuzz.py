@@ -1035,10 +1035,11 @@ def _nodes() -> tuple[Any, Any]:
 
 def answered(place: Path, client: int, letter: Any) -> Any:
     """What a node says to a letter; its disk is in `place`."""
-    from polyfed.deploy.node import Node, Place
+    from polyfed.deploy.node import Node
+    from polyfed.deploy.node_config import NodeConfig
 
     recipe, data = _nodes()
-    node = Node(recipe, Place.read({"client-id": client, "state-dir": str(place / f"node-{client}")}), data)
+    node = Node(recipe, NodeConfig.read({"client-id": client, "state-dir": str(place / f"node-{client}")}), data)
     return node.answer(letter)
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.config.recipe import Recipe
-from polyfed.deploy.node import Node, Place
+from polyfed.deploy.node import Node
+from polyfed.deploy.node_config import NodeConfig
 from polyfed.deploy.node_registry import Answer
 from polyfed.deploy.protocol import Letter, Trouble
 from polyfed.errors import PolyfedError
@@ -99,7 +100,7 @@ class Nearby:
     def ask(self, node: int, letter: Letter) -> Answer:
         """What the node says."""
         try:
-            return Node(self.recipe, Place.read(self.configs[node]), DATA).answer(letter)
+            return Node(self.recipe, NodeConfig.read(self.configs[node]), DATA).answer(letter)
         except PolyfedError as error:
             return Trouble(error)
 

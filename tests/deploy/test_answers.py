@@ -13,7 +13,7 @@ from nearby import FIRST_NODE, Nearby, recipe_of
 
 from polyfed.core.message import flatten, unflatten
 from polyfed.deploy.answer_ledger import Ledger
-from polyfed.deploy.node import Place
+from polyfed.deploy.node_config import NodeConfig
 from polyfed.deploy.protocol import Letter, Trouble, pack, unpack
 from polyfed.deploy.server import serve
 from polyfed.errors import RequestError, RunError
@@ -160,8 +160,8 @@ def test_a_damaged_ledger_answers_nothing(tmp_path: Path) -> None:
 
 def test_how_many_is_a_number(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="expected 1 or more as 'answers', came 0"):
-        Place.read({"client-id": 0, "state-dir": str(tmp_path), "answers": 0})
-    assert dataclasses.asdict(Place.read({"client-id": 0, "state-dir": "x", "answers": 3}))["answers"] == 3
+        NodeConfig.read({"client-id": 0, "state-dir": str(tmp_path), "answers": 0})
+    assert dataclasses.asdict(NodeConfig.read({"client-id": 0, "state-dir": "x", "answers": 3}))["answers"] == 3
 
 
 def test_the_attack_that_is_stopped_would_have_worked(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from deploy.nearby import DATA, FIRST_NODE, Nearby, own_recipe, recipe_of
 from polyfed.config.recipe import Recipe
 from polyfed.core.modules import exported
 from polyfed.deploy import node_registry
-from polyfed.deploy.node import Place
 from polyfed.deploy.node_checkpoints import secret
+from polyfed.deploy.node_config import NodeConfig
 from polyfed.deploy.protocol import Letter, unpack
 from polyfed.deploy.server import DIARY, serve
 from polyfed.engine.federation import Run
@@ -335,8 +335,8 @@ def test_where_rows_are_protected_their_mean_and_spread_are_not_sent(
 
 def test_a_node_with_rows_of_its_own_has_a_secret(tmp_path: Path) -> None:
     place = {"client-id": 0, "state-dir": str(tmp_path)}
-    assert [Place.read({**place, **more}).secret for more in ({}, {"data": "digits"})] == [False, True]
-    assert not Place.read({**place, "data": "digits", "secret-noise": False}).secret
+    assert [NodeConfig.read({**place, **more}).secret for more in ({}, {"data": "digits"})] == [False, True]
+    assert not NodeConfig.read({**place, "data": "digits", "secret-noise": False}).secret
     (tmp_path / "noise.secret").write_bytes(b"short")
     with pytest.raises(RunError, match=r"expected 32 bytes as this node's secret in .*, came 5; remove it"):
         secret(tmp_path)

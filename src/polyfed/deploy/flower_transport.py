@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyfed.config.recipe import Recipe
-from polyfed.deploy.node import Node, Place
+from polyfed.deploy.node import Node
+from polyfed.deploy.node_config import NodeConfig
 from polyfed.deploy.node_registry import Answer
 from polyfed.deploy.protocol import KINDS, Kind, Letter, Trouble
 from polyfed.deploy.requirements import expect
@@ -104,7 +105,7 @@ def make_client_app(recipe: str | Path | Recipe) -> ClientApp:
 
     def answer(letter: Letter, context: Context) -> Letter:
         wanted = _recipe(recipe, _run_config(context.run_config))
-        return Node(wanted, Place.read(context.node_config), data).answer(letter)
+        return Node(wanted, NodeConfig.read(context.node_config), data).answer(letter)
 
     return client_app(answer)
 

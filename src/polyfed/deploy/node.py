@@ -10,12 +10,9 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from polyfed.config.recipe import Recipe
@@ -25,10 +22,10 @@ from polyfed.core.device import named_device
 from polyfed.core.message import Message, read_only
 from polyfed.core.method import Method, scores_are_outputs
 from polyfed.core.modules import exported, split
-from polyfed.data.federated_dataset import Federated
-from polyfed.data.samples import ClientData, Samples
 from polyfed.deploy.answer_ledger import Ledger
 from polyfed.deploy.node_checkpoints import Kept, Shelf, secret, token
+from polyfed.deploy.node_config import NodeConfig
+from polyfed.deploy.node_data import auxiliary_network, data_of_node, renumbered
 from polyfed.deploy.protocol import (
     Introduction,
     Letter,
@@ -53,77 +50,12 @@ from polyfed.engine.weight_store import Store, row_of
 from polyfed.errors import RequestError, RunError
 from polyfed.experiments.session import Prepared, assigned, companions, normalised
 from polyfed.models.zoo import build
-from polyfed.registry import MODELS, is_own, nearest
+from polyfed.registry import is_own
 from polyfed.results.schema import ENTRY, PREPARE, check_shape
 
-_KEYS: Mapping[str, tuple[type, str]] = {
-    "client-id": (int, "the number of this node's client, from 0 on"),
-    "partition-id": (int, "in place of client-id, as Flower's simulation gives it"),
-    "num-partitions": (int, "given by Flower's simulation, not used"),
-    "state-dir": (str, "folder on this node's disk for its client's weights, state and models"),
-    "data": (str, "this node's own rows, as data.name has it; default: its client's part of the recipe's data"),
-    "root": (str, "in place of the recipe's data.root"),
-    "architecture": (str, "this node's own network, as models.architectures has it; default: the recipe's"),
-    "device": (str, "where this node computes, in place of run.device"),
-    "begin-anew": (bool, "whether its client begins again where this disk has lost what it was; default: false"),
-    "secret-noise": (bool, "whether [privacy] noise is drawn by a secret of this node; default: with data of its own"),
-    "answers": (int, "how many different requests of a kind it answers in a round; default: 1 with noise, else 10"),
-    "share-model": (bool, "whether its personal model goes into the server's run folder; default: false"),
-}
-_READING = ("image_column", "label_column", "feature_columns", "text_column", "vocabulary", "length", "vectors")
-_TOLD = ("class_names", "mean", "std")
-_BOUNDS = ("root", "image_size", "split", "max_train", "max_test")
-_OF_ROWS = (*_READING, *_TOLD, *_BOUNDS)  # what of [data] own rows are read by
 _ANSWERS = {True: 1, False: 10}  # whether noise hides rows -> different requests of a kind that are answered in a round
 _SCORINGS = 4  # of a client in a round: as it stands and after receiving, before and after a last exchange
 _UNSEEN = ("experiment", "settings", "about")  # what of a request changes nothing in the answer
-
-
-@dataclass(frozen=True)
-class Place:
-    """What a node's configuration says; see `_KEYS`."""
-
-    client: int
-    state: Path
-    data: str | None = None
-    root: str | None = None
-    architecture: str | None = None
-    device: str | None = None
-    share: bool = False
-    anew: bool = False
-    secret: bool = False
-    answers: int | None = None
-
-    @classmethod
-    def read(cls, config: Mapping[str, Any]) -> Place:
-        """From Flower's node configuration.
-
-        Raises:
-            RequestError: an unknown key, a wrong type, no client or no folder.
-        """
-        for key, value in config.items():
-            if key not in _KEYS:
-                raise RequestError(f"node-config: unknown key '{key}'{nearest(key, _KEYS)}")
-            kind, meaning = _KEYS[key]
-            if type(value) is not kind or value == "":
-                raise RequestError(f"node-config: expected {meaning} as '{key}' ({kind.__name__}), came {value!r}")
-        number = config.get("client-id", config.get("partition-id"))
-        if number is None or number < 0:
-            raise RequestError(f"node-config: expected client-id, {_KEYS['client-id'][1]}, came {number}")
-        if config.get("answers", 1) < 1:
-            raise RequestError(f"node-config: expected 1 or more as 'answers', came {config['answers']}")
-        if "state-dir" not in config:
-            raise RequestError(f"node-config: expected state-dir, a {_KEYS['state-dir'][1]}, which is missing")
-        named = {key: config.get(key) for key in ("data", "root", "architecture", "device")}
-        return cls(
-            number,
-            Path(config["state-dir"]),
-            **named,
-            share=config.get("share-model", False),
-            anew=config.get("begin-anew", False),
-            secret=config.get("secret-noise", "data" in config),
-            answers=config.get("answers"),
-        )
 
 
 class Node:
@@ -137,7 +69,7 @@ class Node:
         RequestError: its data or its network cannot be had.
     """
 
-    def __init__(self, recipe: Recipe, place: Place, data: Prepared | None = None) -> None:
+    def __init__(self, recipe: Recipe, place: NodeConfig, data: Prepared | None = None) -> None:
         self._place = place
         self._data = data or Prepared()
         if place.root is not None:
@@ -197,10 +129,10 @@ class Turn:
         client: see `Client`; as it begins, until `become`.
     """
 
-    def __init__(self, recipe: Recipe, place: Place, data: Prepared, task: Task) -> None:
+    def __init__(self, recipe: Recipe, place: NodeConfig, data: Prepared, task: Task) -> None:
         self._task, self._place, self._recipe = task, place, recipe
         self._method: Method = recipe.build_method()
-        dealt, number = _dealt(recipe, place, data)
+        dealt, number = data_of_node(recipe, place, data)
         self._source, source = dealt.source, dealt.source
         self._names = list(source.class_names) if task.class_names is None else task.class_names
         count = recipe.data.client_count or max(len(dealt.clients), place.client + 1)
@@ -213,9 +145,9 @@ class Turn:
         self.client.plugins = plugins_of([recipe.privacy, recipe.compression])
         if place.secret and (recipe.privacy.noise or recipe.privacy.sgd_clip):
             self.client.secret = secret(place.state)
-        self.client.data = _renamed(dealt.clients[number], source.class_names, self._names)
+        self.client.data = renumbered(dealt.clients[number], source.class_names, self._names)
         shape, width = tuple(source.train.x.shape[1:]), recipe.models.feature_dim
-        self._beside = beside = _companion(recipe, self._method, task.companion or self._name, self._name)
+        self._beside = beside = auxiliary_network(recipe, self._method, task.companion or self._name, self._name)
         builders = {
             name: functools.partial(build, name, shape, len(self._names), width, source.words, beside=recipe.beside)
             for name in {self._name, beside, *companions(self._method)}
@@ -427,48 +359,3 @@ def reported(task: Task, done: Outcome, new: bool, kept: Scores) -> Report:
         score=None if done.score is None else score_told(done.score),
         kept={part: score_told(score) for part, score in kept.items()},
     )
-
-
-def _dealt(recipe: Recipe, place: Place, data: Prepared) -> tuple[Federated, int]:
-    """Rows dealt to clients, and whose of them are this node's."""
-    if place.data is None:
-        dealt = data.dealt(recipe)
-        if place.client >= len(dealt.clients):
-            raise RequestError(f"expected a client-id below {len(dealt.clients)}, came {place.client}")
-        return dealt, place.client
-    if recipe.data.test == "global":
-        raise RequestError("node-config: expected the recipe's data, as data.test is 'global', came data of its own")
-    settings = recipe.to_dict()
-    kept = {key: value for key, value in settings["data"].items() if key in _OF_ROWS}
-    if isinstance(kept.get("max_train"), list):
-        kept["max_train"] = kept["max_train"][place.client % len(kept["max_train"])]
-    alone = {**settings, "data": {**kept, "name": place.data, "clients": 1}}
-    dealt = data.dealt(Recipe.from_dict(alone, beside=recipe.beside))
-    if dealt.source.vocabulary is not None and recipe.data.vectors is None:
-        raise RequestError(
-            "node-config: expected data.vectors in the recipe for a node's own texts, as all must number words alike, "
-            f"came '{place.data}' without"
-        )
-    if len(dealt.clients) != 1:
-        raise RequestError(f"node-config: expected the rows of one client as data, came {len(dealt.clients)} clients'")
-    return dealt, 0
-
-
-def _renamed(data: ClientData, own: Sequence[str], names: Sequence[str]) -> ClientData:
-    """The same rows with their classes numbered as the task has them."""
-    if list(own) == list(names):
-        return data
-    if missing := [name for name in own if name not in names]:
-        raise RequestError(f"expected the classes {', '.join(names)}, came '{missing[0]}' in this node's data")
-    number = torch.tensor([names.index(name) for name in own])
-    parts = (data.train, data.validation, data.test)
-    return ClientData(*(Samples(part.x, number[part.y]) for part in parts))
-
-
-def _companion(recipe: Recipe, method: Method, told: str, own: str) -> str:
-    """The network beside the clients' own; of those that a server may name, none but the recipe's are imported."""
-    wanted = method.companion
-    known = {own, *MODELS, *recipe.models.architectures, *([] if wanted is None else [wanted.network])}
-    if told not in known:
-        raise RequestError(f"expected a companion that the recipe knows, came '{told}'{nearest(told, known)}")
-    return told

@@ -17,8 +17,9 @@ from polyfed.core import profiling
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, State, in_plain_order, read_only
 from polyfed.core.method import Trained
-from polyfed.deploy.node import Place, Turn, reported
+from polyfed.deploy.node import Turn, reported
 from polyfed.deploy.node_checkpoints import Kept
+from polyfed.deploy.node_config import NodeConfig
 from polyfed.deploy.protocol import (
     Count,
     Letter,
@@ -161,7 +162,7 @@ def _recipe(settings: str) -> Recipe:
 
 def _done(recipe: Recipe, errand: Errand, letter: Letter) -> tuple[dict[str, Any], bytes]:
     message, weights, state = _unpacked(letter.body)
-    turn = Turn(recipe, Place(errand.client, Path()), _DATA, errand)
+    turn = Turn(recipe, NodeConfig(errand.client, Path()), _DATA, errand)
     turn.become(Kept(errand.held or "", None if errand.held is None else weights, state))
     if letter.kind == "score":
         found = turn.scores(message if errand.has_message else None)

@@ -347,17 +347,7 @@ def serve(
     Raises:
         RequestError: the request is wrong, or nodes, method and settings do not fit. RunError: the run failed.
     """
-    count = recipe.data.client_count or min_nodes
-    if count is None:
-        raise RequestError("expected data.clients or min-nodes, how many clients there are, came neither")
-    if min_nodes is not None and not 1 <= min_nodes <= count:
-        raise RequestError(f"min-nodes: expected 1 to {count}, the clients of the recipe, came {min_nodes}")
-    if not deadline > 0:
-        raise RequestError(f"deadline: expected seconds above 0, came {deadline}")
-    if not max_megabytes > 0:
-        raise RequestError(f"max-megabytes: expected more than 0, came {max_megabytes}")
-    if recipe.hostile.in_effect():
-        raise RequestError("hostile: expected none in a deployment, whose clients are what they are, came some")
+    count = _check_request(recipe, min_nodes, deadline, max_megabytes)
     path = Path(out or recipe.folder)
     folder = RunFolder(path)
     folder.check(recipe.to_dict(), resume, force, recipe.build_method().planned)
@@ -372,20 +362,51 @@ def serve(
     make = functools.partial(Deployed, recipe, roster, office, diary, data, path, trackers, int(max_megabytes * 1e6))
     settled: set[int] = set()  # clients with whom there is a federation
     while True:
-        try:
-            federation = make()
-        except Exception:
-            gone = unfit(lambda known: make(known=known), roster.known, settled)
-            if not gone:
-                raise
-            for client, reason in gone.items():
-                roster.dismiss(client, reason)
-            if not settled and len(roster.node_of) < (min_nodes or count):
-                roster.gather(min_nodes or count)
-            continue
+        federation = _federation_of_fitting_nodes(make, roster, settled, min_nodes or count)
         settled = set(roster.known)
         try:
             return federation.run(resume=resume, force=force)
         except Joined:
             resume, force = True, False
             say(f"{len(roster.known)} of {count} clients are known now")
+
+
+def _check_request(recipe: Recipe, min_nodes: int | None, deadline: float, max_megabytes: float) -> int:
+    """How many clients there are.
+
+    Raises:
+        RequestError: what is asked for cannot be, or not of a deployment.
+    """
+    count = recipe.data.client_count or min_nodes
+    if count is None:
+        raise RequestError("expected data.clients or min-nodes, how many clients there are, came neither")
+    if min_nodes is not None and not 1 <= min_nodes <= count:
+        raise RequestError(f"min-nodes: expected 1 to {count}, the clients of the recipe, came {min_nodes}")
+    if not deadline > 0:
+        raise RequestError(f"deadline: expected seconds above 0, came {deadline}")
+    if not max_megabytes > 0:
+        raise RequestError(f"max-megabytes: expected more than 0, came {max_megabytes}")
+    if recipe.hostile.in_effect():
+        raise RequestError("hostile: expected none in a deployment, whose clients are what they are, came some")
+    return count
+
+
+def _federation_of_fitting_nodes(
+    make: Callable[..., Deployed], roster: Roster, settled: Collection[int], wanted: int
+) -> Deployed:
+    """A federation of all nodes that are known, without those with whom there can be none.
+
+    Args:
+        make: the federation, or an error. settled: clients with whom there has been one. wanted: how many to wait for.
+    """
+    while True:
+        try:
+            return make()
+        except Exception:
+            gone = unfit(lambda known: make(known=known), roster.known, settled)
+            if not gone:
+                raise
+        for client, reason in gone.items():
+            roster.dismiss(client, reason)
+        if not settled and len(roster.node_of) < wanted:
+            roster.gather(wanted)

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from polyfed.config.recipe import Recipe
 from polyfed.deploy.flower_transport import client_app
-from polyfed.deploy.node import Node, Place
+from polyfed.deploy.node import Node
+from polyfed.deploy.node_config import NodeConfig
 from polyfed.deploy.protocol import Letter, Task, agreed
 from polyfed.deploy.requirements import OFFLINE, expect
 from polyfed.errors import RequestError, RunError
@@ -44,7 +45,7 @@ def join(recipe: Recipe, config: str, *, server: str, authority: str | Path, key
     """Be a node until a signal ends it.
 
     Args:
-        recipe: this node's own. config: what else is its own, as ``'client-id=0 state-dir="state"'``; see `Place`.
+        recipe: this node's own. config: what else is its own, as ``'client-id=0 state-dir="state"'``; see `NodeConfig`.
         server: host and port by which the server is called. authority: certificate by which it is known.
         key: private half of this node's key pair. port: of 127.0.0.1, free, between the SuperNode and this process.
 
@@ -57,7 +58,7 @@ def join(recipe: Recipe, config: str, *, server: str, authority: str | Path, key
         if not Path(file).is_file():
             raise RequestError(f"expected the file {file}, as 'polyfed deploy {maker}' writes it, came none")
     os.environ.update(OFFLINE)  # before Flower is imported, which reads them
-    place, data = Place.read(_settings(config)), Prepared()
+    place, data = NodeConfig.read(_settings(config)), Prepared()
     Node(recipe, place, data).answer(Letter("hello", Task(settings=agreed(recipe)).model_dump()))
 
     def answer(letter: Letter, _: object) -> Letter:

@@ -87,6 +87,21 @@ def _questions(
         whole = [architecture for architecture, module in templates.items() if not isinstance(module, SplitModel)]
         yield from (functools.partial(_refuse_whole, name, first[a], templates[a]) for a in whole)
         templates = {architecture: module for architecture, module in templates.items() if architecture not in whole}
+    yield from _questions_of_parts(name, needs, templates, first)
+    if needs.nested:
+        yield lambda: _check_nested(name, needs, templates, first)
+    if needs.more_than_head:
+        yield lambda: _check_more_than_head(name, needs, templates, clients)
+    if needs.twice_differentiable:
+        yield lambda: _check_second_derivatives(name, needs, templates, first)
+    if architectures.companion and templates:
+        yield lambda: _check_together(method, architectures, {a: first[a] for a in templates})
+
+
+def _questions_of_parts(
+    name: str, needs: Needs, templates: Mapping[str, nn.Module], first: Mapping[str, Client]
+) -> Iterator[Callable[[], None]]:
+    """What is to be asked of the networks' heads, widths and cuts."""
     if needs.linear_head:
         yield lambda: _check_linear(name, templates, first)
     for needed, what, facts in (
@@ -99,16 +114,9 @@ def _questions(
     if needs.equal_cuts:
         what, cut = "equally shaped cuts (into and out of the intermediate part)", _cut_shapes
         yield lambda: _check_equal(name, needs, what, {a: cut(first[a], m) for a, m in templates.items()}, first)
-    for architecture, module in templates.items() if needs.cuts_on_grids else ():
-        yield functools.partial(_check_grid, name, first[architecture], module)
-    if needs.nested:
-        yield lambda: _check_nested(name, needs, templates, first)
-    if needs.more_than_head:
-        yield lambda: _check_more_than_head(name, needs, templates, clients)
-    if needs.twice_differentiable:
-        yield lambda: _check_second_derivatives(name, needs, templates, first)
-    if architectures.companion and templates:
-        yield lambda: _check_together(method, architectures, {a: first[a] for a in templates})
+    if needs.cuts_on_grids:
+        for architecture, module in templates.items():
+            yield functools.partial(_check_grid, name, first[architecture], module)
 
 
 def _refuse_whole(name: str, client: Client, module: nn.Module) -> None:

@@ -220,31 +220,47 @@ def _try_rows(method: Method, settings: Privacy, client: Client, module: nn.Modu
         raise RequestError("BatchNorm mixes them; take a network with GroupNorm or LayerNorm, or without either")
     device, train = next(iter(module.parameters())).device, client.data.train
     x, y = client.prepare(train.x[:_TRIED].to(device)), train.y[:_TRIED].to(device)
+    with _training_without_dropout(module):
+        try:
+            with _Rows(module, settings, torch.Generator()) as rows:
+                found = rows.each(method.loss, Batch(x, y, torch.ones(len(y), device=device)))
+            for place in range(len(y)):
+                row = slice(place, place + 1)
+                _compare_row(method, module, Batch(x[row], y[row], torch.ones(1, device=device)), found, place)
+        except RequestError:
+            raise
+        except Exception as error:  # Opacus's own, of layers that it does not know
+            reason = str(error).strip().splitlines()
+            raise RequestError(reason[0] if reason else type(error).__name__) from None
+
+
+def _compare_row(method: Method, module: nn.Module, batch: Batch, found: Sequence[Tensor | None], place: int) -> None:
+    """A row's gradients alone are those that it has among others.
+
+    Args:
+        batch: of the row alone. found: of every parameter, the gradients by row, (B, ...). place: of the row there.
+    """
+    names, parameters = trainable(module)
+    alone = method.loss(module, batch, {})
+    value = alone[0] if isinstance(alone, tuple) else alone
+    gradients = torch.autograd.grad(value, parameters, allow_unused=True)
+    for name, together, own in zip(names, found, gradients, strict=True):
+        if together is None or own is None:
+            raise RequestError(f"'{name}' has no gradient by row")
+        if (together[place] - own).norm() > _NEAR * (1 + own.norm()):
+            raise RequestError(f"the gradient of '{name}' for a row depends on the others, or is not known")
+
+
+@contextlib.contextmanager
+def _training_without_dropout(module: nn.Module) -> Iterator[None]:
+    """Within the block the network is in training mode, but for its dropout."""
     before = {layer: layer.training for layer in module.modules()}
     module.train()
     for layer in module.modules():
         if isinstance(layer, nn.modules.dropout._DropoutNd):
             layer.eval()
     try:
-        with _Rows(module, settings, torch.Generator()) as rows:
-            found = rows.each(method.loss, Batch(x, y, torch.ones(len(y), device=device)))
-        names, parameters = trainable(module)
-        for place in range(len(y)):
-            row = slice(place, place + 1)
-            alone = method.loss(module, Batch(x[row], y[row], torch.ones(1, device=device)), {})
-            value = alone[0] if isinstance(alone, tuple) else alone
-            for name, together, own in zip(
-                names, found, torch.autograd.grad(value, parameters, allow_unused=True), strict=True
-            ):
-                if together is None or own is None:
-                    raise RequestError(f"'{name}' has no gradient by row")
-                if (together[place] - own).norm() > _NEAR * (1 + own.norm()):
-                    raise RequestError(f"the gradient of '{name}' for a row depends on the others, or is not known")
-    except RequestError:
-        raise
-    except Exception as error:  # Opacus's own, of layers that it does not know
-        reason = str(error).strip().splitlines()
-        raise RequestError(reason[0] if reason else type(error).__name__) from None
+        yield
     finally:
         for layer, trains in before.items():
             layer.training = trains

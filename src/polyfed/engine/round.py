@@ -242,7 +242,7 @@ class RoundRunner:
 
     def _record(self, round: Round, selected: list[int]) -> dict[str, Any]:
         """What the round leaves behind."""
-        record = {"round": round.number, "seconds": 0.0, "closing": round.final, "clients": selected}
+        record: dict[str, Any] = {"round": round.number, "seconds": 0.0, "closing": round.final, "clients": selected}
         record |= {"lr": self.training.lr_at(round.number), **round.totals.record()}
         for plugin in self.plugins:
             said = plugin.record(round)

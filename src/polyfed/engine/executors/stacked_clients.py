@@ -14,9 +14,8 @@ Shapes: K clients, B rows.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,30 +24,29 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.core.message import group, tensor
+from polyfed.core.message import group
 from polyfed.core.method import Batch, Context, Gradients, Method, Phase, Solved, Trained, Unstackable
 from polyfed.core.modules import load, trainable
 from polyfed.core.profiling import timed
-from polyfed.data.transforms import augmentation
 from polyfed.engine.executors.context_stacking import Packed, Partial, Watched, outline
-from polyfed.engine.local_training import data_of, only, shuffled
-from polyfed.engine.optimizers import Optimiser
+from polyfed.engine.executors.stack_parts import (
+    Kind,
+    LossOf,
+    Part,
+    PhaseData,
+    Tensors,
+    Turn,
+    Walk,
+    are_near,
+    floats_of,
+    only_of,
+)
+from polyfed.engine.local_training import only
 from polyfed.functional.modes import has_batchnorm
 
 _CLOSE = {"cpu": 1e-4}  # of the largest entry: how far a gradient may be off, by type of device
 _ELSEWHERE, _HALF = 1e-2, 1e-1  # where products may be taken in reduced precision, and where they are asked to be
-
 _RAW = "raw gradient "  # before a name, among what is summed over the steps
-
-Tensors = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What is known of steps of one kind. read: of the context by the loss. fills: rows of weight 0 change nothing."""
-
-    read: frozenset[str]
-    fills: bool
 
 
 @dataclass
@@ -88,8 +86,8 @@ class Stack:
     ) -> None:
         self.rows, self._method, self._template = rows, method, template
         self._known, self._label, self._block = known, label, step
-        self._walks = [_Walk(client, place) for place, client in enumerate(clients)]
-        self._loss = _Loss(method, template)
+        self._walks = [Walk(client, place) for place, client in enumerate(clients)]
+        self._loss = LossOf(method, template)
         self._device = next(iter(rows.values())).device
         self._total = torch.zeros(len(clients), dtype=torch.float64, device=self._device)
         self._sums: Tensors = {}
@@ -130,7 +128,7 @@ class Stack:
     # a phase --------------------------------------------------------------------------------------------------
 
     def _pass(self, place: int, phase: Phase, names: Sequence[str]) -> None:
-        held = _Held([walk.client for walk in self._walks], phase, self._device)
+        held = PhaseData([walk.client for walk in self._walks], phase, self._device)
         for walk in self._walks:
             walk.begin(phase, held.counts[walk.place])
         label = (self._label, place)
@@ -139,7 +137,7 @@ class Stack:
         if self._known.inputs[label]:
             raise Unstackable(self._known.inputs[label])
         masks = self._masks(phase.mask, names)
-        together = [_Part(self._walks, {n: t.clone() for n, t in self.rows.items()}, names, phase, masks)]
+        together = [Part(self._walks, {n: t.clone() for n, t in self.rows.items()}, names, phase, masks)]
         while together:
             part = together.pop()
             turns = part.turns(self._method)
@@ -165,9 +163,9 @@ class Stack:
             found[name] = torch.stack(rows)
         return found
 
-    def _step(self, part: _Part, turns: Sequence[_Turn], held: _Held, label: Hashable) -> list[_Part]:
+    def _step(self, part: Part, turns: Sequence[Turn], held: PhaseData, label: Hashable) -> list[Part]:
         """One step of everybody. Parts that differ in which parameters have a gradient go on apart from each other."""
-        groups: dict[tuple[Kind, Hashable], list[_Turn]] = {}
+        groups: dict[tuple[Kind, Hashable], list[Turn]] = {}
         for turn in turns:
             groups.setdefault(self._group(part, turn, turns, held, label), []).append(turn)
         found = [self._gradients(part, members, held, kind) for (kind, _), members in groups.items()]
@@ -187,7 +185,7 @@ class Stack:
         return parts
 
     def _group(
-        self, part: _Part, turn: _Turn, turns: Sequence[_Turn], held: _Held, label: Hashable
+        self, part: Part, turn: Turn, turns: Sequence[Turn], held: PhaseData, label: Hashable
     ) -> tuple[Kind, Hashable]:
         """What a client's step must have in common with another's, to be taken with it."""
         walk = part.walks[turn.row]
@@ -205,17 +203,17 @@ class Stack:
             self._kinds[alike] = known
         kind = self._kinds[alike]
         if kind not in walk.exact:
-            walk.exact[kind] = self._number(outline(_only_of(walk.client.context, kind.read), exact=True))
-        inputs = outline(_only_of(turn.inputs, kind.read), exact=True) if turn.inputs else ()
+            walk.exact[kind] = self._number(outline(only_of(walk.client.context, kind.read), exact=True))
+        inputs = outline(only_of(turn.inputs, kind.read), exact=True) if turn.inputs else ()
         return kind, (alike, walk.exact[kind], inputs, 0 if kind.fills else turn.count)
 
-    def _alike(self, part: _Part, turn: _Turn) -> tuple[int, Hashable]:
+    def _alike(self, part: Part, turn: Turn) -> tuple[int, Hashable]:
         return part.walks[turn.row].outline, outline(turn.inputs) if turn.inputs else ()
 
     def _number(self, found: Hashable) -> int:
         return self._numbers.setdefault(found, len(self._numbers))
 
-    def _account(self, walks: Sequence[_Walk], turns: Sequence[_Turn], loss: Tensor, sums: Tensors) -> None:
+    def _account(self, walks: Sequence[Walk], turns: Sequence[Turn], loss: Tensor, sums: Tensors) -> None:
         rows = torch.tensor([walk.place for walk in walks]).to(self._device)
         counts = torch.tensor([float(turn.count) for turn in turns], dtype=torch.float64).to(self._device)
         self._total.index_add_(0, rows, loss.double() * counts)
@@ -231,13 +229,13 @@ class Stack:
     # a step -----------------------------------------------------------------------------------------------------
 
     def _gradients(
-        self, part: _Part, turns: Sequence[_Turn], held: _Held, kind: Kind, trial: bool = False
+        self, part: Part, turns: Sequence[Turn], held: PhaseData, kind: Kind, trial: bool = False
     ) -> tuple[Tensors, Tensor, Tensors]:
         with self._block():
             return self._passes(part, turns, held, kind, trial)
 
     def _passes(
-        self, part: _Part, turns: Sequence[_Turn], held: _Held, kind: Kind, trial: bool
+        self, part: Part, turns: Sequence[Turn], held: PhaseData, kind: Kind, trial: bool
     ) -> tuple[Tensors, Tensor, Tensors]:
         """Gradients by name, losses and sums of some of the part's clients, (K, ...) each."""
         walks, rows = [part.walks[turn.row] for turn in turns], [turn.row for turn in turns]
@@ -246,7 +244,7 @@ class Stack:
         batch = held.batch(walks, turns, augmented=not trial)
         names = {**walks[0].client.context, **turns[0].inputs}
         static = part.packed(walks, kind.read.difference(turns[0].inputs))
-        moving = Packed([_only_of(turn.inputs, kind.read) for turn in turns])
+        moving = Packed([only_of(turn.inputs, kind.read) for turn in turns])
 
         def context(static_tensors: Sequence[Tensor], moving_tensors: Sequence[Tensor]) -> Partial:
             return Partial({**static.unpacked(static_tensors), **moving.unpacked(moving_tensors)}, names)
@@ -280,7 +278,7 @@ class Stack:
 
     # trials -----------------------------------------------------------------------------------------------------
 
-    def _tried(self, part: _Part, turns: Sequence[_Turn], held: _Held) -> Kind | str:
+    def _tried(self, part: Part, turns: Sequence[Turn], held: PhaseData) -> Kind | str:
         """Take a step of this kind with two clients, one after the other and as one, on copies, and compare.
 
         Returns:
@@ -290,9 +288,9 @@ class Stack:
         if not self._normed:  # few enough for other rows to be added with weight 0
             most = max(held.counts[part.walks[turn.row].place] for turn in turns)
             count = max(1, min(count, part.walks[0].client.training.batch_size // 2, most // 2))
-        turns = [_Turn(turn.row, turn.chosen[:count], turn.inputs, count) for turn in turns]
+        turns = [Turn(turn.row, turn.chosen[:count], turn.inputs, count) for turn in turns]
         walks = [part.walks[turn.row] for turn in turns]
-        pair = _Part(walks, part.some([turn.row for turn in turns]), part.names, part.phase, {})
+        pair = Part(walks, part.some([turn.row for turn in turns]), part.names, part.phase, {})
         read: set[str] = set()
         try:
             expected = []
@@ -319,7 +317,7 @@ class Stack:
         return replace(kind, fills=not self._normed and self._fills(pair, turns, held, kind, expected))
 
     def _fills(
-        self, pair: _Part, turns: Sequence[_Turn], held: _Held, kind: Kind, expected: Sequence[Gradients]
+        self, pair: Part, turns: Sequence[Turn], held: PhaseData, kind: Kind, expected: Sequence[Gradients]
     ) -> bool:
         """Whether other rows of weight 0 change nothing, as many as there are rows, for one of a pair."""
         for place, turn in enumerate(turns):
@@ -353,10 +351,10 @@ class Stack:
                 continue
             if grads.keys() != plain.keys() or sums.keys() != _summed(one).keys():
                 return False
-            if not _near({n: grads[n][row] for n in grads}, plain, close, 1e-9):
+            if not are_near({n: grads[n][row] for n in grads}, plain, close, 1e-9):
                 return False
             own, theirs = {n: sums[n][row] for n in sums} | {"": losses[row]}, {**_summed(one), "": one.loss}
-            if not all(_near({n: own[n]}, {n: theirs[n]}, close, 1e-6) for n in own):
+            if not all(are_near({n: own[n]}, {n: theirs[n]}, close, 1e-6) for n in own):
                 return False
         return True
 
@@ -369,14 +367,14 @@ class Stack:
         for walk in self._walks[:2]:
             seen = []
             for scale in (1.0, 0.5):
-                load(self._template, {name: scale * t[walk.place] for name, t in _floats(self.rows).items()})
+                load(self._template, {name: scale * t[walk.place] for name, t in floats_of(self.rows).items()})
                 seen.append(self._drawn(walk))
             first, second = (Packed([context]) for context in seen)
             same = outline(seen[0], exact=True) == outline(seen[1], exact=True)
             if not same or not all(map(torch.equal, first.tensors, second.tensors)):
                 raise Unstackable("what its `inputs` draws depends on the weights, or changes from call to call")
 
-    def _drawn(self, walk: _Walk) -> Context:
+    def _drawn(self, walk: Walk) -> Context:
         """What `inputs` would give next, from a copy of the client's stream."""
         draws = torch.Generator()
         draws.set_state(walk.draws.get_state())
@@ -404,192 +402,3 @@ def _trouble(trial: Callable[[], None]) -> str:
     except Unstackable as reason:
         return str(reason)
     return ""
-
-
-def _only_of(context: Context, names: frozenset[str]) -> Context:
-    return {name: value for name, value in context.items() if name in names}
-
-
-def _floats(tensors: Tensors) -> Tensors:
-    return {name: t for name, t in tensors.items() if t.is_floating_point()}
-
-
-def _near(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], close: float, least: float) -> bool:
-    """Whether all entries agree up to a share `close` of the largest one, and to `least`; NaN agrees with NaN."""
-    sizes = [t.double().abs().nan_to_num(0.0, 0.0).amax() for t in expected.values() if t.numel()]
-    most = close * float(torch.stack(sizes).max()) + least if sizes else 1.0
-    return all(
-        found[name].shape == t.shape and torch.allclose(found[name].to(t), t, rtol=0.0, atol=most, equal_nan=True)
-        for name, t in expected.items()
-    )
-
-
-class _Loss(nn.Module):
-    """A method's loss as a module around the network, so that `functional_call` reaches the network's tensors."""
-
-    def __init__(self, method: Method, model: nn.Module) -> None:
-        super().__init__()
-        self.method, self.model = method, model
-
-    def forward(self, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
-        """See `Method.loss`."""
-        outcome = self.method.loss(self.model, batch, context)
-        return (outcome[0], dict(outcome[1])) if isinstance(outcome, tuple) else outcome
-
-    @staticmethod
-    def named(tensors: Mapping[str, Tensor]) -> Tensors:
-        """The network's tensors under this module's names."""
-        return {f"model.{name}": t for name, t in tensors.items()}
-
-
-@dataclass(frozen=True)
-class _Turn:
-    """A client's next step. row: where it stands in its part. chosen: rows of its data, the first `count` meant."""
-
-    row: int
-    chosen: Tensor
-    inputs: Context
-    count: int
-
-    def at(self, row: int) -> _Turn:
-        return replace(self, row=row)
-
-
-class _Walk:
-    """A client on its way through its local training, with the streams that it would have alone."""
-
-    def __init__(self, client: Client, place: int) -> None:
-        self.client, self.place = client, place
-        self.draws, self.noise, self._order = (client.generator(name) for name in ("inputs", "augment", "batches"))
-        self.steps = self.samples = 0
-        self.summed: set[str] = set()
-        self.batches: Iterator[Tensor] = iter(())
-        self.outline = 0  # the number of its context's outline, and of that of what the loss reads of it
-        self.exact: dict[Kind, int] = {}
-
-    def begin(self, phase: Phase, held: int) -> None:
-        """A phase; `held` samples of its data."""
-        rows = None if phase.rows is None else tensor(self.client.context, phase.rows)
-        self.batches = shuffled(self.client, phase, held, rows, self._order)
-
-
-@dataclass
-class _Part:
-    """Those who still go through a phase together. tensors: (K, ...) by name; those of `names` are what moves."""
-
-    walks: Sequence[_Walk]
-    tensors: Tensors
-    names: Sequence[str]
-    phase: Phase
-    masks: Tensors
-    optimiser: Optimiser = field(init=False)
-    _contexts: dict[Hashable, Packed] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.tensors |= {name: self.tensors[name].detach().requires_grad_() for name in self.names}
-        client = self.walks[0].client  # all have the same settings, and are in the same round
-        rate = client.training.lr_at(client.round, self.phase.lr)
-        self.optimiser = Optimiser([self.tensors[name] for name in self.names], client.training, rate)
-
-    def turns(self, method: Method) -> list[_Turn]:
-        """The next step of everybody who has one."""
-        found = []
-        for row, walk in enumerate(self.walks):
-            chosen = next(walk.batches, None)
-            if chosen is not None:
-                found.append(_Turn(row, chosen, method.inputs(walk.client, walk.steps, walk.draws), len(chosen)))
-        return found
-
-    def some(self, rows: Sequence[int]) -> Tensors:
-        """Copies of the tensors of some clients; those that move take a gradient."""
-        index = self._index(rows)
-        found = {name: t.detach()[index] for name, t in self.tensors.items()}
-        return found | {name: found[name].requires_grad_() for name in self.names}
-
-    def put_back(self, rows: Sequence[int], tensors: Tensors) -> None:
-        """Take over what a forward pass has changed in such copies: buffers."""
-        index = self._index(rows)
-        for name, t in self.tensors.items():
-            if not t.requires_grad:
-                t[index] = tensors[name]
-
-    def packed(self, walks: Sequence[_Walk], names: frozenset[str]) -> Packed:
-        """The contexts of some clients, as far as they have these names."""
-        key = (names, *(walk.place for walk in walks))
-        if key not in self._contexts:
-            if len(self._contexts) >= 2:  # groups that change from step to step
-                self._contexts.clear()
-            self._contexts[key] = Packed([_only_of(walk.client.context, names) for walk in walks])
-        return self._contexts[key]
-
-    def move(self, grads: Tensors) -> None:
-        """One step of the optimiser; entries whose mask is 0 stay bit for bit."""
-        before = {name: self.tensors[name].detach().clone() for name in self.masks}
-        self.optimiser.step([grads.get(name) for name in self.names])
-        with torch.no_grad():
-            for name, old in before.items():
-                self.tensors[name].copy_(torch.where(self.masks[name], self.tensors[name], old))
-
-    def take(self, rows: Sequence[int]) -> _Part:
-        """Some of the clients, with what the optimiser remembers of them."""
-        index = self._index(rows)
-        masks = {name: mask[index] for name, mask in self.masks.items()}
-        part = _Part([self.walks[row] for row in rows], self.some(rows), self.names, self.phase, masks)
-        part.optimiser.inherit(self.optimiser, index)
-        return part
-
-    def bring_home(self, rows: Tensors) -> None:
-        """Write everybody's tensors to their places in `rows`."""
-        index = torch.tensor([walk.place for walk in self.walks])
-        for name, t in self.tensors.items():
-            rows[name][index.to(t.device)] = t.detach()
-
-    def _index(self, rows: Sequence[int]) -> Tensor:
-        return torch.tensor(rows).to(next(iter(self.tensors.values())).device)
-
-
-class _Held:
-    """The data of a phase, of all its clients in one tensor on the device.
-
-    Attributes:
-        counts: how many samples each client has for the phase.
-    """
-
-    def __init__(self, clients: Sequence[Client], phase: Phase, device: torch.device) -> None:
-        pairs = [data_of(client, phase) for client in clients]
-        self.counts = [len(samples) for samples, _ in pairs]
-        self._prepare: Callable[[Tensor], Tensor] = pairs[0][1]
-        self._augment = augmentation(clients[0].training.augment)
-        self._device = device
-        distinct = {id(samples): samples for samples, _ in pairs if len(samples)}
-        begins = dict(zip(distinct, _begins([len(samples) for samples in distinct.values()]), strict=True))
-        self._begins = [begins.get(id(samples), 0) for samples, _ in pairs]
-        if distinct:
-            self._x = torch.cat([samples.x.to(device) for samples in distinct.values()])
-            self._y = torch.cat([samples.y.to(device) for samples in distinct.values()])
-
-    def unlike(self, walk: _Walk, chosen: Tensor) -> Tensor:
-        """The rows of a client's data, besides `chosen`, whose inputs differ from those of the last row chosen."""
-        begin, count = self._begins[walk.place], self.counts[walk.place]
-        own = self._x[begin : begin + count].reshape(count, -1)
-        differs = (own != own[int(chosen[-1])]).any(dim=1).cpu()
-        differs[chosen] = False
-        return differs.nonzero().flatten()
-
-    def batch(self, walks: Sequence[_Walk], turns: Sequence[_Turn], augmented: bool = True) -> Batch:
-        """A batch of x (K, B, ...) as the network takes it, y, w and rows (K, B), filled up with rows of weight 0."""
-        fill = torch.arange(max(len(turn.chosen) for turn in turns))
-        places = torch.stack([turn.chosen[fill.clamp(max=len(turn.chosen) - 1)] for turn in turns])
-        w = (fill < torch.tensor([turn.count for turn in turns]).unsqueeze(1)).float()
-        begins = torch.tensor([self._begins[walk.place] for walk in walks]).unsqueeze(1)
-        where = (places + begins).to(self._device)
-        x = self._x[where]
-        if self._augment is not None and augmented:
-            for row, (walk, turn) in enumerate(zip(walks, turns, strict=True)):
-                x[row, : turn.count] = self._augment(x[row, : turn.count], walk.noise)
-        x = self._prepare(x.flatten(0, 1)).unflatten(0, places.shape)
-        return Batch(x, self._y[where], w.to(self._device), places.to(self._device))
-
-
-def _begins(counts: Sequence[int]) -> list[int]:
-    return [0, *itertools.accumulate(counts)][: len(counts)]

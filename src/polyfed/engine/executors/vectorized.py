@@ -28,7 +28,8 @@ from polyfed.engine.executors.base import (
     placed,
     receive,
 )
-from polyfed.engine.executors.stacked_clients import Known, Stack, Tensors
+from polyfed.engine.executors.stack_parts import Tensors
+from polyfed.engine.executors.stacked_clients import Known, Stack
 from polyfed.engine.executors.worker import Crew
 from polyfed.engine.local_training import data_of
 

@@ -1,0 +1,73 @@
+"""What a node's configuration says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polyfed.errors import RequestError
+from polyfed.registry import nearest
+
+_KEYS: Mapping[str, tuple[type, str]] = {
+    "client-id": (int, "the number of this node's client, from 0 on"),
+    "partition-id": (int, "in place of client-id, as Flower's simulation gives it"),
+    "num-partitions": (int, "given by Flower's simulation, not used"),
+    "state-dir": (str, "folder on this node's disk for its client's weights, state and models"),
+    "data": (str, "this node's own rows, as data.name has it; default: its client's part of the recipe's data"),
+    "root": (str, "in place of the recipe's data.root"),
+    "architecture": (str, "this node's own network, as models.architectures has it; default: the recipe's"),
+    "device": (str, "where this node computes, in place of run.device"),
+    "begin-anew": (bool, "whether its client begins again where this disk has lost what it was; default: false"),
+    "secret-noise": (bool, "whether [privacy] noise is drawn by a secret of this node; default: with data of its own"),
+    "answers": (int, "how many different requests of a kind it answers in a round; default: 1 with noise, else 10"),
+    "share-model": (bool, "whether its personal model goes into the server's run folder; default: false"),
+}
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """What a node's configuration says; see `_KEYS`."""
+
+    client: int
+    state: Path
+    data: str | None = None
+    root: str | None = None
+    architecture: str | None = None
+    device: str | None = None
+    share: bool = False
+    anew: bool = False
+    secret: bool = False
+    answers: int | None = None
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> NodeConfig:
+        """From Flower's node configuration.
+
+        Raises:
+            RequestError: an unknown key, a wrong type, no client or no folder.
+        """
+        for key, value in config.items():
+            if key not in _KEYS:
+                raise RequestError(f"node-config: unknown key '{key}'{nearest(key, _KEYS)}")
+            kind, meaning = _KEYS[key]
+            if type(value) is not kind or value == "":
+                raise RequestError(f"node-config: expected {meaning} as '{key}' ({kind.__name__}), came {value!r}")
+        number = config.get("client-id", config.get("partition-id"))
+        if number is None or number < 0:
+            raise RequestError(f"node-config: expected client-id, {_KEYS['client-id'][1]}, came {number}")
+        if config.get("answers", 1) < 1:
+            raise RequestError(f"node-config: expected 1 or more as 'answers', came {config['answers']}")
+        if "state-dir" not in config:
+            raise RequestError(f"node-config: expected state-dir, a {_KEYS['state-dir'][1]}, which is missing")
+        named = {key: config.get(key) for key in ("data", "root", "architecture", "device")}
+        return cls(
+            number,
+            Path(config["state-dir"]),
+            **named,
+            share=config.get("share-model", False),
+            anew=config.get("begin-anew", False),
+            secret=config.get("secret-noise", "data" in config),
+            answers=config.get("answers"),
+        )

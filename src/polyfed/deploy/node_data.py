@@ -1,0 +1,66 @@
+"""The data of a node: its client's share of the recipe's data set, or its own file, with the federation's classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from polyfed.config.recipe import Recipe
+from polyfed.core.method import Method
+from polyfed.data.federated_dataset import Federated
+from polyfed.data.samples import ClientData, Samples
+from polyfed.deploy.node_config import NodeConfig
+from polyfed.errors import RequestError
+from polyfed.experiments.session import Prepared
+from polyfed.registry import MODELS, nearest
+
+_READING = ("image_column", "label_column", "feature_columns", "text_column", "vocabulary", "length", "vectors")
+_TOLD = ("class_names", "mean", "std")
+_BOUNDS = ("root", "image_size", "split", "max_train", "max_test")
+_OF_ROWS = (*_READING, *_TOLD, *_BOUNDS)  # what of [data] own rows are read by
+
+
+def data_of_node(recipe: Recipe, place: NodeConfig, data: Prepared) -> tuple[Federated, int]:
+    """Rows dealt to clients, and whose of them are this node's."""
+    if place.data is None:
+        dealt = data.dealt(recipe)
+        if place.client >= len(dealt.clients):
+            raise RequestError(f"expected a client-id below {len(dealt.clients)}, came {place.client}")
+        return dealt, place.client
+    if recipe.data.test == "global":
+        raise RequestError("node-config: expected the recipe's data, as data.test is 'global', came data of its own")
+    settings = recipe.to_dict()
+    kept = {key: value for key, value in settings["data"].items() if key in _OF_ROWS}
+    if isinstance(kept.get("max_train"), list):
+        kept["max_train"] = kept["max_train"][place.client % len(kept["max_train"])]
+    alone = {**settings, "data": {**kept, "name": place.data, "clients": 1}}
+    dealt = data.dealt(Recipe.from_dict(alone, beside=recipe.beside))
+    if dealt.source.vocabulary is not None and recipe.data.vectors is None:
+        raise RequestError(
+            "node-config: expected data.vectors in the recipe for a node's own texts, as all must number words alike, "
+            f"came '{place.data}' without"
+        )
+    if len(dealt.clients) != 1:
+        raise RequestError(f"node-config: expected the rows of one client as data, came {len(dealt.clients)} clients'")
+    return dealt, 0
+
+
+def renumbered(data: ClientData, own: Sequence[str], names: Sequence[str]) -> ClientData:
+    """The same rows with their classes numbered as the task has them."""
+    if list(own) == list(names):
+        return data
+    if missing := [name for name in own if name not in names]:
+        raise RequestError(f"expected the classes {', '.join(names)}, came '{missing[0]}' in this node's data")
+    number = torch.tensor([names.index(name) for name in own])
+    parts = (data.train, data.validation, data.test)
+    return ClientData(*(Samples(part.x, number[part.y]) for part in parts))
+
+
+def auxiliary_network(recipe: Recipe, method: Method, told: str, own: str) -> str:
+    """The network beside the clients' own; of those that a server may name, none but the recipe's are imported."""
+    wanted = method.companion
+    known = {own, *MODELS, *recipe.models.architectures, *([] if wanted is None else [wanted.network])}
+    if told not in known:
+        raise RequestError(f"expected a companion that the recipe knows, came '{told}'{nearest(told, known)}")
+    return told

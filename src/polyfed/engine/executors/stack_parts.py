@@ -1,0 +1,220 @@
+"""What a stack of clients is made of while it trains: clients' streams and places, groups of them, a phase's data.
+
+Shapes: K clients, B rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.client import Client
+from polyfed.core.message import tensor
+from polyfed.core.method import Batch, Context, Method, Phase
+from polyfed.data.transforms import augmentation
+from polyfed.engine.executors.context_stacking import Packed
+from polyfed.engine.local_training import data_of, shuffled
+from polyfed.engine.optimizers import Optimiser
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is known of steps of one kind. read: of the context by the loss. fills: rows of weight 0 change nothing."""
+
+    read: frozenset[str]
+    fills: bool
+
+
+def only_of(context: Context, names: frozenset[str]) -> Context:
+    return {name: value for name, value in context.items() if name in names}
+
+
+def floats_of(tensors: Tensors) -> Tensors:
+    return {name: t for name, t in tensors.items() if t.is_floating_point()}
+
+
+def are_near(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], close: float, least: float) -> bool:
+    """Whether all entries agree up to a share `close` of the largest one, and to `least`; NaN agrees with NaN."""
+    sizes = [t.double().abs().nan_to_num(0.0, 0.0).amax() for t in expected.values() if t.numel()]
+    most = close * float(torch.stack(sizes).max()) + least if sizes else 1.0
+    return all(
+        found[name].shape == t.shape and torch.allclose(found[name].to(t), t, rtol=0.0, atol=most, equal_nan=True)
+        for name, t in expected.items()
+    )
+
+
+class LossOf(nn.Module):
+    """A method's loss as a module around the network, so that `functional_call` reaches the network's tensors."""
+
+    def __init__(self, method: Method, model: nn.Module) -> None:
+        super().__init__()
+        self.method, self.model = method, model
+
+    def forward(self, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
+        """See `Method.loss`."""
+        outcome = self.method.loss(self.model, batch, context)
+        return (outcome[0], dict(outcome[1])) if isinstance(outcome, tuple) else outcome
+
+    @staticmethod
+    def named(tensors: Mapping[str, Tensor]) -> Tensors:
+        """The network's tensors under this module's names."""
+        return {f"model.{name}": t for name, t in tensors.items()}
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A client's next step. row: where it stands in its part. chosen: rows of its data, the first `count` meant."""
+
+    row: int
+    chosen: Tensor
+    inputs: Context
+    count: int
+
+    def at(self, row: int) -> Turn:
+        return replace(self, row=row)
+
+
+class Walk:
+    """A client on its way through its local training, with the streams that it would have alone."""
+
+    def __init__(self, client: Client, place: int) -> None:
+        self.client, self.place = client, place
+        self.draws, self.noise, self._order = (client.generator(name) for name in ("inputs", "augment", "batches"))
+        self.steps = self.samples = 0
+        self.summed: set[str] = set()
+        self.batches: Iterator[Tensor] = iter(())
+        self.outline = 0  # the number of its context's outline, and of that of what the loss reads of it
+        self.exact: dict[Kind, int] = {}
+
+    def begin(self, phase: Phase, held: int) -> None:
+        """A phase; `held` samples of its data."""
+        rows = None if phase.rows is None else tensor(self.client.context, phase.rows)
+        self.batches = shuffled(self.client, phase, held, rows, self._order)
+
+
+@dataclass
+class Part:
+    """Those who still go through a phase together. tensors: (K, ...) by name; those of `names` are what moves."""
+
+    walks: Sequence[Walk]
+    tensors: Tensors
+    names: Sequence[str]
+    phase: Phase
+    masks: Tensors
+    optimiser: Optimiser = field(init=False)
+    _contexts: dict[Hashable, Packed] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.tensors |= {name: self.tensors[name].detach().requires_grad_() for name in self.names}
+        client = self.walks[0].client  # all have the same settings, and are in the same round
+        rate = client.training.lr_at(client.round, self.phase.lr)
+        self.optimiser = Optimiser([self.tensors[name] for name in self.names], client.training, rate)
+
+    def turns(self, method: Method) -> list[Turn]:
+        """The next step of everybody who has one."""
+        found = []
+        for row, walk in enumerate(self.walks):
+            chosen = next(walk.batches, None)
+            if chosen is not None:
+                found.append(Turn(row, chosen, method.inputs(walk.client, walk.steps, walk.draws), len(chosen)))
+        return found
+
+    def some(self, rows: Sequence[int]) -> Tensors:
+        """Copies of the tensors of some clients; those that move take a gradient."""
+        index = self._index(rows)
+        found = {name: t.detach()[index] for name, t in self.tensors.items()}
+        return found | {name: found[name].requires_grad_() for name in self.names}
+
+    def put_back(self, rows: Sequence[int], tensors: Tensors) -> None:
+        """Take over what a forward pass has changed in such copies: buffers."""
+        index = self._index(rows)
+        for name, t in self.tensors.items():
+            if not t.requires_grad:
+                t[index] = tensors[name]
+
+    def packed(self, walks: Sequence[Walk], names: frozenset[str]) -> Packed:
+        """The contexts of some clients, as far as they have these names."""
+        key = (names, *(walk.place for walk in walks))
+        if key not in self._contexts:
+            if len(self._contexts) >= 2:  # groups that change from step to step
+                self._contexts.clear()
+            self._contexts[key] = Packed([only_of(walk.client.context, names) for walk in walks])
+        return self._contexts[key]
+
+    def move(self, grads: Tensors) -> None:
+        """One step of the optimiser; entries whose mask is 0 stay bit for bit."""
+        before = {name: self.tensors[name].detach().clone() for name in self.masks}
+        self.optimiser.step([grads.get(name) for name in self.names])
+        with torch.no_grad():
+            for name, old in before.items():
+                self.tensors[name].copy_(torch.where(self.masks[name], self.tensors[name], old))
+
+    def take(self, rows: Sequence[int]) -> Part:
+        """Some of the clients, with what the optimiser remembers of them."""
+        index = self._index(rows)
+        masks = {name: mask[index] for name, mask in self.masks.items()}
+        part = Part([self.walks[row] for row in rows], self.some(rows), self.names, self.phase, masks)
+        part.optimiser.inherit(self.optimiser, index)
+        return part
+
+    def bring_home(self, rows: Tensors) -> None:
+        """Write everybody's tensors to their places in `rows`."""
+        index = torch.tensor([walk.place for walk in self.walks])
+        for name, t in self.tensors.items():
+            rows[name][index.to(t.device)] = t.detach()
+
+    def _index(self, rows: Sequence[int]) -> Tensor:
+        return torch.tensor(rows).to(next(iter(self.tensors.values())).device)
+
+
+class PhaseData:
+    """The data of a phase, of all its clients in one tensor on the device.
+
+    Attributes:
+        counts: how many samples each client has for the phase.
+    """
+
+    def __init__(self, clients: Sequence[Client], phase: Phase, device: torch.device) -> None:
+        pairs = [data_of(client, phase) for client in clients]
+        self.counts = [len(samples) for samples, _ in pairs]
+        self._prepare: Callable[[Tensor], Tensor] = pairs[0][1]
+        self._augment = augmentation(clients[0].training.augment)
+        self._device = device
+        distinct = {id(samples): samples for samples, _ in pairs if len(samples)}
+        first_rows = dict(zip(distinct, begins([len(samples) for samples in distinct.values()]), strict=True))
+        self._begins = [first_rows.get(id(samples), 0) for samples, _ in pairs]
+        if distinct:
+            self._x = torch.cat([samples.x.to(device) for samples in distinct.values()])
+            self._y = torch.cat([samples.y.to(device) for samples in distinct.values()])
+
+    def unlike(self, walk: Walk, chosen: Tensor) -> Tensor:
+        """The rows of a client's data, besides `chosen`, whose inputs differ from those of the last row chosen."""
+        begin, count = self._begins[walk.place], self.counts[walk.place]
+        own = self._x[begin : begin + count].reshape(count, -1)
+        differs = (own != own[int(chosen[-1])]).any(dim=1).cpu()
+        differs[chosen] = False
+        return differs.nonzero().flatten()
+
+    def batch(self, walks: Sequence[Walk], turns: Sequence[Turn], augmented: bool = True) -> Batch:
+        """A batch of x (K, B, ...) as the network takes it, y, w and rows (K, B), filled up with rows of weight 0."""
+        fill = torch.arange(max(len(turn.chosen) for turn in turns))
+        places = torch.stack([turn.chosen[fill.clamp(max=len(turn.chosen) - 1)] for turn in turns])
+        w = (fill < torch.tensor([turn.count for turn in turns]).unsqueeze(1)).float()
+        begins = torch.tensor([self._begins[walk.place] for walk in walks]).unsqueeze(1)
+        where = (places + begins).to(self._device)
+        x = self._x[where]
+        if self._augment is not None and augmented:
+            for row, (walk, turn) in enumerate(zip(walks, turns, strict=True)):
+                x[row, : turn.count] = self._augment(x[row, : turn.count], walk.noise)
+        x = self._prepare(x.flatten(0, 1)).unflatten(0, places.shape)
+        return Batch(x, self._y[where], w.to(self._device), places.to(self._device))
+
+
+def begins(counts: Sequence[int]) -> list[int]:
+    return [0, *itertools.accumulate(counts)][: len(counts)]

@@ -73,7 +73,7 @@ def alignment(model: Any, batch: Any, context: Any) -> float:
 def proximal(model: Any, batch: Any, context: Any) -> float:
     """CE + (mu/2) ||w - w_received||^2 in float64; the squared norm."""
     pairs = [
-        (p.detach().double().numpy(), context["reference"][n].double().numpy()) for n, p in model.named_parameters()
+        (p.detach().double().numpy(), context["received"][n].double().numpy()) for n, p in model.named_parameters()
     ]
     return cross_entropy(model, batch, context) + 0.35 / 2 * sum(float(((w - w0) ** 2).sum()) for w, w0 in pairs)
 
@@ -362,9 +362,9 @@ def fd_bytes(server: Any, client_id: int) -> tuple[int, int]:
 
 
 def taught(model: Any, batch: Any, context: Any) -> float:
-    """CE + 0.6 soft CE to the class's target at T = 2, in float64, a mean over all rows of the batch."""
+    """CE + 0.6 soft CE to the class's target, in float64, a mean over all rows of the batch."""
     logits, targets = (t.detach().double().numpy() for t in (model(batch.x), context["targets"]))
-    log_p = logits / 2 - np.log(np.exp(logits / 2).sum(axis=1, keepdims=True))
+    log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     rows = [-(targets[c] * p).sum() * bool(context["known"][c]) for p, c in zip(log_p, batch.y.numpy(), strict=True)]
     return cross_entropy(model, batch, context) + 0.6 * float(np.mean(rows))
 

@@ -139,7 +139,7 @@ def of_toys(
 
 @pytest.mark.parametrize(
     "method",
-    [FedAvg(), FedProx(mu=0.1), FedGH(), FedHeNN(), MOON(), SCAFFOLD(), FedDPA(), FML(clip=0.1)],
+    [FedAvg(), FedProx(mu=0.1), FedGH(), FedHeNN(), MOON(), SCAFFOLD(), FedDPA(), FML()],
     ids=lambda method: method.name,
 )
 def test_a_cohort_comes_to_the_serial_result(method: Method, stacks: list[int]) -> None:

@@ -408,7 +408,7 @@ def test_pairs_move_the_weights_of_round_2_but_not_of_round_1():
 def test_a_whole_round_by_hand(given):
     """Six steps of four rows; pairs are visited four at a time, round and round."""
     history = rounds(FedIN(mu=0.0, lambda_=1.5, **given), members := clients(MIXED), epochs=2)
-    every, steps = given.get("in_every", 1), 0
+    steps = 0
     for i, client in enumerate(members):
         message = history[1].down[i]
         s_in, s_out = (message["features"][name].float() for name in ("s_in", "s_out"))
@@ -416,12 +416,11 @@ def test_a_whole_round_by_hand(given):
         batches = [rows for _ in range(2) for rows in torch.randperm(12, generator=order).split(4)]
         for step, rows in enumerate(batches):
             local = grads(F.cross_entropy(model(client.data.train.x[rows]), client.data.train.y[rows]), model)
-            if step % every == 0:
-                start, held = 4 * (step // every), len(s_in)
-                chosen = [(start + k) % held for k in range(4)] if held > 4 else list(range(held))
-                inner = grads(((model.transform(s_in[chosen]) - s_out[chosen]) ** 2).mean(), model)
-                local = {n: g if inner[n] is None else inner[n] + 0.75 * g for n, g in local.items()}
-                steps += 1
+            held = len(s_in)
+            chosen = [(4 * step + k) % held for k in range(4)] if held > 4 else list(range(held))
+            inner = grads(((model.transform(s_in[chosen]) - s_out[chosen]) ** 2).mean(), model)
+            local = {n: g if inner[n] is None else inner[n] + 0.75 * g for n, g in local.items()}
+            steps += 1
             with torch.no_grad():
                 for name, p in model.named_parameters():
                     p -= 0.1 * torch.from_numpy(local[name]).float()

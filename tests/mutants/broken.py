@@ -67,7 +67,7 @@ class UnsquaredNorm(FedProx):
     """The distance mu/2 ||w - w_ref|| in place of its square."""
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        gaps = [(p - context["received"][name]).flatten() for name, p in model.named_parameters()]
+        gaps = [(p - context["reference"][name]).flatten() for name, p in model.named_parameters()]
         return cross_entropy(model(batch.x), batch.y, batch.w) + self.mu / 2 * (torch.cat(gaps).norm() + 1e-12)
 
 

@@ -152,7 +152,9 @@ class Loopback:
 
     def __init__(self, temporary: Path, kept: Path, nodes: int, words: Sequence[str] = ()) -> None:
         self._app, self._keys, self._home = (temporary / name for name in ("app", "keys", "home"))
-        self._kept, self.nodes, self.words = kept, nodes, words
+        self._kept = kept
+        self.nodes = nodes
+        self.words = words
         self.port, *self._node_ports = free_ports(1 + nodes)
         self.processes = Processes(kept / "logs", {**OFFLINE, **_QUICK, **_paths(), "FLWR_HOME": str(self._home)})
 
@@ -209,9 +211,11 @@ class Loopback:
         Raises:
             RunError: the server does not take one.
         """
-        waiting, many = list(numbers), os.cpu_count() or 1
+        waiting = list(numbers)
+        many = os.cpu_count() or 1
         while waiting:
-            some, waiting = waiting[:many], waiting[many:]
+            some = waiting[:many]
+            waiting = waiting[many:]
             for number in some:
                 words: _Words = ["supernode", "register", self._keys / f"node-{number}.pub", _CONNECTION]
                 self.processes.start(f"register-{number}", [_program("flwr"), *words])
@@ -269,10 +273,12 @@ class Loopback:
 def _failure(log: Path, otherwise: str) -> PolyfedError:
     """The error with which the server app ended, as it said it."""
     said = log.read_text(encoding="utf-8", errors="replace")
-    if found := [match for line in said.splitlines() if (match := _ERROR.search(line))]:
-        kind, text = found[-1].groups()
-        return (RequestError if kind == "RequestError" else RunError)(text.strip())
-    return RunError(otherwise)
+    matches = list(filter(None, map(_ERROR.search, said.splitlines())))
+    if not matches:
+        return RunError(otherwise)
+    kind, text = matches[-1].groups()
+    error = RequestError if kind == "RequestError" else RunError
+    return error(text.strip())
 
 
 def _told(config: Mapping[str, Any]) -> str:

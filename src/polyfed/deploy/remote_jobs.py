@@ -95,7 +95,8 @@ def outcome(job: Job, answer: Letter, store: Store) -> Outcome:
         PolyfedError: what the one who did it raised.
     """
     _check(answer)
-    report, client = read(Report, answer.facts["report"]), job.client
+    report = read(Report, answer.facts["report"])
+    client = job.client
     message, weights, state = _unpacked(answer.body)
     fresh = functools.partial(store.fresh, client.architecture, job.variant)
     return Outcome(
@@ -130,7 +131,8 @@ def _check(answer: Letter) -> None:
     """Count its time; whether it is not an error."""
     profiling.include(answer.facts.get("timings"))
     if "failed" in answer.facts:
-        raise (RequestError if answer.facts["request"] else RunError)(answer.facts["failed"])
+        error = RequestError if answer.facts["request"] else RunError
+        raise error(answer.facts["failed"])
 
 
 # whoever does it ----------------------------------------------------------------------------------------------------

@@ -58,7 +58,8 @@ def join(recipe: Recipe, config: str, *, server: str, authority: str | Path, key
         if not Path(file).is_file():
             raise RequestError(f"expected the file {file}, as 'polyfed deploy {maker}' writes it, came none")
     os.environ.update(OFFLINE)  # before Flower is imported, which reads them
-    place, data = NodeConfig.read(_settings(config)), Prepared()
+    place = NodeConfig.read(_settings(config))
+    data = Prepared()
     Node(recipe, place, data).answer(Letter("hello", Task(settings=agreed(recipe)).model_dump()))
 
     def answer(letter: Letter, _: object) -> Letter:

@@ -112,7 +112,8 @@ class Federation:
         self.training = settings_of("training", training, Training)
         self.evaluation = settings_of("evaluation", evaluation, Evaluation)
         self.plugins: Sequence[Plugin] = plugins_of(plugins)
-        self.execution, self.output = execution_of(executor), output_of(out)
+        self.execution = execution_of(executor)
+        self.output = output_of(out)
         self.seed = whole("seed", seed, 0)
         self.stages = self.evaluation.stages(method.scored)
         task = task_of(task)
@@ -185,12 +186,18 @@ class Federation:
         for number, client in enumerate(self.clients):
             if isinstance(self.task.test, Samples):
                 client.data = ClientData(client.data.train, client.data.validation, self.task.test)
-            client.id, client.classes, client.seed = number, self.classes, self.seed
-            client.training, client.public, client.plugins = self.training, self.task.public, self.plugins
+            client.id = number
+            client.classes = self.classes
+            client.seed = self.seed
+            client.training = self.training
+            client.public = self.task.public
+            client.plugins = self.plugins
 
     def _build_server(self, builders: dict[str, Builder]) -> Server:
         """The networks of clients and server, and the server."""
-        method, public, task = self.method, self.task.public, self.task
+        method = self.method
+        public = self.task.public
+        task = self.task
         self._by_name = builders_by_name(self.clients, builders, self.classes, task.vocabulary)
         named = name_architectures(self.clients, {**builders, **self._by_name})
         check_companion(method, [*named, *builders])
@@ -283,7 +290,8 @@ class Federation:
         return present if everybody else draw_cohort(self.training, self.seed, number, present)
 
     def __repr__(self) -> str:
-        facts, kinds = self.facts, len({client.architecture for client in self.clients})
+        facts = self.facts
+        kinds = len({client.architecture for client in self.clients})
         who = f"{human_count(len(self.clients), 'client')} with {human_count(kinds, 'architecture')}"
         what = f"{human_count(facts['rounds'], 'round')}, seed {self.seed}"
         return f"Federation({facts['method']}, {who}, {facts['dataset']}, {what})"

@@ -176,7 +176,7 @@ def test_inputs_without_numbers_and_of_any_number_of_channels(tmp_path: Path) ->
 def test_new_inputs_that_begin_like_an_archive(tmp_path: Path) -> None:
     (tmp_path / "new.npy").write_bytes(b"PK\x03\x04" + b"\0" * 60)
     with pytest.raises(RequestError, match="expected an array of numbers"):
-        read(tmp_path / "new.npy", Form((2,), torch.float32, None, ("a", "b")))
+        read(tmp_path / "new.npy", InputSpec((2,), torch.float32, None, ("a", "b")))
 
 
 @pytest.mark.parametrize(("kind", "odd"), [("texts", {"vocabulary": 2**24}), ("plain", {"feature_dim": 2**24})])

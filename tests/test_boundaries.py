@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "models": {"functional", "errors", "registry"},
     "data": {"functional", "errors", "places", "results", "registry"},
     "config": {
-        *("core", "data", "plugins.device_profiles"),
+        *("core", "data", "engine.plugin", "plugins.device_profiles"),
         *("errors", "own_methods", "places", "registry", "results"),
     },
     "core": {"models.split", "data.samples", "functional", "errors"},
@@ -299,7 +299,13 @@ def test_code_that_a_text_names_is_imported_in_one_place() -> None:
     constant = {"polyfed.data.flwr_partitioners", "polyfed.engine.history", "polyfed.attacks.lpips"}
     assert importing - fixed - constant == {"polyfed.registry"}
     assert callers("import_object") == {
-        *("polyfed.own_methods", "polyfed.models.zoo", "polyfed.models.third_party", "polyfed.data.local_datasets"),
+        *(
+            "polyfed.config.own_plugins",
+            "polyfed.own_methods",
+            "polyfed.models.zoo",
+            "polyfed.models.third_party",
+            "polyfed.data.local_datasets",
+        ),
     }
     assert callers("check_trusted") == {"polyfed.config.recipe", "polyfed.experiments.prediction"}
 

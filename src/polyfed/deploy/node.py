@@ -148,7 +148,7 @@ class Turn:
         self.client.training = recipe.training
         self.client.public = data.public(recipe)
         self.client.privacy = recipe.privacy
-        self.client.plugins = plugins_of([recipe.privacy, recipe.compression])
+        self.client.plugins = plugins_of(recipe.build_plugins())
         if place.secret and (recipe.privacy.noise or recipe.privacy.sgd_clip):
             self.client.secret = secret(place.state)
         self.client.data = renumbered(dealt.clients[number], source.class_names, self._names)

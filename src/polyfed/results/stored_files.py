@@ -60,6 +60,7 @@ class StoredRecipe(Record):
     defence: Section = Field({})
     hostile: Section = Field({})
     devices: Section = Field({})
+    plugins: list[Section] = Field([])
     run: RunSection = RunSection()
 
     @field_validator(*_TYPED_SECTIONS)

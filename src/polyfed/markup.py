@@ -17,7 +17,10 @@ from polyfed.palette import COLORS
 __all__ = ["Line", "curves", "cut", "details", "notes", "paragraph", "preformatted", "table"]
 
 _WIDTH, _HEIGHT = 520, 220  # pixels of a figure
-_LEFT, _RIGHT, _TOP, _BOTTOM = 40, 10, 10, 36  # of it, around the curves
+_LEFT = 40
+_RIGHT = 10
+_TOP = 10
+_BOTTOM = 36  # of it, around the curves
 _TICKS = 6  # at most, on an axis
 _DASHES = ("", "7 3", "2 2", "7 3 2 3")
 Row = TypeVar("Row")
@@ -55,7 +58,8 @@ def table(
     bold: Iterable[tuple[int, int]] = (),
 ) -> str:
     """A table. words: numbers of the columns that stand at the left; the others are numbers. bold: (row, column)."""
-    at_left, strong = set(words), set(bold)
+    at_left = set(words)
+    strong = set(bold)
 
     def cell(tag: str, text: object, column: int, row: int = -1) -> str:
         side = "left" if column in at_left else "right"
@@ -96,10 +100,14 @@ def curves(lines: Sequence[Line], x_label: str, y_label: str) -> str:
     drawn = [line for line in lines if line.x]
     if not drawn:
         return ""
-    left, right = min(min(line.x) for line in drawn), max(max(line.x) for line in drawn)
-    low, high = min(min(line.y) for line in drawn), max(max(line.y) for line in drawn)
-    down, up = _ticks(low, high, whole=False), _ticks(left, right, whole=True)
-    bottom, top = min(low, down[0]), max(high, down[-1])
+    left = min(min(line.x) for line in drawn)
+    right = max(max(line.x) for line in drawn)
+    low = min(min(line.y) for line in drawn)
+    high = max(max(line.y) for line in drawn)
+    down = _ticks(low, high, whole=False)
+    up = _ticks(left, right, whole=True)
+    bottom = min(low, down[0])
+    top = max(high, down[-1])
 
     def across(value: float) -> float:
         return _LEFT + (value - left) / ((right - left) or 1) * (_WIDTH - _LEFT - _RIGHT)
@@ -154,9 +162,11 @@ def _ticks(low: float, high: float, whole: bool) -> list[float]:
     """
     step = _step(max(high - low, 1e-6), whole)
     if whole:
-        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+        first = math.ceil(low / step - 1e-9)
+        last = math.floor(high / step + 1e-9)
     else:
-        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+        first = math.floor(low / step + 1e-9)
+        last = math.ceil(high / step - 1e-9)
     return [step * number for number in range(first, last + 1)]
 
 

@@ -247,7 +247,9 @@ METHODS = Registry(
     },
 )
 
-_CNN, _RESNET, _VIT = "polyfed.models.cnn", "polyfed.models.resnet", "polyfed.models.vit"
+_CNN = "polyfed.models.cnn"
+_RESNET = "polyfed.models.resnet"
+_VIT = "polyfed.models.vit"
 _LSTM = "polyfed.models.lstm"
 MODELS = Registry(
     "model",

@@ -224,7 +224,8 @@ def _floor(value: float) -> float:
 
 
 def _map(axes: Any, one: RunSimilarity, place: str, low: float, named: bool, numbered: bool) -> Any:
-    alike, clients = one.places[place], one.clients
+    alike = one.places[place]
+    clients = one.clients
     shown = axes.imshow(alike.matrix, cmap=SHADES, vmin=low, vmax=1, gid=f"cka {one.name} {place}")
     blocks = _blocks(clients)
     if len(blocks) < len(clients):  # around every client lines would hide the cells
@@ -275,7 +276,8 @@ def _pairs(found: Sequence[RunSimilarity]) -> Iterator[dict[str, Any]]:
         for place, alike in one.places.items():
             for a, row in enumerate(alike.matrix):
                 for b in range(a):
-                    first, second = one.clients[b], one.clients[a]
+                    first = one.clients[b]
+                    second = one.clients[a]
                     yield {
                         "name": one.name, "seed": one.seed, "place": place, "client_a": first.client,
                         "client_b": second.client, "architecture_a": first.architecture,
@@ -294,7 +296,8 @@ def draw_means(group: Group, found: Sequence[RunSimilarity], stem: str = "cka-me
     about += f"{found[0].inputs}."
     if len(group.seeds) > 1:
         about += " Bar: mean over seeds; line: lowest to highest."
-    height, width = 0.2 + 1.75 * len(kinds), max(WIDTH, 0.8 + 1.25 * _BAR * len(places) * len(names))
+    height = 0.2 + 1.75 * len(kinds)
+    width = max(WIDTH, 0.8 + 1.25 * _BAR * len(places) * len(names))
     figure, grid = canvas("Mean CKA between clients", about, height, len(kinds), 1, width=width, sharex=True)
     rows: list[dict[str, Any]] = []
     handles: list[Any] = []
@@ -302,7 +305,9 @@ def draw_means(group: Group, found: Sequence[RunSimilarity], stem: str = "cka-me
         tidy(axes, "y")
         handles.clear()
         for number, (name, fill) in enumerate(zip(names, fills(), strict=False)):
-            at, means, reach = [], [], []
+            at = []
+            means = []
+            reach = []
             for place_number, place in enumerate(places):
                 of_name = [getattr(one.places[place], kind) for one in found if one.name == name]
                 each = [value for value in of_name if value is not None]

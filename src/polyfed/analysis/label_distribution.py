@@ -57,7 +57,8 @@ def draw_table(group: Group, table: LabelTable, stem: str = "labels") -> Drawing
 
     The figure is as wide as counts and names ask for.
     """
-    clients, classes = len(table.counts), len(table.counts[0])
+    clients = len(table.counts)
+    classes = len(table.counts[0])
     few = clients <= _FEW[0] and classes <= _FEW[1]
     about = f"{group.about.rsplit(', ', 1)[0]}, seed {table.seed}. Training samples by client and class."
     known = few and None not in table.architectures

@@ -113,7 +113,8 @@ def analyse(
     choices = choices or Choices()
     _all_used(choices, chosen)
     runs = _Runs(given, choices, chosen, trust)
-    drawings, notes = [], []
+    drawings = []
+    notes = []
     for name in chosen:
         try:
             drawings += FIGURES[name](runs)
@@ -161,7 +162,10 @@ class _Runs:
     """
 
     def __init__(self, given: Sequence[Path], choices: Choices, chosen: Sequence[str], trust: bool) -> None:
-        self.given, self.choices, self.chosen, self.trust = given, choices, chosen, trust
+        self.given = given
+        self.choices = choices
+        self.chosen = chosen
+        self.trust = trust
         self.own: list[tuple[RunRecord, str, Any]] = []
         self._found: list[RunRecord] | None = None
         self._represented: list[GroupRepresentations] | None = None

@@ -53,9 +53,13 @@ def common_inputs(run: RunRecord, count: int, rows: str = "test", data: DataCach
     if rows == "holdout":
         if not len(dealt.holdout):
             raise RequestError(f"expected rows that the server set aside (data.holdout), came {run.path} without any")
-        x, y, whose = dealt.holdout.x, dealt.holdout.y, "rows that the server set aside"
+        x = dealt.holdout.x
+        y = dealt.holdout.y
+        whose = "rows that the server set aside"
     elif dealt.test is not None:
-        x, y, whose = dealt.test.x, dealt.test.y, "rows of the common test set"
+        x = dealt.test.x
+        y = dealt.test.y
+        whose = "rows of the common test set"
     else:
         x = torch.cat([client.test.x for client in dealt.clients])
         y = torch.cat([client.test.y for client in dealt.clients])

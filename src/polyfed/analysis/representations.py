@@ -69,7 +69,8 @@ def _group(group: Group, choices: Choices, kernels: bool, seen: bool, data: Data
     has = [{run.seed for run in row} for row in group.rows.values()]
     shown = min(set.intersection(*has), default=group.seeds[0])
     found = {}
-    for seed in group.seeds if kernels else (shown,):
+    seeds = group.seeds if kernels else (shown,)
+    for seed in seeds:
         mine = [run for run in group.runs if run.seed == seed]
         inputs = common_inputs(mine[0], choices.inputs, choices.rows, data)
         for run in mine:

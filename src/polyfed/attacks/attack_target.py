@@ -139,7 +139,10 @@ def expose(
     recipe = Recipe.of_run(folder, trust)
     train, classes = _images(recipe, record, client)
     own = Client(model.architecture, train=train, prepare=model.prepare)
-    own.id, own.seed, own.round, own.classes = client, recipe.run.seed, at, classes
+    own.id = client
+    own.seed = recipe.run.seed
+    own.round = at
+    own.classes = classes
     own.training, own.bound = recipe.training, network
     own.privacy = recipe.privacy
     own.plugins = [UploadPrivacy(recipe.privacy), UploadCompression(recipe.compression)]

@@ -159,7 +159,8 @@ def survey(record: RunRecord, options: Options, say: Callable[[str], None] = lam
     facts = [in_the_clear(passage.up, heard.client(number)) for number, passage in passages.items()]
     networks = {number: whole_network(heard, passage) for number, passage in passages.items()}
     seen, no_features = _features(heard, passages[worked[0]], options)
-    guesses, why_not_members = {}, ""
+    guesses = {}
+    why_not_members = ""
     for number, passage in passages.items():
         say(f"{record.name}: client {number}")
         asked = candidates(heard.client(number), heard.federation.task.test is not None, options.rows, options.seed)
@@ -193,7 +194,8 @@ def _members(
     heard: Replay, passage: Passage, network: Network | None, asked: Candidates, options: Options
 ) -> tuple[list[Guess], str]:
     """All guesses about one client's rows, and why the server makes none, or no LiRA."""
-    client, found = passage.job.client, []
+    client = passage.job.client
+    found = []
     device = heard.recipe.run.device
     why = ""
     if not passage.up:

@@ -115,7 +115,8 @@ def _by_kernel(replay: Replay, passages: dict[int, Passage]) -> Tensor | None:
 def _known_classes(replay: Replay) -> Tensor | None:
     """(L,) the classes of the common inputs, which the server knows where they are hold-out rows."""
     server = replay.federation.server
-    rad, public = server.state.get("rad"), server.public
+    rad = server.state.get("rad")
+    public = server.public
     if not isinstance(rad, Tensor) or public is None or public.origin != "holdout":
         return None
     known = {x.contiguous().numpy().tobytes(): int(y) for x, y in zip(public.samples.x, public.samples.y, strict=True)}

@@ -162,7 +162,8 @@ def by_lira(
     for how in ("offline", "online"):
         if how == "offline" and not len(pool):
             continue
-        scores, inside = [], []
+        scores = []
+        inside = []
         for number in range(shadows):
             part = _half(len(asked), number, seed, client.id)
             own = samples.select(part.nonzero().flatten()) if how == "online" else _shadow_rows(pool, client, number)

@@ -116,7 +116,8 @@ def curves(found: Attack) -> Figure:
     about = f"{_about(found)} Mean PSNR over {_what(found)}, against {found.against}."
     about += f" Cut at {_EQUAL} dB, where images of bytes are equal but for rounding." if cut else ""
     figure, axes = blank(f"Reconstruction from what {_who(found)} uploads, step by step", about)
-    handles, names = [], []
+    handles = []
+    names = []
     for number, (trial, style) in enumerate(zip(found.trials, styles(), strict=False)):
         every = (number % _EVERY, _EVERY)  # markers of neighbouring lines do not fall on one another
         (line,) = axes.plot(found.steps, trial.psnr_by_step, **style, markersize=4.5, markevery=every)
@@ -189,7 +190,8 @@ def _noisy(found: Attack) -> bool:
 
 
 def _what(found: Attack) -> str:
-    count, one = len(found.exposure.targets), "image" if found.exposure.kind == "features" else "class"
+    count = len(found.exposure.targets)
+    one = "image" if found.exposure.kind == "features" else "class"
     plural = {"image": "images", "class": "classes"}[one]
     return f"{count} {one if count == 1 else plural}"
 

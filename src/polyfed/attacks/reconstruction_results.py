@@ -107,7 +107,8 @@ def from_changes(
     single = has_batchnorm(network.holding(replay, passage.down))  # which takes no single row
     found = []
     if not single:
-        made, behind = [], []
+        made = []
+        behind = []
         for number, row in enumerate(rows.tolist()):
             one = train.select(torch.tensor([row]))
             message = replay.again(passage, one, "one image", number, epochs=1, batch_size=1)
@@ -140,7 +141,8 @@ def _spread(y: Tensor, count: int) -> Tensor:
 
 def _likely(passage: Passage, network: Network, count: int) -> Tensor:
     """(N,) the classes whose bias in the head grew most; round and round where there are fewer."""
-    sent, down = group(passage.up, network.group), group(passage.down, network.group)
+    sent = group(passage.up, network.group)
+    down = group(passage.down, network.group)
     classes = passage.job.client.classes
     steps = [sent[name].float() - down[name].float() for name in sent if tuple(sent[name].shape) == (classes,)]
     growth = steps[-1] if steps else torch.zeros(classes)

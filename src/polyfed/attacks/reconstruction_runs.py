@@ -158,7 +158,8 @@ def carry_out(exposure: Exposure, settings: Settings) -> Attack:
     Raises:
         RunError: the loss is not finite.
     """
-    shape, device = tuple(exposure.guess.shape), str(exposure.guess.device)
+    shape = tuple(exposure.guess.shape)
+    device = str(exposure.guess.device)
     lpips = Lpips(shape, device)
     steps = tuple(sorted({round(settings.steps * k / _POINTS) for k in range(_POINTS + 1)}))
     trials = [trial for sent in exposure.sent for trial in _trials(exposure, sent, settings, steps, lpips)]
@@ -169,7 +170,8 @@ def carry_out(exposure: Exposure, settings: Settings) -> Attack:
 
 def _trials(exposure: Exposure, sent: Sent, settings: Settings, steps: Sequence[int], lpips: Lpips) -> list[Trial]:
     """All reconstructions from one thing sent, made side by side: (tv, noise) in order, N targets each."""
-    kinds, count = list(itertools.product(settings.tv, sent.values)), len(exposure.targets)
+    kinds = list(itertools.product(settings.tv, sent.values))
+    count = len(exposure.targets)
     targets = exposure.targets.repeat(len(kinds), 1, 1, 1)
     curves: dict[str, list[list[float]]] = {"psnr": [], "loss": []}
 

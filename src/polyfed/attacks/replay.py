@@ -130,7 +130,9 @@ class Replay:
         client = copy.copy(passage.job.client)
         client.seed = derive(client.seed, purpose, number)
         client.data = ClientData(data, client.data.validation, client.data.test)
-        client.n, client.weights, client.state = len(data), None, {}
+        client.n = len(data)
+        client.weights = None
+        client.state = {}
         client.training = client.training.model_copy(update=training)
         job = dataclasses.replace(passage.job, client=client, scores=False)
         (outcome,) = self.wire.inner.run([job], lambda _: None)

@@ -28,7 +28,8 @@ def of_models(rows: Sequence[Mapping[str, Any]], width: int) -> str:
         rows, lambda r: (r["paper"], r["in_shape"], r["classes"])
     ):
         table = _table([("model", "left"), ("parameters", "right"), ("features", "right")])
-        table.columns[0].min_width, table.columns[1].min_width = names, len("100,000,000")
+        table.columns[0].min_width = names
+        table.columns[1].min_width = len("100,000,000")
         for row in group:
             sizes = [f"{row[key]:,}" if row[key] is not None else "-" for key in ("parameters", "feature_dim")]
             table.add_row(row["name"], *sizes)

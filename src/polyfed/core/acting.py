@@ -79,11 +79,13 @@ def without_effect(fields: Mapping[str, Any], values: Mapping[str, Any], given: 
         fields: name -> pydantic's field. values: name -> value. given: names that were set, to whatever value.
     """
     for name, needed in idle(fields, values).items():
-        value, other = values[name], values[needed.key]
+        value = values[name]
+        other = values[needed.key]
         default = fields[name].get_default(call_default_factory=True)
         if value == default or (needed.key in given and _is_off(other, needed)):
             continue
-        own, key = _spelled(name), _spelled(needed.key)
+        own = _spelled(name)
+        key = _spelled(needed.key)
         beside = f"without {key}" if other is None else f"beside {key} = {shown(other)}"
         instead = f"leave out {own}" if default is None or default == {} else f"leave {own} at {shown(default)}"
         return f"{own} = {shown(value)} does nothing {beside}; {needed.wanted(other)}, or {instead}"

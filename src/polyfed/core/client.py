@@ -168,7 +168,8 @@ def samples_of(data: Any, what: str) -> Samples:
 
 def _paired(inputs: Any, labels: Any) -> Samples:
     """Samples of inputs and labels."""
-    x, y = _tensor(inputs, "inputs"), _tensor(labels, "labels")
+    x = _tensor(inputs, "inputs")
+    y = _tensor(labels, "labels")
     if x.dim() == 0:
         raise RequestError(f"expected inputs of shape (N, ...), got the single number {x.item()}")
     if y.is_floating_point():

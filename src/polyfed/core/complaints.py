@@ -95,9 +95,9 @@ def one_line(
     complaints = error.errors(include_url=False)
     unknown = [c for c in complaints if c["type"] in ("extra_forbidden", "unexpected_keyword_argument")]
     first = (unknown or complaints)[0]  # an unknown key is often why another is missing
-    depth = (
-        1 if known is not None else _depth(kind, first["loc"], 1 if place else 2)
-    )  # below a name pydantic adds the kinds it tried
+    depth = 1  # below a name pydantic adds the kinds it tried
+    if known is None:
+        depth = _depth(kind, first["loc"], 1 if place else 2)
     own = [_spelled(str(key), known) for key in first["loc"][:depth]]
     keys = (*place, *own)
     where = ".".join(keys)
@@ -106,7 +106,9 @@ def one_line(
     if unknown:
         valid = known_keys(kind, own[:-1]) if known is None else known
         home = [name for name in _homes(keys[-1], sections or {}) if len(keys) == 2 and name != keys[0]]
-        hint = f"; it belongs to [{home[0]}]" if home else nearest(keys[-1], valid) if valid else ""
+        hint = nearest(keys[-1], valid) if valid else ""
+        if home:
+            hint = f"; it belongs to [{home[0]}]"
         return f"unknown key '{where}'{hint}{more}"
     if first["type"] == "missing":
         return f"expected {'the section' if len(keys) == 1 else 'the key'} '{where}', which is missing{more}"
@@ -183,7 +185,8 @@ def _homes(key: str, sections: Sections) -> list[str]:
 
 def _expected(complaint: Any) -> str:
     """What one of pydantic's complaints would have liked."""
-    kind, context = str(complaint["type"]), complaint.get("ctx", {})
+    kind = str(complaint["type"])
+    context = complaint.get("ctx", {})
     if kind == "literal_error":
         return str(context["expected"])
     if kind in _BOUNDS:

@@ -67,7 +67,8 @@ def gradient(loss: Callable[[nn.Module, Batch], Tensor], client: Client, weights
     """
     model, train = client.model, client.data.train
     names, parameters = trainable(model)
-    device, own = parameters[0].device, {name: t.detach().clone() for name, t in model.state_dict().items()}
+    device = parameters[0].device
+    own = {name: t.detach().clone() for name, t in model.state_dict().items()}
     order = torch.randperm(len(train), generator=client.generator("gradient")).split(client.training.batch_size)
     batches = [rows for rows in order if len(rows) > 1 or not has_batchnorm(model)]
     share = 1 / sum(map(len, batches))
@@ -76,7 +77,8 @@ def gradient(loss: Callable[[nn.Module, Batch], Tensor], client: Client, weights
         load(model, weights)
         with evaluating(model), untracked_statistics(model):
             for rows in batches:
-                x, y = client.prepare(train.x[rows].to(device)), train.y[rows].to(device)
+                x = client.prepare(train.x[rows].to(device))
+                y = train.y[rows].to(device)
                 one = loss(model, Batch(x, y, torch.ones(len(rows), device=device)))
                 grads = torch.autograd.grad(one, parameters, allow_unused=True)
                 for sum_, g in zip(total, grads, strict=True):
@@ -114,5 +116,12 @@ def represent_gradients(
             if not z_rows.requires_grad:  # all that trains is the head
                 break
             grads = torch.autograd.grad(z_rows, parameters, direction, allow_unused=True)
-            total = [b if a is None else a if b is None else a + b for a, b in zip(total, grads, strict=True)]
+            total = [_sum(a, b) for a, b in zip(total, grads, strict=True)]
     return outcome.detach(), dict(zip(names, total, strict=True))
+
+
+def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """The sum of two gradients; None stands for none."""
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b

@@ -104,7 +104,8 @@ class Architectures:
         if network not in BY_SIZE:
             return network
         sizes = {a: sum(p.numel() for p in self.template(a, alone=True).parameters()) for a in self._builders}
-        return (min if network == "smallest" else max)(sizes, key=sizes.__getitem__)
+        choose = min if network == "smallest" else max
+        return choose(sizes, key=sizes.__getitem__)
 
     def _admit(self, companion: Companion, others: Mapping[str, Builder]) -> str:
         """Make the companion an architecture; its name, which is the network's where that stays as it is."""

@@ -86,7 +86,8 @@ _NOTHING = contextlib.nullcontext()
 def watching(on: bool = True, base: Section = "other") -> Iterator[Stopwatch | None]:
     """Sections within the block count on a stopwatch of its own (see there); None where they are not to."""
     global _watch
-    before, _watch = _watch, Stopwatch(base) if on else None
+    before = _watch
+    _watch = Stopwatch(base) if on else None
     try:
         yield _watch
     finally:

@@ -94,7 +94,9 @@ class Training(Settings):
         >>> [Training(lr=0.8, lr_schedule="step", lr_decay=0.5, lr_step=2).lr_at(t) for t in range(1, 6)]
         [0.8, 0.8, 0.4, 0.4, 0.2]
         """
-        rate, t, peak = self.lr if lr is None else lr, max(1, min(round, self.rounds)), max(1, self.lr_warmup)
+        rate = self.lr if lr is None else lr
+        t = max(1, min(round, self.rounds))
+        peak = max(1, self.lr_warmup)
         if t < peak:
             return rate * t / peak
         if self.lr_schedule == "exponential":

@@ -210,7 +210,8 @@ def _odd(place: str, tensor: Tensor, entry: Entry, known: Known, chosen: dict[st
 def _out_of_range(place: str, tensor: Tensor, entry: Entry, known: Known) -> str | None:
     if not tensor.numel():
         return None
-    low, high = tensor.min().item(), tensor.max().item()
+    low = tensor.min().item()
+    high = tensor.max().item()
     if entry.least is not None and low < (least := known.size(entry.least)):
         return f"expected at least {least} in {place}, came {low:g}"
     if entry.most is not None and high > (most := known.size(entry.most)):

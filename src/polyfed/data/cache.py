@@ -51,7 +51,8 @@ def file_checksums(paths: Iterable[Path]) -> list[str]:
     with contextlib.suppress(OSError, ValueError):
         read = parse_json(notes.read_bytes()) if notes else {}
         known = read if isinstance(read, dict) else {}
-    sums, changed = [], False
+    sums = []
+    changed = False
     for path in paths:
         status = path.stat()
         stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]

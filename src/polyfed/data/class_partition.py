@@ -78,7 +78,8 @@ def _ring(
     hold_KC = (np.arange(class_count) - np.arange(clients)[:, None]) % class_count < each
     held: list[list[Rows]] = [[] for _ in range(clients)]
     for label in range(class_count):
-        mine, holders = np.flatnonzero(labels == label), np.flatnonzero(hold_KC[:, label])
+        mine = np.flatnonzero(labels == label)
+        holders = np.flatnonzero(hold_KC[:, label])
         for place, client in enumerate(holders):
             held[client].append(mine[place :: len(holders)])
     return [np.concatenate(parts) for parts in held], hold_KC / np.maximum(hold_KC.sum(axis=0), 1)

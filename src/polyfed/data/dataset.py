@@ -68,7 +68,8 @@ class Source:
         for side, samples in self.sides():
             if len(samples) == 0:
                 raise RequestError(f"expected at least one {side} sample in '{self.name}', came none")
-            low, high = int(samples.y.min()), int(samples.y.max())
+            low = int(samples.y.min())
+            high = int(samples.y.max())
             if low < 0 or high >= self.classes:
                 raise RequestError(
                     f"expected {side} labels in 0..{self.classes - 1} in '{self.name}', came {low if low < 0 else high}"
@@ -205,7 +206,8 @@ def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]
 
     From exact counts of the 256 values. A channel that never varies gets 1, so that `Prepare` can divide by it.
     """
-    mean, std = [], []
+    mean = []
+    std = []
     values = np.arange(256) / 255
     for channel in range(x.shape[1]):
         share = np.zeros(256)
@@ -225,7 +227,8 @@ def as_samples(side: Any, what: str, name: str) -> Samples:
         x, y = side.x, side.y
     else:
         given_x, given_y = side
-        x, y = _tensor(given_x, what, name), _tensor(given_y, what, name)
+        x = _tensor(given_x, what, name)
+        y = _tensor(given_y, what, name)
     if x.dim() < 2 or len(x) == 0:
         raise RequestError(f"expected {what} inputs of shape (N, ...) with N > 0 in '{name}', came {tuple(x.shape)}")
     if x.dtype == torch.uint8:

@@ -260,7 +260,8 @@ def _published(
         found = parquet_images.read_folder(place, image_column, label_column or label, train_splits, columns)
         return from_images(name, found, statistics)
 
-    read.__name__, read.__doc__ = name.replace("-", "_"), about
+    read.__name__ = name.replace("-", "_")
+    read.__doc__ = about
     return read
 
 

@@ -90,7 +90,8 @@ class FeatureShift:
 def rotate(x: Tensor, degrees: float) -> Tensor:
     """Images (N, C, H, W) uint8 turned anticlockwise about their centre: bilinear, black outside, of the same size."""
     height, width = x.shape[2:]
-    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    cos = math.cos(math.radians(degrees))
+    sin = math.sin(math.radians(degrees))
     # where each pixel comes from, in units of half the width and half the height, y pointing down
     source = torch.tensor([[cos, -sin * height / width, 0.0], [sin * width / height, cos, 0.0]])
     grid = functional.affine_grid(source[None], [1, 1, height, width], align_corners=False)

@@ -133,7 +133,8 @@ def build_federated_dataset(source: Source, options: PartitionOptions, generator
 def _set_aside(pool: PooledRows, plan: _Split, options: PartitionOptions, generators: Generators) -> _Sides:
     """The rows of the server, those of a common test set, and those that are dealt."""
     train_count = len(pool.source.train)
-    train, official_test = np.arange(train_count), np.arange(train_count, pool.size)
+    train = np.arange(train_count)
+    official_test = np.arange(train_count, pool.size)
     if options.holdout >= train_count:
         raise RequestError(f"expected a holdout below the {train_count} training rows, came {options.holdout}")
     holdout = train[:0]

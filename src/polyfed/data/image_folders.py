@@ -75,7 +75,8 @@ def _decoded(sides: dict[str, _Rows], names: Sequence[str], image_size: int | No
     number = {name: place for place, name in enumerate(names)}
     pixels = {side: [_picture(path, image_size) for _, path in rows] for side, rows in sides.items()}
     channels = max(x.shape[1] for rows in pixels.values() for x in rows)
-    first, found = pixels["train"][0].shape[2:], {}
+    first = pixels["train"][0].shape[2:]
+    found = {}
     for side, rows in sides.items():
         for x, (_, path) in zip(pixels[side], rows, strict=True):
             if x.shape[2:] != first:

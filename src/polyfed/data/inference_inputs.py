@@ -143,7 +143,8 @@ def _check_columns_asked(form: InputSpec, suffix: str, image_column: str | None,
 def _image_files(path: Path) -> tuple[list[Path], list[Path]]:
     """The Parquet files, or the image files, that a path is or that its folder holds."""
     if path.is_dir():
-        parquet, pictures = parquet_files(path), images_in(path)
+        parquet = parquet_files(path)
+        pictures = images_in(path)
         if parquet and pictures:
             raise RequestError(f"expected Parquet files or image files in {path}, came both")
         return parquet, pictures
@@ -244,7 +245,8 @@ def decode_image(data: bytes | None, place: str) -> Tensor:
         why = "" if isinstance(error, UnidentifiedImageError) else f": {first_line(error)}"
         raise RequestError(f"expected an image, came bytes that do not decode in {place}{why}") from error
     if mode in ("LA", "RGBA") and (pixels[..., -1] == 255).all():
-        pixels, mode = pixels[..., :-1], mode[:-1]
+        pixels = pixels[..., :-1]
+        mode = mode[:-1]
     if mode not in ("L", "RGB"):
         raise RequestError(f"expected a grey or an RGB image, came mode {mode} in {place}")
     return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1).copy()).unsqueeze(0)
@@ -291,7 +293,9 @@ def _from_texts(
         )
         names = tuple(map(str, range(len(texts))))
         return _told_unknown(InferenceInputs(names, vocabulary.ids(texts), _numbered_labels(spelt, form, path)))
-    paths = parquet_files(path) if path.is_dir() else [path] if suffix == ".parquet" else []
+    paths = [path] if suffix == ".parquet" else []
+    if path.is_dir():
+        paths = parquet_files(path)
     if not paths:
         raise RequestError(f"expected {_TEXTS}, came '{path}'{' without any' if path.is_dir() else ''}")
 

@@ -116,7 +116,8 @@ def _side_of(tensors: Mapping[str, torch.Tensor], side: str, classes: int) -> Sa
     Raises:
         ValueError: they are others.
     """
-    images, labels = tensors[f"{side}_x"], tensors[f"{side}_y"]
+    images = tensors[f"{side}_x"]
+    labels = tensors[f"{side}_y"]
     if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] not in (1, 3) or not images.numel():
         raise ValueError("no images")
     if labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
@@ -226,7 +227,8 @@ def _batches(path: Path, columns: Columns) -> Iterator[tuple[list[bytes | None],
 
     try:
         for batch in open_parquet(path).iter_batches(batch_size=_ROWS, columns=[columns.image, columns.label]):
-            cells, marks = batch.column(columns.image), batch.column(columns.label)
+            cells = batch.column(columns.image)
+            marks = batch.column(columns.label)
             if types.is_struct(cells.type):
                 cells = pc.struct_field(cells, "bytes")
             if marks.null_count:

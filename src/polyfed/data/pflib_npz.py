@@ -44,7 +44,8 @@ def read(place: Path, checked: _Check) -> parquet_images.LabeledImages:
             out of range or values that are not finite.
     """
     sides = {side: _files(place / side) for side in ("train", "test")}
-    train, test = sides["train"], sides["test"]
+    train = sides["train"]
+    test = sides["test"]
     if not train:
         raise RequestError(f"expected one file per client (train/0.npz, train/1.npz) in {place}, came none")
     if alone := sorted(set(test) - set(train)):
@@ -110,7 +111,8 @@ def _side(side: str, path: Path, checked: _Check) -> Samples:
         raise RequestError(
             f"expected arrays x and y as numpy.savez writes them, came something else in {path}"
         ) from error
-    x, y = found.get("x"), found.get("y")
+    x = found.get("x")
+    y = found.get("y")
     if x is None or y is None:
         what = "x" if x is None else "y"
         came = "something else (texts as lists of ids?)" if what in found else f"{', '.join(found) or 'neither'}"
@@ -140,7 +142,8 @@ def _pickled(archive: zipfile.ZipFile) -> bytes:
 
 def _check_alike(parts: dict[str, Samples], where: Path | None) -> None:
     """Test inputs of a client are like its training inputs."""
-    train, test = parts["train"].x, parts["test"].x if "test" in parts else parts["train"].x
+    train = parts["train"].x
+    test = parts["test"].x if "test" in parts else parts["train"].x
     if test.shape[1:] != train.shape[1:] or test.dtype != train.dtype:
         raise RequestError(
             f"expected test inputs like the training inputs ({tuple(train.shape[1:])}, {train.dtype}), came "

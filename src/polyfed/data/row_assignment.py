@@ -48,7 +48,8 @@ def assign_rows(pool: PooledRows, rows: Rows, options: PartitionOptions, generat
     Raises:
         RequestError: a partition that does not fit the rows, the number of clients or its own settings.
     """
-    y, class_count = pool.y[rows], pool.source.classes
+    y = pool.y[rows]
+    class_count = pool.source.classes
     found = _partition(pool, rows, options, generators)
     if not is_by_group(options.partition):
         _check_partition(found, check_integer("clients", options.clients, 1), len(y))
@@ -76,7 +77,8 @@ def _partition(pool: PooledRows, rows: Rows, options: PartitionOptions, generato
     if isinstance(wanted, Partition):
         _check_ready(wanted, clients, options.holdout)
         return wanted
-    y, class_count = pool.y[rows], pool.source.classes
+    y = pool.y[rows]
+    class_count = pool.source.classes
     if flwr_partitioners.is_flwr_partitioner(wanted):
         return flwr_partitioners.apply_partitioner(wanted, y, clients, pool.columns(rows), class_count)
     if str(wanted).startswith(flwr_partitioners.PREFIX):

@@ -157,7 +157,8 @@ def _set_items(stack: list[Any], pairs: list[Any]) -> None:
 
 
 def _pop_pair(stack: list[Any]) -> list[Any]:
-    value, key = stack.pop(), stack.pop()
+    value = stack.pop()
+    key = stack.pop()
     return [key, value]
 
 
@@ -168,7 +169,8 @@ def _look_up(stack: list[Any], name: Any) -> None:
 
 
 def _call(stack: list[Any], _: Any) -> None:
-    values, function = stack.pop(), stack.pop()
+    values = stack.pop()
+    function = stack.pop()
     if function not in (_Name.EMPTY, _Name.TYPE):
         raise ValueError("something that is no array")
     stack.append(_Array() if function is _Name.EMPTY else _Type(values[0]))

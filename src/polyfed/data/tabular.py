@@ -70,7 +70,8 @@ def read(
     first = sheets["train"][0]
     label = find_label(first, label_column)
     features = _features(sheets["train"], label, feature_columns, columns)
-    raw, x = {}, {}
+    raw = {}
+    x = {}
     for side, parts in sheets.items():
         raw[side] = [cell for sheet in parts for cell in labels_of(sheet, label)]
         x[side] = np.concatenate([_matrix(sheet, features) for sheet in parts])
@@ -96,7 +97,8 @@ def statistics(table: LabelledTable, where: object) -> tuple[tuple[float, ...], 
         )
     x_NF = table.sides.train.x.numpy()
     varies = (x_NF != x_NF[0]).any(axis=0)
-    mean, std = x_NF.mean(axis=0), np.where(varies, x_NF.std(axis=0), 1.0)
+    mean = x_NF.mean(axis=0)
+    std = np.where(varies, x_NF.std(axis=0), 1.0)
     flat = varies & (std < _LEAST_SPREAD * np.abs(x_NF).max(axis=0))
     if flat.any():
         raise RequestError(

@@ -28,7 +28,9 @@ from polyfed.data.label_encoding import Files, encode_labels
 from polyfed.data.samples import Samples
 from polyfed.errors import RequestError, first_line
 
-PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
+PADDING = 0
+UNKNOWN = 1
+FIRST_WORD = 2
 
 WORDS_FILE = "words.txt"  # of a run's models: the words that have ids, in their order, one a line
 

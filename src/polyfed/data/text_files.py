@@ -90,7 +90,8 @@ def read_csv(
         for side, paths in tabular.find_csv_files(place, train_splits).items()
     }
     first = sheets["train"][0]
-    text, label = _text_column(first, text_column), tabular.find_label(first, label_column)
+    text = _text_column(first, text_column)
+    label = tabular.find_label(first, label_column)
     spelt = {
         side: [cell for sheet in parts for cell in tabular.labels_of(sheet, label)] for side, parts in sheets.items()
     }
@@ -221,7 +222,8 @@ def _rows(path: Path, columns: Columns) -> Iterator[tuple[str, Any]]:
     row = 0
     try:
         for batch in open_parquet(path).iter_batches(columns=[columns.image, columns.label]):
-            cells, marks = batch.column(columns.image).to_pylist(), batch.column(columns.label).to_pylist()
+            cells = batch.column(columns.image).to_pylist()
+            marks = batch.column(columns.label).to_pylist()
             for text, label in zip(cells, marks, strict=True):
                 if text is None or label is None:
                     what = columns.image if text is None else columns.label

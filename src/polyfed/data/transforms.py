@@ -42,7 +42,9 @@ def resize(samples: Samples, size: int | tuple[int, int] | None) -> Samples:
     if x.dim() != 4:
         raise RequestError(f"data.image_size: expected images (N, C, H, W) to resize, came inputs {tuple(x.shape)}")
     parts = [functional.interpolate(p.float(), size, mode="bilinear", antialias=True) for p in x.split(1000)]
-    whole = torch.cat([(part.round().clamp(0, 255) if x.dtype == torch.uint8 else part).to(x.dtype) for part in parts])
+    if x.dtype == torch.uint8:
+        parts = [part.round().clamp(0, 255) for part in parts]
+    whole = torch.cat([part.to(x.dtype) for part in parts])
     return Samples(whole, samples.y)
 
 

@@ -203,7 +203,8 @@ def _simulated(federation: Federation, mine: Sequence[ArchitectureCheck]) -> dic
             Effort(down, round(rows * operations), up)
             for down, operations, up in zip(kind.down, kind.operations, kind.up, strict=True)
         ]
-        profile, need = simulation.profile(client.id), simulation.needs[client.id]
+        profile = simulation.profile(client.id)
+        need = simulation.needs[client.id]
         first, later = (spent(profile, effort) for effort in efforts)
         fits = client.id not in simulation.excluded
         device = {"id": client.id, "device": simulation.names[client.id], "memory": profile.memory, "needs": need}

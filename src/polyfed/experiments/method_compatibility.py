@@ -109,5 +109,6 @@ def _short(seconds: float) -> str:
 def _range(sizes: Mapping[str, int]) -> str:
     if not sizes:
         return ""
-    low, high = human_bytes(min(sizes.values())), human_bytes(max(sizes.values()))
+    low = human_bytes(min(sizes.values()))
+    high = human_bytes(max(sizes.values()))
     return low if low == high else f"{low} to {high}"

@@ -102,7 +102,8 @@ def kind_of(hint: Any) -> str:
     >>> kind_of(bool), kind_of(Literal["a", "b"]), kind_of(int | None)
     ('true or false', '"a" or "b"', 'whole number or none')
     """
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    inner = typing.get_args(hint)
     if origin is typing.Annotated:
         said = [getattr(one, "metadata", ()) for one in inner[1:]]
         bounds = [word for one in itertools.chain(*said) for word in _bounds(one)]
@@ -227,4 +228,6 @@ def format_value(value: Any) -> str:
     """A value as a recipe has it."""
     if value is None:
         return "none"
-    return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else str(value)

@@ -276,7 +276,8 @@ def _vocabulary(entry: Mapping[str, Any], folder: Path) -> Vocabulary | None:
 
 def _built(entry: Mapping[str, Any], method: Method, shape: tuple[int, ...]) -> nn.Module:
     """The network that the client trained, as an entry of the index says; its weights are any."""
-    own, companion = entry["architecture"], entry.get("companion")
+    own = entry["architecture"]
+    companion = entry.get("companion")
     words = None if entry.get("vocabulary") is None else TextConfig(vocabulary=entry["vocabulary"]).ids
     builders = {
         name: functools.partial(
@@ -304,8 +305,12 @@ def _method(name: str, knobs: Mapping[str, Any], beside: Sequence[str]) -> Metho
 
 def _check_sizes(entry: Mapping[str, Any], name: str) -> None:
     """Whether what an entry of the index says of sizes, types and files can be; name: of the weights' file."""
-    shape, size, kind = entry["input"]["shape"], entry["image_size"], entry["input"]["type"]
-    of_images = [] if size is None else size if isinstance(size, list) else [size]
+    shape = entry["input"]["shape"]
+    size = entry["image_size"]
+    kind = entry["input"]["type"]
+    of_images = []
+    if size is not None:
+        of_images = size if isinstance(size, list) else [size]
     numbers = [entry[key] for key in ("classes", "feature_dim", "vocabulary") if entry.get(key) is not None]
     if not shape or not all(isinstance(n, int) and 1 <= n <= _MOST for n in [*shape, *of_images, *numbers]):
         raise ValueError(f"expected sizes from 1 to {_MOST}, got {shape}, {size} and {numbers}")
@@ -385,7 +390,8 @@ def _fill(network: nn.Module, data: bytes, path: Path) -> None:
     with torch.no_grad():
         for name, tensor in own.items():
             if tensor.shape != weights[name].shape:
-                built, came = tuple(tensor.shape), tuple(weights[name].shape)
+                built = tuple(tensor.shape)
+                came = tuple(weights[name].shape)
                 raise RequestError(
                     f"{path} does not fit the network as it is built now: '{name}' is {came}, not {built}"
                 )

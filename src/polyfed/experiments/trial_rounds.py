@@ -213,7 +213,8 @@ class TrialRounds:
 
     def _described(self, member: Client, first: _Cost, second: _Cost, last: _Cost) -> ArchitectureCheck:
         closing = last.batch * self.steps(member, self._federation.method.closing()) + last.rest
-        architectures, variant = self._federation.architectures, self._variants[member.id]
+        architectures = self._federation.architectures
+        variant = self._variants[member.id]
         module = architectures.template(member.architecture, variant)
         own = architectures.template(member.architecture, variant, alone=True)
         split = own if isinstance(own, SplitModel) else None

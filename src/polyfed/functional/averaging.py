@@ -92,7 +92,8 @@ def layer_wise_mean(
     """
     mean = {}
     for name, held in _parts(models, weights, base).items():
-        tensors, like = [models[i][name] for i, _ in held], base[name]
+        tensors = [models[i][name] for i, _ in held]
+        like = base[name]
         mean[name] = _mean(tensors, [share for _, share in held], like) if held else like.detach().clone()
     return mean
 
@@ -135,7 +136,8 @@ def normalised_mean(
     moved = {}
     for name, like in base.items():
         held = parts[name]
-        tau, way = sum(p * lengths[k] for k, p in held), torch.zeros_like(like, dtype=torch.float64)
+        tau = sum(p * lengths[k] for k, p in held)
+        way = torch.zeros_like(like, dtype=torch.float64)
         for k, p in held:
             way.add_(models[k][name].detach().double() - like.double(), alpha=p / normalisers[k])
         moved[name] = (like.double() + tau * way).to(like.dtype) if held else like.detach().clone()
@@ -182,7 +184,8 @@ def _mean(tensors: Sequence[Tensor], shares: Sequence[float], like: Tensor) -> T
     mean = torch.empty_like(like, requires_grad=False)
     order = sorted(range(mean.ndim), key=mean.stride, reverse=True)  # of its dimensions in memory
     parts = [(tensor.permute(order).reshape(-1), share) for tensor, share in counted]
-    flat, size = mean.permute(order).view(-1), _AT_ONCE if mean.device.type == "cpu" else max(mean.numel(), 1)
+    flat = mean.permute(order).view(-1)
+    size = _AT_ONCE if mean.device.type == "cpu" else max(mean.numel(), 1)
     for begin in range(0, mean.numel(), size):
         there = flat[begin : begin + size]
         total = torch.zeros_like(there, dtype=torch.float64)

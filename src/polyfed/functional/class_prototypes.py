@@ -149,9 +149,11 @@ def header_step(
     p_MC = torch.log_softmax(z_MD @ weight_CD.T + bias_C, dim=1).exp()
     onehot_MC = torch.nn.functional.one_hot(y_M.long(), c).to(p_MC.dtype)
     residual_MC = v_M.unsqueeze(1) * (p_MC - onehot_MC)
-    grad_weight_CD, grad_bias_C = residual_MC.T @ z_MD, residual_MC.sum(dim=0)
+    grad_weight_CD = residual_MC.T @ z_MD
+    grad_bias_C = residual_MC.sum(dim=0)
     if clip:
         norm = (grad_weight_CD.square().sum() + grad_bias_C.square().sum()).sqrt()
         shrink = shrinking(norm, clip)
-        grad_weight_CD, grad_bias_C = shrink * grad_weight_CD, shrink * grad_bias_C
+        grad_weight_CD = shrink * grad_weight_CD
+        grad_bias_C = shrink * grad_bias_C
     return weight_CD - lr * grad_weight_CD, bias_C - lr * grad_bias_C

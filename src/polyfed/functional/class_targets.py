@@ -67,7 +67,8 @@ def dense(rows_SD: Tensor, labels_S: Tensor, classes: int) -> tuple[Tensor, Tens
     (tensor([[0.],
             [5.]]), tensor([False,  True]))
     """
-    filled_CD, known_C = rows_SD.new_zeros(classes, rows_SD.shape[1]), torch.zeros(classes, dtype=torch.bool)
+    filled_CD = rows_SD.new_zeros(classes, rows_SD.shape[1])
+    known_C = torch.zeros(classes, dtype=torch.bool)
     filled_CD[labels_S.long()], known_C[labels_S.long().cpu()] = rows_SD, True
     return filled_CD, known_C.to(rows_SD.device)
 

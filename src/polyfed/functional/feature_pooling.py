@@ -135,7 +135,8 @@ def from_common(u: Tensor, matrix: Tensor, shape: Sequence[int]) -> Tensor:
     Raises:
         ValueError: see `layout`.
     """
-    at, grid = layout(shape), math.isqrt(u.shape[1] - 1)
+    at = layout(shape)
+    grid = math.isqrt(u.shape[1] - 1)
     own = u @ matrix
     places = own[:, 1:].transpose(1, 2).unflatten(2, (grid, grid))
     places = _resized(places, *(torch.linalg.pinv(pooling(size, grid)) for size in (at.height, at.width)))

@@ -27,7 +27,8 @@ class Steps:
         self._start, self._result = start, result
         last = {needed: node for node in nodes for needed in node.all_input_nodes}
         last |= {node: node for node in nodes if node not in last}  # nobody needs its value
-        for wanted in result if isinstance(result, tuple) else (result,):
+        results = result if isinstance(result, tuple) else (result,)
+        for wanted in results:
             last.pop(wanted, None)
         spent: dict[fx.Node, list[fx.Node]] = {node: [] for node in nodes}
         for value, user in last.items():

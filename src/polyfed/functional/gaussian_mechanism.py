@@ -54,7 +54,8 @@ def gaussian_delta(sigma: float, sensitivity: float, epsilon: float) -> float:
     '2.8e-09'
     """
     _check(sigma=sigma, sensitivity=sensitivity, epsilon=epsilon)
-    a, c = sensitivity / sigma / 2, epsilon * (sigma / sensitivity)
+    a = sensitivity / sigma / 2
+    c = epsilon * (sigma / sensitivity)
     common = math.exp(-(a - c) * (a - c) / 2) / 2
     if a < _NEAR:
         return common * _erfcx_fall(c / math.sqrt(2), a / math.sqrt(2))
@@ -112,7 +113,8 @@ def gaussian_epsilon(sigma: float, sensitivity: float, delta: float) -> float:
     if math.erf(sensitivity / sigma / math.sqrt(8)) <= delta:  # delta at epsilon = 0
         return 0.0
     while gaussian_delta(sigma, sensitivity, high) > delta:
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
     while high - low > 1e-10 * high:
         middle = (low + high) / 2
         if gaussian_delta(sigma, sensitivity, middle) > delta:

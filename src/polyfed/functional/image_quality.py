@@ -60,11 +60,13 @@ def ssim(x: Tensor, y: Tensor, data_range: float = 1.0) -> Tensor:
     def local_mean(image: Tensor) -> Tensor:
         return functional.conv2d(image, window, groups=image.shape[1])
 
-    mean_x, mean_y = local_mean(x), local_mean(y)
+    mean_x = local_mean(x)
+    mean_y = local_mean(y)
     var_x = local_mean(x * x) - mean_x.square()
     var_y = local_mean(y * y) - mean_y.square()
     covariance = local_mean(x * y) - mean_x * mean_y
-    c1, c2 = (_K1 * data_range) ** 2, (_K2 * data_range) ** 2
+    c1 = (_K1 * data_range) ** 2
+    c2 = (_K2 * data_range) ** 2
     above = (2 * mean_x * mean_y + c1) * (2 * covariance + c2)
     below = (mean_x.square() + mean_y.square() + c1) * (var_x + var_y + c2)
     return (above / below).flatten(1).mean(dim=1)
@@ -82,7 +84,8 @@ def total_variation(x: Tensor) -> Tensor:
     >>> total_variation(torch.tensor([[[[0.0, 1.0], [0.0, 1.0]]]]))
     tensor([1.])
     """
-    down, across = x.diff(dim=2).abs().flatten(1), x.diff(dim=3).abs().flatten(1)
+    down = x.diff(dim=2).abs().flatten(1)
+    across = x.diff(dim=3).abs().flatten(1)
     return down.sum(dim=1) / max(1, down.shape[1]) + across.sum(dim=1) / max(1, across.shape[1])
 
 

@@ -187,7 +187,9 @@ class FactorStream:
             raise ValueError(f"expected norm 'none' or 'fro', got '{norm}'")
         if rank < 1:
             raise ValueError(f"expected rank of at least 1, got {rank}")
-        self._rank, self._exact_rank, self._fro = rank, exact_rank, norm == "fro"
+        self._rank = rank
+        self._exact_rank = exact_rank
+        self._fro = norm == "fro"
         self._weights: list[float] = []
         self._width = 0  # sum of the widths
         self._first: Tensor | None = None  # column of the first
@@ -241,7 +243,8 @@ class FactorStream:
         with torch.autocast(self._like.device.type, enabled=False):
             if self._columns is None:
                 scaled = [self._scaled(part, share) for part, share in zip(self._parts, shares, strict=True)]
-                f_Lr, tail = torch.cat(scaled, dim=1), 0.0
+                f_Lr = torch.cat(scaled, dim=1)
+                tail = 0.0
             else:
                 f_Lr, norm, rest = _leading(self._columns, self._rank)
                 rest += self._left_out
@@ -261,10 +264,12 @@ class FactorStream:
         return (part.a_LD.to(dtype) - part.mean_D.to(dtype)).mul_(square.sqrt().to(dtype))
 
     def _raise_peak(self, peak: Tensor) -> None:
-        before, self._peak = self._peak, torch.maximum(self._peak, peak)
+        before = self._peak
+        self._peak = torch.maximum(self._peak, peak)
         if self._columns is not None and not self._fro and self._peak > before:
             shrunk = float(nonzero(before) / self._peak)
-            self._columns, self._left_out = self._columns * shrunk, self._left_out * shrunk**2
+            self._columns = self._columns * shrunk
+            self._left_out = self._left_out * shrunk**2
 
     def _gather(self, g_LD: Tensor) -> None:
         half = self._rank + _SPARE
@@ -303,7 +308,9 @@ def kernel_factor(
     Raises:
         ValueError: no representations; weights unusable or not one each; rows differ; a knob is out of range.
     """
-    shares, stream, count = normalise(weights), FactorStream(rank, exact_rank, norm), 0
+    shares = normalise(weights)
+    stream = FactorStream(rank, exact_rank, norm)
+    count = 0
     for count, a_LD in enumerate(representations, 1):
         if count <= len(shares):
             stream.add(a_LD, weights[count - 1])
@@ -319,7 +326,8 @@ def _leading(g_LW: Tensor, most: int) -> tuple[Tensor, float, float]:
     values_W = values_W.clamp(min=0)
     keep_W = values_W > values_W[-1] * 4 * torch.finfo(g_LW.dtype).eps  # the rest is rounding
     keep_W[:-most] = False
-    norm, rest = float(values_W[keep_W].norm()), float(values_W[~keep_W].norm())
+    norm = float(values_W[keep_W].norm())
+    rest = float(values_W[~keep_W].norm())
     if not bool(keep_W.any()):
         return g_LW.new_zeros(g_LW.shape[0], 1), norm, rest
     return centre(g_LW @ vectors_WW[:, keep_W].flip(1).to(g_LW)), norm, rest
@@ -353,7 +361,9 @@ class _Parts(NamedTuple):
 
 def _parts(a_LD: Tensor, b_LE: Tensor) -> _Parts:
     a_LD, b_LE = prepared(a_LD, b_LE.dtype), prepared(b_LE, a_LD.dtype)
-    (aa, gram_a), (bb, gram_b), (ab, cross_DE) = _gram(a_LD), _gram(b_LE), _cross(a_LD, b_LE)
+    (aa, gram_a) = _gram(a_LD)
+    (bb, gram_b) = _gram(b_LE)
+    (ab, cross_DE) = _cross(a_LD, b_LE)
     # a norm is 0 only for equal rows, and then so is ab: dividing by 1 leaves value and gradient 0
     return _Parts(a_LD, b_LE, nonzero(aa).sqrt(), nonzero(bb).sqrt(), ab, gram_a, gram_b, cross_DE)
 
@@ -441,7 +451,8 @@ def _cross(a_LD: Tensor, b_LE: Tensor) -> tuple[Tensor, Tensor]:
 
 def _by_rows(a_LD: Tensor, b_LE: Tensor) -> bool:
     """Whether L^2 (D + E) products, by row blocks of the kernels, are fewer than the 2 L D E by columns."""
-    (rows, d), e = a_LD.shape, b_LE.shape[1]
+    (rows, d) = a_LD.shape
+    e = b_LE.shape[1]
     return rows * (d + e) < 2 * d * e
 
 

@@ -97,7 +97,8 @@ def exits_loss(exits_NC: Sequence[Tensor], y_N: Tensor, w_N: Tensor, gamma: floa
     """
     if not exits_NC or temperature <= 0:
         raise ValueError(f"expected at least one exit and T above 0, got {len(exits_NC)} and {temperature}")
-    m, last_NC = len(exits_NC), exits_NC[-1]
+    m = len(exits_NC)
+    last_NC = exits_NC[-1]
     losses = [cross_entropy(logits_NC, y_N, w_N) for logits_NC in exits_NC]
     for j, logits_NC in enumerate(exits_NC[:-1] if gamma else ()):
         taught = divergence(logits_NC / temperature, last_NC / temperature, w_N)

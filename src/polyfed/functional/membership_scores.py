@@ -76,7 +76,8 @@ def likelihood_ratio(target: Tensor, shadows: Tensor, inside: Tensor | None = No
     inside = torch.zeros_like(shadows, dtype=torch.bool) if inside is None else inside
     if shadows.shape[1:] != target.shape or inside.shape != shadows.shape:
         raise ValueError(f"expected (N,) and (S, N), got {tuple(target.shape)}, {tuple(shadows.shape)}")
-    t, shadows = target.double(), shadows.double()
+    t = target.double()
+    shadows = shadows.double()
     out_mean, out_sd = _fitted(shadows, ~inside)
     if not bool(inside.any()):
         return (t - out_mean) / out_sd
@@ -134,7 +135,8 @@ def auc(scores: Tensor, member: Tensor) -> Interval:
     Source: DeLong, DeLong, Clarke-Pearson, Biometrics 44(3), 1988.
     """
     _check(scores, member)
-    of, others = int(member.sum()), int((~member).sum())
+    of = int(member.sum())
+    others = int((~member).sum())
     places = ranks(scores)
     above = (places[member] - ranks(scores[member])) / others  # share of the others that each member beats
     below = (places[~member] - ranks(scores[~member])) / of  # share of the members that are below each other row
@@ -178,7 +180,8 @@ def wilson(count: int, total: int) -> Interval:
     >>> [round(v, 3) for v in wilson(0, 10)]
     [0.0, 0.0, 0.278]
     """
-    share, z2 = count / total, _Z95 * _Z95
+    share = count / total
+    z2 = _Z95 * _Z95
     centre = (share + z2 / (2 * total)) / (1 + z2 / total)
     margin = _Z95 / (1 + z2 / total) * math.sqrt(share * (1 - share) / total + z2 / (4 * total * total))
     return Interval(share, max(0.0, centre - margin), min(1.0, centre + margin))

@@ -44,7 +44,8 @@ def balanced_accuracy(counts: Tensor) -> float:
 
 def f1(counts: Tensor) -> float:
     """The mean over the classes that occur of 2 TP / (2 TP + FP + FN)."""
-    true, taken = counts.sum(dim=1), counts.sum(dim=0)
+    true = counts.sum(dim=1)
+    taken = counts.sum(dim=0)
     each = 2 * counts.diagonal().double() / (true + taken)
     return float(each.where(true > 0, torch.nan).nanmean())
 
@@ -63,12 +64,14 @@ def auc(scores: Tensor, y: Tensor) -> float:
         The mean over the classes of `y` that have a column and that not all samples are of; NaN where there is none,
         or where a row of scores gives no probabilities.
     """
-    areas, level = [], scores.double() - scores.double().max(dim=1, keepdim=True).values
+    areas = []
+    level = scores.double() - scores.double().max(dim=1, keepdim=True).values
     if bool(level.isnan().any()):
         return float("nan")
     for label in y.unique().tolist():
         mine = y == label
-        of, others = int(mine.sum()), int((~mine).sum())
+        of = int(mine.sum())
+        others = int((~mine).sum())
         if others and label < scores.shape[1]:
             above = float(ranks(_log_odds(level, label))[mine].sum()) - of * (of + 1) / 2
             areas.append(above / (of * others))

@@ -42,7 +42,8 @@ def procrustes(a_LD: Tensor, m_LD: Tensor) -> Tensor:
     with torch.autocast(a_LD.device.type, enabled=False):
         a_LD, m_LD = prepared(a_LD, m_LD.dtype), prepared(m_LD, a_LD.dtype)
         nuclear: Tensor = _Nuclear.apply(a_LD, m_LD)[0]  # type: ignore[no-untyped-call]
-        aa, mm = nonzero(a_LD.square().sum()), nonzero(m_LD.square().sum())
+        aa = nonzero(a_LD.square().sum())
+        mm = nonzero(m_LD.square().sum())
         return 2 - 2 * nuclear / (aa.sqrt() * mm.sqrt())
 
 
@@ -68,7 +69,8 @@ class _Nuclear(torch.autograd.Function):
         if a_LD.shape[1] <= a_LD.shape[0]:
             value, direction_DD = _decomposed(m_LD.mT @ a_LD)
             return value, m_LD @ direction_DD, a_LD @ direction_DD.mT
-        (qa_DL, ra_LL), (qm_DL, rm_LL) = torch.linalg.qr(a_LD.mT), torch.linalg.qr(m_LD.mT)
+        (qa_DL, ra_LL) = torch.linalg.qr(a_LD.mT)
+        (qm_DL, rm_LL) = torch.linalg.qr(m_LD.mT)
         value, direction_LL = _decomposed(rm_LL @ ra_LL.mT)
         return value, rm_LL.mT @ direction_LL @ qa_DL.mT, ra_LL.mT @ direction_LL.mT @ qm_DL.mT
 

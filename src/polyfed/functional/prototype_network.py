@@ -75,7 +75,9 @@ def fit(
     Returns:
         The new weights and the mean loss of the last epoch.
     """
-    now, labels_M, loss = dict(weights), labels_M.long(), float("nan")
+    now = dict(weights)
+    labels_M = labels_M.long()
+    loss = float("nan")
     for _ in range(epochs):
         total = 0.0
         for some in torch.randperm(len(labels_M), generator=draws).split(batch):

@@ -66,7 +66,8 @@ def unpack(group: Mapping[str, Tensor]) -> Tensor:
     tensors = all(isinstance(member, Tensor) for member in group.values())
     if not tensors or "values" not in group or not set(group) <= {"values", "scale"}:
         raise ValueError(f"expected a packed matrix of tensors 'values' and 'scale', got {_listed(group)}")
-    values_LR, scaled = group["values"], "scale" in group
+    values_LR = group["values"]
+    scaled = "scale" in group
     named = {torch.float32: "float32", torch.float16: "float16", torch.int8: "int8"}
     precision = named.get(values_LR.dtype)
     if precision is None or values_LR.dim() != 2 or values_LR.numel() == 0:

@@ -92,7 +92,8 @@ def cka_of_kernels(k_LL: Tensor, m_LL: Tensor) -> Tensor:
         raise ValueError(f"expected two kernels of one size, got {tuple(k_LL.shape)} and {tuple(m_LL.shape)}")
     with torch.autocast(k_LL.device.type, enabled=False):
         k_LL, m_LL = _prepared_kernel(k_LL, m_LL.dtype), _prepared_kernel(m_LL, k_LL.dtype)
-        kk, mm = nonzero(k_LL.square().sum()), nonzero(m_LL.square().sum())
+        kk = nonzero(k_LL.square().sum())
+        mm = nonzero(m_LL.square().sum())
         return (k_LL * m_LL).sum() / (kk.sqrt() * mm.sqrt())
 
 
@@ -146,7 +147,8 @@ def nystroem_features(
     if not bool(a_LD.isfinite().all()):
         raise ValueError("expected a finite representation, got inf or nan")
     with torch.autocast(a_LD.device.type, enabled=False):
-        width, a_LD = median_width(a_LD, width_factor) / nonzero(largest(a_LD)), prepared(a_LD)
+        width = median_width(a_LD, width_factor) / nonzero(largest(a_LD))
+        a_LD = prepared(a_LD)
         chosen_mD = a_LD
         if landmarks < a_LD.shape[0]:
             generator = generator if generator is not None else torch.Generator().manual_seed(0)

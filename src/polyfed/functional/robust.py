@@ -83,7 +83,8 @@ def geometric_median(vectors_KD: Tensor, steps: int = 50, smoothing: float = 1e-
         new = torch.empty_like(centre)
         for columns in _columns(vectors_KD):
             new[columns] = (weights_K[:, None] * vectors_KD[:, columns].double()).sum(dim=0)
-        moved, centre = float((new - centre).norm()), new
+        moved = float((new - centre).norm())
+        centre = new
         distances_K = _distances(vectors_KD, centre)
         if moved < tolerance * scale:
             break
@@ -189,5 +190,7 @@ def _distances(vectors_KD: Tensor, centre_D: Tensor | None) -> Tensor:
     squares = torch.zeros(len(vectors_KD), dtype=torch.float64, device=vectors_KD.device)
     for columns in _columns(vectors_KD):
         part = vectors_KD[:, columns].double()
-        squares += (part if centre_D is None else part - centre_D[columns]).square().sum(dim=1)
+        if centre_D is not None:
+            part = part - centre_D[columns]
+        squares += part.square().sum(dim=1)
     return squares.sqrt()

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 _BLOCK = 2**18  # numbers drawn at once: 8 MiB of bits
-_BITS, _MASK = 53, 2**53 - 1  # of a double's mantissa
+_BITS = 53
+_MASK = 2**53 - 1  # of a double's mantissa
 _FINE = 12  # bits of a grid below its noise's deviation
 
 
@@ -66,8 +67,10 @@ class KeyedNormals(KeyedUniforms):
     def _block(self, wanted: int) -> Tensor:
         pairs = 2 * max(wanted, 2)
         first, second = self._drawn(2 * pairs).view(2, pairs)
-        radius, angle = (-2 * first.log()).sqrt(), 2 * math.pi * second
-        cosines, sines = (radius * angle.cos()).view(2, -1), (radius * angle.sin()).view(2, -1)
+        radius = (-2 * first.log()).sqrt()
+        angle = 2 * math.pi * second
+        cosines = (radius * angle.cos()).view(2, -1)
+        sines = (radius * angle.sin()).view(2, -1)
         sums: Tensor = (cosines + sines.roll(1, dims=1)).sum(dim=0)  # rolled: of four pairs, not of two
         return sums[:wanted] / 2
 

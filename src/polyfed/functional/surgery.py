@@ -87,7 +87,9 @@ def cosine(g_local: Mapping[str, Tensor], g_in: Mapping[str, Tensor]) -> Tensor:
     _same_names(g_local, g_in)
     left, _ = _scaled(list(g_local.values()))
     right, _ = _scaled([g_in[name] for name in g_local])
-    aa, bb, ab = _product(left, left), _product(right, right), _product(left, right)
+    aa = _product(left, left)
+    bb = _product(right, right)
+    ab = _product(left, right)
     defined = (aa > 0) & (bb > 0)
     return torch.where(defined, ab / torch.where(defined, aa * bb, torch.ones_like(aa)).sqrt(), torch.zeros_like(ab))
 
@@ -130,7 +132,8 @@ def _coefficient(g_local: list[Tensor], g_in: list[Tensor], mode: str, lam: floa
 def _minus_ratio(g_local: list[Tensor], g_in: list[Tensor]) -> Tensor:
     """-b/a over a list of tensors; G_local is first divided by its largest entry, so that a stays in range."""
     unit, largest = _scaled(g_local)
-    a, b = _product(unit, unit), _product(unit, [_wide(g) for g in g_in])
+    a = _product(unit, unit)
+    b = _product(unit, [_wide(g) for g in g_in])
     one = torch.ones_like(a)
     return torch.where(a > 0, -b / torch.where(a > 0, a, one) / torch.where(a > 0, largest, one), torch.zeros_like(b))
 

@@ -161,7 +161,9 @@ class _Guided(nn.Module):
 
     def __init__(self, method: FedL2G, model: nn.Module, entries: int) -> None:
         super().__init__()
-        self.method, self.model, self.entries = method, model, entries
+        self.method = method
+        self.model = model
+        self.entries = entries
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self.method.outputs(self.model, x, self.entries)

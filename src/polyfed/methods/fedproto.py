@@ -48,7 +48,8 @@ class FedProto(Prototypes):
     def broadcast(self, server: Server, client_id: int) -> Message:
         if "prototypes" not in server.state:
             return {}
-        labels, rows = tensor(server.state, "labels"), tensor(server.state, "prototypes")
+        labels = tensor(server.state, "labels")
+        rows = tensor(server.state, "prototypes")
         own = class_statistics.wanted(server, client_id, labels)
         message = {"labels": labels[own], "prototypes": rows[own]}
         if self.candidates == "own" or bool(own.all()):

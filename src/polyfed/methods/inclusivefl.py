@@ -130,7 +130,8 @@ def _last_blocks(server: Server, small: str, large: str) -> dict[str, list[str]]
 
 def _lesson(server: Server, small: str, large: str, update: Group) -> dict[str, Tensor]:
     """m: the mean of the larger one's update over the blocks that the small one's last block stands for."""
-    weights, taught = weight_averaging.parameter_names(server), _last_blocks(server, small, large)
+    weights = weight_averaging.parameter_names(server)
+    taught = _last_blocks(server, small, large)
     sources = {name: names for name, names in taught.items() if names and name in weights}
     return {name: torch.stack([update[n] for n in names]).mean(0) for name, names in sources.items()}
 

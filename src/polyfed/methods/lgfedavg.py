@@ -52,7 +52,8 @@ class LGFedAvg(Method):
     def needs(self) -> Needs:
         parts = _SHARED[self.shares]
         instead = "set models.feature_dim to give all one width, or use fedproto; fedhenn and fd fit any heads"
-        some, inner = bool(parts), len(parts) > 1
+        some = bool(parts)
+        inner = len(parts) > 1
         return Needs(split_model=some, one_head=some, nested=inner, nested_parts=parts or None, instead=instead)
 
     # server ------------------------------------------------------------------------------------------------

@@ -112,7 +112,8 @@ class SCAFFOLD(FedAvg):
 
     def _new_control(self, client: Client, trained: Trained) -> dict[str, Tensor]:
         """c_k+, on the network's device."""
-        received, correction = client.context["received"], client.context["correction"]
+        received = client.context["received"]
+        correction = client.context["correction"]
         if self.control == "II":
             now = floats(client.model, buffers=False)
             way = trained.steps * client.lr

@@ -111,7 +111,8 @@ class ScaleFL(width_slicing.Slicing):
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
         super().start(server)
-        clients, levels = len(server.everybody), len(_levels(self.levels))
+        clients = len(server.everybody)
+        levels = len(_levels(self.levels))
         order = torch.randperm(clients, generator=server.generator("levels"))
         server.state["levels"] = levels - order * levels // clients  # the whole network is never without a client
 

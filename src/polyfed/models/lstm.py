@@ -26,7 +26,10 @@ from polyfed.models.split import SplitModel, Staged
 PADDING = 0
 IDS = 5002  # padding, unknown and 5000 words
 
-_WIDTH, _STATE, _HIDDEN, _DROPOUT = 300, 128, 10, 0.5
+_WIDTH = 300
+_STATE = 128
+_HIDDEN = 10
+_DROPOUT = 0.5
 
 
 class LastState(nn.Module):

@@ -60,7 +60,8 @@ class BasicBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(c_out)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or c_in != c_out:
-            conv, bn = nn.Conv2d(c_in, c_out, 1, stride, bias=False), nn.BatchNorm2d(c_out)
+            conv = nn.Conv2d(c_in, c_out, 1, stride, bias=False)
+            bn = nn.BatchNorm2d(c_out)
             self.shortcut = nn.Sequential(OrderedDict(conv=conv, bn=bn))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -82,9 +83,12 @@ class PreActBottleneck(nn.Module):
     def __init__(self, c_in: int, planes: int, stride: int) -> None:
         super().__init__()
         c_out = 4 * planes
-        self.bn1, self.conv1 = nn.BatchNorm2d(c_in), nn.Conv2d(c_in, planes, 1, bias=False)
-        self.bn2, self.conv2 = nn.BatchNorm2d(planes), nn.Conv2d(planes, planes, 3, stride, padding=1, bias=False)
-        self.bn3, self.conv3 = nn.BatchNorm2d(planes), nn.Conv2d(planes, c_out, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(c_in)
+        self.conv1 = nn.Conv2d(c_in, planes, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(planes)
+        self.conv2 = nn.Conv2d(planes, planes, 3, stride, padding=1, bias=False)
+        self.bn3 = nn.BatchNorm2d(planes)
+        self.conv3 = nn.Conv2d(planes, c_out, 1, bias=False)
         changes = stride != 1 or c_in != c_out
         self.shortcut = nn.Conv2d(c_in, c_out, 1, stride, bias=False) if changes else None
 
@@ -105,8 +109,10 @@ def _preact(name: str, blocks: tuple[int, ...], in_shape: ImageShape, classes: i
         first = PreActBottleneck(c_in, planes, stride=1 if s == 1 else 2)
         c_in = 4 * planes
         body[f"stage{s}"] = nn.Sequential(first, *(PreActBottleneck(c_in, planes, stride=1) for _ in range(count - 1)))
-    body["bn"], body["relu"] = nn.BatchNorm2d(c_in), nn.ReLU()
-    body["pool"], body["flatten"] = nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    body["bn"] = nn.BatchNorm2d(c_in)
+    body["relu"] = nn.ReLU()
+    body["pool"] = nn.AdaptiveAvgPool2d(1)
+    body["flatten"] = nn.Flatten()
     return _initialised(Staged(nn.Sequential(stem), nn.Sequential(body), nn.Linear(c_in, classes), architecture=name))
 
 

@@ -98,7 +98,8 @@ def pretrained_normalization(name: str) -> tuple[tuple[float, ...], tuple[float,
     plain, mark, _ = name.partition("@")[0].partition("?")
     package, _, called = plain.partition(":")
     if plain in _TRAINED:
-        package, called = "timm", _TRAINED[plain]
+        package = "timm"
+        called = _TRAINED[plain]
     told = _told(package, called) if mark else None
     return None if told is None else (tuple(map(float, told[0])), tuple(map(float, told[1])))
 

@@ -44,7 +44,8 @@ class CutForward:
         at_cut = self.nodes.index(self.s_in) + 1
         if at_cut > at_head:
             raise RequestError(f"{architecture}: the extractor's end '{extractor}' is called after the head '{head}'")
-        early, after = self.nodes[:at_cut], self.nodes[at_cut:at_head]
+        early = self.nodes[:at_cut]
+        after = self.nodes[at_cut:at_head]
         # a parameter or buffer is read once, and belongs to where it is used: after the cut, before it, or both
         reads = [node for node in early if node.op == "get_attr"]
         late = [node for node in reads if not set(after).isdisjoint(node.users)]

@@ -64,7 +64,9 @@ class Attention(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """N x T x W -> N x T x W."""
         qkv = self.qkv(tokens).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # 3 x N x heads x T x W/heads
-        q, k, v = qkv[0], qkv[1], qkv[2]
+        q = qkv[0]
+        k = qkv[1]
+        v = qkv[2]
         weights = (q * self.scale @ k.transpose(2, 3)).softmax(dim=3)
         out: Tensor = self.dropout(self.out((weights @ v).transpose(1, 2).flatten(2)))
         return out
@@ -83,8 +85,11 @@ class Block(nn.Module):
         self.attention = Attention(width, heads, dropout)
         self.norm2 = nn.LayerNorm(width, eps=1e-6)
         layers: OrderedDict[str, nn.Module] = OrderedDict()
-        layers["fc1"], layers["gelu"], layers["dropout1"] = nn.Linear(width, 4 * width), nn.GELU(), _dropout(dropout)
-        layers["fc2"], layers["dropout2"] = nn.Linear(4 * width, width), _dropout(dropout)
+        layers["fc1"] = nn.Linear(width, 4 * width)
+        layers["gelu"] = nn.GELU()
+        layers["dropout1"] = _dropout(dropout)
+        layers["fc2"] = nn.Linear(4 * width, width)
+        layers["dropout2"] = _dropout(dropout)
         self.mlp = nn.Sequential(layers)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -154,7 +159,8 @@ def vision_transformer(
     torch.Size([5, 10])
     """
     channels, height, breadth = check_request(name, in_shape, classes)
-    patch = patch if patch is not None else 16 if min(height, breadth) >= LARGE else 4
+    if patch is None:
+        patch = 16 if min(height, breadth) >= LARGE else 4
     if min(depth, patch, width, heads) < 1 or width % heads or not 0 <= dropout < 1:
         raise RequestError(
             f"{name} needs depth, patch, width and heads of at least 1, a width that heads divides, and dropout in "
@@ -171,7 +177,8 @@ def vision_transformer(
     body: OrderedDict[str, nn.Module] = OrderedDict()
     for i in range(2, depth + 1):
         body[f"block{i}"] = Block(width, heads, dropout)
-    body["class_token"], body["norm"] = ClassToken(), nn.LayerNorm(width, eps=1e-6)
+    body["class_token"] = ClassToken()
+    body["norm"] = nn.LayerNorm(width, eps=1e-6)
     return _initialised(Staged(extractor, nn.Sequential(body), nn.Linear(width, classes), architecture=name))
 
 

@@ -15,7 +15,9 @@ from polyfed.models import third_party
 from polyfed.models.split import SplitModel, with_projection
 from polyfed.registry import MODELS, import_object
 
-_CIFAR10, _CIFAR100, _DIGITS = ((3, 32, 32), 10), ((3, 32, 32), 100), ((1, 8, 8), 10)
+_CIFAR10 = ((3, 32, 32), 10)
+_CIFAR100 = ((3, 32, 32), 100)
+_DIGITS = ((1, 8, 8), 10)
 _SENTIMENT140 = ((25,), 2)
 _FEDHENN = "FedHeNN, Makhija et al., ICML 2022"
 _PREACT = "He et al., ECCV 2016, arXiv 1603.05027; as HeteroFL and FedRolex cut it"

@@ -34,7 +34,8 @@ def violations(method: Method, only: Sequence[str] | None = None, **options: Any
 
 def _violations(kit: Kit, only: Sequence[str] | None = None) -> dict[str, str]:
     found = {}
-    for name in applicable(kit) if only is None else only:
+    asked = applicable(kit) if only is None else only
+    for name in asked:
         try:
             PROPERTIES[name](kit)
         except Nonconformance as error:

@@ -204,7 +204,8 @@ def sent(federation: Federation) -> dict[str, Tensor]:
 
 def received(federation: Federation, number: int, message: Message | None = None) -> dict[str, Tensor]:
     """The float weights of a client's network after receiving `message` (default: what it would be sent now)."""
-    method, client = federation.method, federation.clients[number]
+    method = federation.method
+    client = federation.clients[number]
     worker = at_work(client, method.variant(federation.server, number), federation.architectures)
     worker.round = federation.server.round
     method.receive(worker, read_only(method.broadcast(federation.server, number) if message is None else message))
@@ -214,7 +215,8 @@ def received(federation: Federation, number: int, message: Message | None = None
 
 def predictions(federation: Federation) -> dict[str, Tensor]:
     """Scores of the test samples by the models that the method's paper scores."""
-    method, found = federation.method, {}
+    method = federation.method
+    found = {}
     for client in federation.clients:
         worker = at_work(client, method.variant(federation.server, client.id), federation.architectures)
         worker.round = federation.server.round

@@ -192,7 +192,8 @@ class Scene:
 def beside(server: Server) -> Server:
     """A copy of the server with a state of its own."""
     trial = copy.copy(server)
-    trial.state, trial.log = shallow(server.state), dict(server.log)
+    trial.state = shallow(server.state)
+    trial.log = dict(server.log)
     return trial
 
 
@@ -231,7 +232,8 @@ class _Watch:
 
     def broadcast(self, call: Callable[..., Message], server: Server, number: int) -> Message:
         """Twice the same, with the server as it was."""
-        before, names = {k: id(v) for k, v in flatten(server.state).items()}, list(server.state)
+        before = {k: id(v) for k, v in flatten(server.state).items()}
+        names = list(server.state)
         first: Message = self.every("broadcast", call, server, number)
         second: Message = self.every("broadcast", call, server, number)
         if {k: id(v) for k, v in flatten(server.state).items()} != before or list(server.state) != names:
@@ -309,7 +311,8 @@ def others(method: Method, knob: str) -> tuple[list[Any], bool]:
         return [3 * value + 0.5, 0.0, value / 2, 0.05, 0.9], False
     if value is None:
         kinds = _parts(hint)
-        return [0.05, 0.5] if float in kinds else [1, 2] if int in kinds else [True] if bool in kinds else [], False
+        tried: dict[type, list[Any]] = {float: [0.05, 0.5], int: [1, 2], bool: [True]}
+        return next((values for kind, values in tried.items() if kind in kinds), []), False
     return [], False
 
 

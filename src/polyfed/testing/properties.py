@@ -43,7 +43,8 @@ def _property(function: Property) -> Property:
 @_property
 def has_knobs(kit: Kit) -> None:
     """It is an object of a class with `knobs` above it, so that its fields are settings and nothing changes them."""
-    method, kind = kit.method, type(kit.method)
+    method = kit.method
+    kind = type(kit.method)
     if isinstance(method, type):
         raise Nonconformance(f"{method.__name__}: expected a method, {method.__name__}(), got its class")
     write = f"write @knobs (of polyfed.core.method) above the class {kind.__name__}"
@@ -93,7 +94,8 @@ FIRST = (has_knobs.__name__, speaks_in_tensors.__name__)  # where one of these d
 @_property
 def declared(kit: Kit) -> None:
     """Name, paper, docstring, stage and knobs are there; a wrong knob is refused."""
-    method, kind = kit.method, type(kit.method)
+    method = kit.method
+    kind = type(kit.method)
     if not method.name or not method.paper:
         kit.fail("expected a name and the paper it comes from (`name`, `paper`)")
     if not kind.__doc__ or kind.__doc__.startswith(f"{kind.__name__}("):
@@ -154,7 +156,8 @@ def same_seed_same_result(kit: Kit) -> None:
 @_property
 def other_seed_other_result(kit: Kit) -> None:
     """Another seed changes the result, and no generator is seeded alike under both."""
-    logs, runs = [], []
+    logs = []
+    runs = []
     for seed in (0, 1):
         with logged_seeds() as seeds:
             runs.append(kit.run(seed=seed))
@@ -213,7 +216,8 @@ def order_of_uploads(kit: Kit) -> None:
 
     def look(scene: Scene) -> None:
         backwards = {number: scene.uploads[number] for number in reversed(list(scene.uploads))}
-        a, b = scene.after(scene.uploads), scene.after(backwards)
+        a = scene.after(scene.uploads)
+        b = scene.after(backwards)
         kit.same(flatten(a.state), flatten(b.state), "uploads in another order give another state", 1e-5)
 
     kit.aggregations(kit.usual, SHORT, look)
@@ -230,7 +234,8 @@ def numbering(kit: Kit) -> None:
         turned = beside(scene.server)
         turned.clients = {last - number: member for number, member in reversed(list(scene.server.clients.items()))}
         moved = {last - number: message for number, message in reversed(list(scene.uploads.items()))}
-        a, b = scene.after(scene.uploads), scene.after(moved, turned)
+        a = scene.after(scene.uploads)
+        b = scene.after(moved, turned)
         for server in (a, b):
             server.exchange = "train"
         for number in scene.server.clients:
@@ -259,7 +264,8 @@ def any_subset(kit: Kit) -> None:
             if not chosen:
                 last = scene.after({})
                 for number in after.clients:
-                    a, b = flatten(messages[number]), flatten(kit.method.broadcast(last, number))
+                    a = flatten(messages[number])
+                    b = flatten(kit.method.broadcast(last, number))
                     kit.same(a, b, f"it is not deterministic {who}")
                 _unmoved(kit, scene, after)
 
@@ -289,7 +295,8 @@ def silence_is_not_zero(kit: Kit) -> None:
     def look(scene: Scene) -> None:
         if 0 not in scene.uploads:
             return
-        alone, together = scene.after({0: scene.uploads[0]}), scene.after(scene.uploads)
+        alone = scene.after({0: scene.uploads[0]})
+        together = scene.after(scene.uploads)
         one, all_ = (flatten(kit.method.broadcast(server, 0)) for server in (alone, together))
         for name in one.keys() & all_.keys():
             if one[name].shape == all_[name].shape and one[name].is_floating_point() and one[name].dim():
@@ -303,7 +310,8 @@ def _no_shrinking(kit: Kit, name: str, one: Tensor, all_: Tensor) -> None:
     if one.dim() > 1 and len(one) == CLASSES:
         rows += [(f"class {c} of '{name}'", one[c], all_[c]) for c in range(CLASSES)]
     for what, a, b in rows:
-        single, whole = float(a.norm()), float(b.norm())
+        single = float(a.norm())
+        whole = float(b.norm())
         if single > 1e-4 and whole < single / 3:
             kit.fail(f"{what} shrinks from {single:.3g} to {whole:.3g} when those answer who know nothing of it")
         if whole > 1e-4 and single < whole / 3:
@@ -315,7 +323,8 @@ def counted(kit: Kit) -> None:
     """Every sample counts once: splitting a client's data among two clients changes nothing at the server."""
     if kit.counted is None:
         raise NotAsked("no claim that every sample counts once")
-    sizes, labels = (20, 8), ((0, 1, 2), (1, 2))
+    sizes = (20, 8)
+    labels = ((0, 1, 2), (1, 2))
     whole = [draw(size, own, place) for place, (size, own) in enumerate(zip(sizes, labels, strict=True))]
     rows = torch.arange(sizes[0])
     parts = [whole[0].select(rows[:3]), whole[0].select(rows[3:]), whole[1]]
@@ -395,7 +404,8 @@ def batchnorm(kit: Kit) -> None:
         each = [client.weights[name] for client in federation.clients if client.weights is not None]
         if any(torch.equal(got[name], own) for own in each) or not bool(got[name].any()):
             kit.fail(f"'{name}' of the shared model is one client's, or the initial one, not the mean over clients")
-        lowest, highest = torch.stack(each).amin(0) - 1e-6, torch.stack(each).amax(0) + 1e-6
+        lowest = torch.stack(each).amin(0) - 1e-6
+        highest = torch.stack(each).amax(0) + 1e-6
         if not bool(((got[name] >= lowest) & (got[name] <= highest)).all()):
             kit.fail(f"'{name}' of the shared model lies outside the clients' own")
 
@@ -567,7 +577,8 @@ class _Stop:
     """A tracker that interrupts a round."""
 
     def __init__(self, number: int) -> None:
-        self.number, self.federation = number, typing.cast(Federation, None)
+        self.number = number
+        self.federation = typing.cast(Federation, None)
 
     def start(self, info: Mapping[str, Any]) -> None:
         """See `Tracker`."""
@@ -730,10 +741,8 @@ def oracle(kit: Kit) -> None:
     independent = kit.oracle
 
     def look(model: Any, batch: Batch, context: Context) -> None:
-        found, expected = (
-            float(_loss(kit.method, model, batch, context).detach()),
-            float(independent(model, batch, context)),
-        )
+        found = float(_loss(kit.method, model, batch, context).detach())
+        expected = float(independent(model, batch, context))
         if abs(found - expected) > 1e-5 * max(1.0, abs(expected)):
             kit.fail(f"the loss is {found:.7g}, the oracle says {expected:.7g}")
 
@@ -754,7 +763,11 @@ def knobs_bite(kit: Kit) -> None:
         base = replaced(kit.method, **(bite.given if bite else {}))
         if base is None:
             kit.fail(f"the knobs {bite.given if bite else {}} given for '{knob}' are refused")
-        values, each = ([bite.value if bite else given], True) if knob in kit.bites else others(base, knob)
+        if knob in kit.bites:
+            values = [bite.value if bite else given]
+            each = True
+        else:
+            values, each = others(base, knob)
         tried: dict[Any, bool] = {}
         for value in values:
             change = _changes(kit, base, knob, value)
@@ -762,14 +775,23 @@ def knobs_bite(kit: Kit) -> None:
                 tried[value] = change
             if change and not each:
                 break
-        if knob in kit.inert:
-            if any(tried.values()):
-                kit.fail(f"the knob '{knob}' is said to be inert ({kit.inert[knob]}), but changes something")
-        elif not tried:
-            kit.fail(f"no other value of the knob '{knob}' could be tried; give one in bites={{'{knob}': ...}}")
-        elif not any(tried.values()) or (each and not all(tried.values())):
-            still = [value for value, change in tried.items() if not change]
-            kit.fail(f"the knob '{knob}' changes nothing (from {getattr(base, knob)!r} to {still[0]!r})")
+        _judge_knob(kit, base, knob, tried, each)
+
+
+def _judge_knob(kit: Kit, base: Method, knob: str, tried: Mapping[Any, bool], each: bool) -> None:
+    """Fail unless the knob changes something.
+
+    Args:
+        tried: value -> whether it changed anything. each: whether all values must.
+    """
+    if knob in kit.inert:
+        if any(tried.values()):
+            kit.fail(f"the knob '{knob}' is said to be inert ({kit.inert[knob]}), but changes something")
+    elif not tried:
+        kit.fail(f"no other value of the knob '{knob}' could be tried; give one in bites={{'{knob}': ...}}")
+    elif not any(tried.values()) or (each and not all(tried.values())):
+        still = [value for value, change in tried.items() if not change]
+        kit.fail(f"the knob '{knob}' changes nothing (from {getattr(base, knob)!r} to {still[0]!r})")
 
 
 def _changes(kit: Kit, base: Method, knob: str, value: Any) -> bool | None:
@@ -784,7 +806,8 @@ def _changes(kit: Kit, base: Method, knob: str, value: Any) -> bool | None:
         return None
     except PolyfedError as error:
         raise Nonconformance(f"{kit.name} with {knob}={value!r}: {error}") from error
-    for training in (SHORT,) if knob in kit.inert else (SHORT, _LONGER):
+    trainings = [SHORT] if knob in kit.inert else [SHORT, _LONGER]
+    for training in trainings:
         alike = base == kit.method and len(among.public or ()) == len(kit.usual.public or ())
         usual = alike and training is SHORT and _networks(among) == _networks(kit.usual)
         before = kit.base if usual else kit.runs(among, base, training)
@@ -815,7 +838,8 @@ def reductions(kit: Kit) -> None:
         if method is None:
             kit.fail(f"it does not take the knobs {one.method} of a reduction")
         among = Kit(method=method, models=kit.models).world(one.to, one=one.one_architecture, sizes=sizes)
-        a, b = kit.runs(among, method, three), kit.runs(among, one.to, three)
+        a = kit.runs(among, method, three)
+        b = kit.runs(among, one.to, three)
         if one.stage == "received":
             pairs = [(received(a, client.id), received(b, client.id)) for client in a.clients]
         else:
@@ -843,7 +867,8 @@ def learns(kit: Kit) -> None:
         return message
 
     federation = kit.runs(kit.usual, Spy(kit.method, broadcast=broadcast), training)
-    first, last = federation.history[0], federation.history[-1]
+    first = federation.history[0]
+    last = federation.history[-1]
     if not last["train_loss"] < first["train_loss"]:
         kit.fail(f"the training loss goes from {first['train_loss']:.4f} to {last['train_loss']:.4f}")
     mean = last["accuracy"][federation.stages[0]]["mean"]

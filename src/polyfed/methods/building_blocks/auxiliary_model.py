@@ -41,7 +41,8 @@ def in_low_rank(known: Known, name: str) -> Members:
     """The companion's tensors as `functional.low_rank.encode` writes them, in its group of this name."""
     found = {}
     for key, tensor in held(known.server).items():
-        rows, columns = tensor.shape[:1].numel(), tensor.shape[1:].numel()
+        rows = tensor.shape[:1].numel()
+        columns = tensor.shape[1:].numel()
         rank = UpTo(f"rank of {key}", min(rows, columns))
         shapes = {"raw": tuple(tensor.shape), "left": (rows, rank), "scale": (rank,), "right": (rank, columns)}
         found[key] = (Entry(shapes[name], (tensor.dtype,)),)

@@ -265,7 +265,8 @@ class _Reader:
         self._refuse(f"it is not known what '{getattr(target, '__name__', target)}' does to channels")
 
     def _leave(self, returned: Any, values: Mapping[fx.Node, _Value | None]) -> None:
-        for one in returned if isinstance(returned, tuple | list) else (returned,):
+        several = returned if isinstance(returned, tuple | list) else (returned,)
+        for one in several:
             value = values.get(one) if isinstance(one, fx.Node) else None
             if value is None:
                 self._refuse("it returns something else than a tensor or several")
@@ -275,7 +276,8 @@ class _Reader:
 
     # groups ------------------------------------------------------------------------------------------------------
     def _new(self, size: int) -> int:
-        self._parents.append(group := len(self._parents))
+        group = len(self._parents)
+        self._parents.append(group)
         self._sizes[group] = size
         return group
 
@@ -308,7 +310,8 @@ class _Reader:
 
 def _flattens(node: fx.Node) -> bool:
     """Whether a step makes N x C x ... an N x (C ...)."""
-    target, rest = node.target, node.args[1:]
+    target = node.target
+    rest = node.args[1:]
     if target in (torch.flatten, "flatten"):
         return bool(rest in ((1,), (1, -1)) or (not rest and node.kwargs == {"start_dim": 1}))
     if target in (torch.reshape, "reshape", "view"):

@@ -83,7 +83,8 @@ class Common:
 
 def loss_in(model: Any, context: Context) -> Tensor:
     """l_IN on the pairs "s_in" and "s_out" of a context, which are in the common shape where it has matrices."""
-    s_in, s_out = context["s_in"], context["s_out"]
+    s_in = context["s_in"]
+    s_out = context["s_out"]
     if "p_in" in context:
         found = model.transform(from_common(s_in, context["p_in"], context["cut"].shape[1:])) @ context["p_out"].T
     else:

@@ -60,7 +60,10 @@ class Exits(nn.Module):
         alone: bool = False,
     ) -> None:
         super().__init__()
-        self.architecture, self.blocks, self.of, self.alone = architecture, tuple(blocks), of, alone
+        self.architecture = architecture
+        self.blocks = tuple(blocks)
+        self.of = of
+        self.alone = alone
         self._recorded = _Recorded(outputs)
         for name in self._recorded.layers:
             _put(self, name, layers[name])
@@ -79,7 +82,8 @@ class Exits(nn.Module):
         return self._only(slice(-1, None), alone=True)
 
     def _only(self, exits: slice, alone: bool = False) -> Exits:
-        outputs, layers = self._recorded.outputs, dict(self.named_modules())
+        outputs = self._recorded.outputs
+        layers = dict(self.named_modules())
         return Exits(self.architecture, layers, outputs[exits], self.blocks[exits], self.of, alone)
 
 
@@ -115,19 +119,21 @@ def attach(network: nn.Module, depths: Collection[float]) -> Exits:
     *blocks, head = _blocks(network)
     wanted = sorted({width(len(blocks), depth) for depth in depths})
     if wanted[0] >= len(blocks) and min(depths) < 1:
-        count = f"{len(blocks)} block{'s' * (len(blocks) != 1)}"
+        count = "1 block" if len(blocks) == 1 else f"{len(blocks)} blocks"
         _refuse(
             network, f"no place for an early exit at depth {min(depths):g}: it has {count} before its head", _PLACES
         )
     if hasattr(network, _NAME):
         _refuse(network, f"a part named '{_NAME}' of its own", "a network without")
-    record, layers = head.end.graph, dict(network.named_modules())
+    record = head.end.graph
+    layers = dict(network.named_modules())
     (own,) = record.output_node().args
     if not isinstance(own, fx.Node):
         _refuse(network, "several outputs of its own", "one tensor of logits")
     outputs = []
     for before in wanted[:-1]:
-        block, name = blocks[before - 1], f"{_NAME}.block{before}"
+        block = blocks[before - 1]
+        name = f"{_NAME}.block{before}"
         layers[name] = _exit(block, head.layer, has_batchnorm(network))
         with record.inserting_after(block.end):
             outputs.append(record.call_module(name, (block.end,)))
@@ -144,14 +150,16 @@ def _named(network: nn.Module) -> str:
 
 def _exit(block: _Block, head: _Layer, normalised: bool) -> nn.Module:
     """A classifier for a block's output, as fresh as PyTorch makes it."""
-    channels, pixels = len(block.layer.weight), block.layer.weight.dim() - 2
+    channels = len(block.layer.weight)
+    pixels = block.layer.weight.dim() - 2
     place: dict[str, Any] = {"device": head.weight.device, "dtype": head.weight.dtype}
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     if normalised and _adds(block.end):
         layers["norm"] = getattr(nn, f"BatchNorm{max(pixels, 1)}d")(channels, **place)
         layers["relu"] = nn.ReLU()
     if pixels:
-        layers["pool"], layers["flatten"] = getattr(nn, f"AdaptiveAvgPool{pixels}d")(1), nn.Flatten()
+        layers["pool"] = getattr(nn, f"AdaptiveAvgPool{pixels}d")(1)
+        layers["flatten"] = nn.Flatten()
     layers["linear"] = nn.Linear(channels, len(head.weight), **place)
     return nn.Sequential(layers)
 

@@ -48,7 +48,8 @@ def fit(
         targets: for all of them. how: at least one step, and no more inputs in a batch than there are.
         draws: for the order of the inputs, all of them before any again, and for the seed of dropout.
     """
-    held, wanted = len(public), how.steps * how.batch
+    held = len(public)
+    wanted = how.steps * how.batch
     order = torch.cat([torch.randperm(held, generator=draws) for _ in range(-(-wanted // held))])
     device = next(model.parameters()).device
     optimizer = torch.optim.SGD(model.parameters(), how.lr)

@@ -48,7 +48,8 @@ def generate(weights: Group, z_BZ: Tensor, y_B: Tensor, training: bool = False) 
 
     Normalised by the running statistics; `training`: by the batch, and then the statistics are written into.
     """
-    w, classes = weights, weights["hidden.weight"].shape[1] - z_BZ.shape[1]
+    w = weights
+    classes = weights["hidden.weight"].shape[1] - z_BZ.shape[1]
     given = torch.cat([z_BZ, F.one_hot(y_B, classes).to(z_BZ)], dim=1)
     hidden_BH = F.linear(given, w["hidden.weight"], w["hidden.bias"])
     statistics = w["norm.running_mean"], w["norm.running_var"]
@@ -91,7 +92,8 @@ def outweighed(sums: Mapping[str, float]) -> str:
     >>> outweighed({"own_loss": 2.0, "generated_loss": 8.0})
     ''
     """
-    own, generated = sums.get("own_loss", 0.0), sums.get("generated_loss", 0.0)
+    own = sums.get("own_loss", 0.0)
+    generated = sums.get("generated_loss", 0.0)
     if not own or generated < _TOO_MUCH * own:
         return ""
     times = f"{generated / own:.0f} times as much as the clients' own data"
@@ -118,7 +120,8 @@ def fit(
     Returns:
         New weights, new moments, and the mean loss over the steps.
     """
-    known_C, shares_SC = known_classes(counts_SC), counts_SC / counts_SC.sum(0).clamp(min=1)
+    known_C = known_classes(counts_SC)
+    shares_SC = counts_SC / counts_SC.sum(0).clamp(min=1)
     noise = weights["hidden.weight"].shape[1] - counts_SC.shape[1]
     now = {name: t.double().clone() for name, t in weights.items()}
     trained = {name: t.requires_grad_() for name, t in now.items() if "running" not in name}

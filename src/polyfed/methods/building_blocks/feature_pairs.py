@@ -81,7 +81,8 @@ def releases(bound: float, level: float, count: int, rows: int) -> Releases:
 
 def cut_shapes(client: Client) -> dict[str, Tensor]:
     """A training row of a client at work, (1, ...), at the cuts "z_in" and "z_out", on the device of its network."""
-    model, one = split(client.model), client.data.train.x[:1]
+    model = split(client.model)
+    one = client.data.train.x[:1]
     found = {"z_in": model.extract, "z_out": model.represent}
     return {name: inference.apply(cut, model, one, client.prepare) for name, cut in found.items()}
 

@@ -63,7 +63,8 @@ class Prototypes(Method):
         parts = [message, *([group(message, "others")] if "others" in message else [])]
         labels = torch.cat([tensor(part, "labels") for part in parts])
         order = labels.argsort()
-        labels, rows = labels[order], torch.cat([tensor(part, "prototypes") for part in parts])[order]
+        labels = labels[order]
+        rows = torch.cat([tensor(part, "prototypes") for part in parts])[order]
         among = torch.isin(labels, client.data.train.y) if self.candidates == "own" else labels == labels
         if among.any():
             client.state |= {"labels": labels[among], "prototypes": rows[among]}

@@ -43,7 +43,9 @@ def collect(module: nn.Module, x: Tensor, prepare: Prepare, size: int) -> tuple[
     batches = [rows for rows in x.split(size) if len(rows) > 1]
     with torch.no_grad(), evaluating(module):
         for layer in static:
-            layer.training, layer.track_running_stats, layer.momentum = True, True, None  # None: the plain mean
+            layer.training = True
+            layer.track_running_stats = True
+            layer.momentum = None  # None: the plain mean
             layer.reset_running_stats()
         try:
             for rows in batches:

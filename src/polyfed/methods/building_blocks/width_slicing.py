@@ -66,7 +66,8 @@ def level(server: Server, rates: str, client_id: int) -> str:
     if rates.startswith("dynamic"):
         place = int(torch.randint(whole, (), generator=server.generator("rates", client_id)))
     else:
-        place, clients = server.everybody.index(client_id), len(server.everybody)
+        place = server.everybody.index(client_id)
+        clients = len(server.everybody)
         ends = [end * clients // whole for end in ends]
     return next(name for name, end in zip(levels, ends, strict=True) if place < end)
 
@@ -172,7 +173,8 @@ def send(server: Server, variant: str, kept: Kept) -> Message:
 
     Of the large network's tensors it has those that the variant's network has: all, where that is cut in width alone.
     """
-    plan, own = plan_of(_large(server)), _own(server, variant)
+    plan = plan_of(_large(server))
+    own = _own(server, variant)
     held = floats(own)
     model = take(plan, {name: t for name, t in group(server.state, "model").items() if name in held}, kept)
     if server.exchange == STATISTICS:
@@ -272,7 +274,8 @@ def upload(client: Client, masked: bool) -> Message:
     if client.exchange == STATISTICS:
         if "average" not in client.context:
             return {}
-        model, x = copy.deepcopy(client.model), client.data.train.x
+        model = copy.deepcopy(client.model)
+        x = client.data.train.x
         load(model, client.context["average"])
         statistics, batches = static_batchnorm.collect(model, x, client.prepare, client.training.batch_size)
         return {"statistics": statistics, "batches": torch.tensor(batches)} if batches else {}

@@ -24,7 +24,8 @@ from statistics import median
 
 from polyfed.config.recipe import Recipe
 from polyfed.errors import PolyfedError
-from polyfed.experiments.session import Prepared, prepare
+from polyfed.experiments.build import build_federation
+from polyfed.experiments.data_cache import DataCache
 
 REFERENCE = Path(__file__).parents[1] / "recipes" / "reference.toml"
 SPIN = "while True: pass"
@@ -42,9 +43,9 @@ def neighbours(count: int) -> Iterator[None]:
             loop.wait()
 
 
-def round_seconds(recipe: Recipe, data: Prepared) -> list[float]:
+def round_seconds(recipe: Recipe, data: DataCache) -> list[float]:
     """Wall seconds of the rounds of a run that count."""
-    history = prepare(recipe, data=data).run().history
+    history = build_federation(recipe, data=data).run().history
     return [record["seconds"] for record in history[1:] if not record["evaluated"]]
 
 
@@ -64,7 +65,7 @@ def main() -> None:
         parser.error("expected at least 3 rounds, 1 repeat and 1 loop")
     settings = [f"training.rounds={asked.rounds}", f"evaluation.every={asked.rounds}"]
     settings += [f"data.max_train={asked.max_train}", "data.max_test=10", *asked.set]
-    data, rows = Prepared(), []
+    data, rows = DataCache(), []
     try:
         counts = [int(word) for word in asked.workers.split(",")]
         whole = Recipe.load(asked.recipe, settings, method=asked.method)

@@ -34,7 +34,8 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.engine.federation import Federation
 from polyfed.errors import PolyfedError
-from polyfed.experiments.session import Prepared, prepare
+from polyfed.experiments.build import build_federation
+from polyfed.experiments.data_cache import DataCache
 from polyfed.models import build
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "reference.toml"
@@ -178,13 +179,16 @@ def timed(work: Callable[[], Any]) -> tuple[float, float]:
     return sum(os.times()[:4]) - cpu, time.perf_counter() - began
 
 
-def measure(method: str, recipe: Recipe, data: Prepared, batch_size: int, repeats: int) -> dict[str, Any]:
+def measure(method: str, recipe: Recipe, data: DataCache, batch_size: int, repeats: int) -> dict[str, Any]:
     """The medians over `repeats` turns of the bare loop and of polyfed."""
     chosen = recipe.choose(method)
     rounds = chosen.training.rounds
     bare_s, ours_s = [], []
     for _ in range(repeats):
-        loop, federation = Bare(method, prepare(chosen, data=data), batch_size), prepare(chosen, data=data)
+        loop, federation = (
+            Bare(method, build_federation(chosen, data=data), batch_size),
+            build_federation(chosen, data=data),
+        )
         bare_s.append(timed(lambda loop=loop: [loop.round() for _ in range(rounds)]))  # type: ignore[misc]
         ours_s.append(timed(federation.run))
     bare, ours = ([median(turn[i] for turn in turns) / rounds for i in (0, 1)] for turns in (bare_s, ours_s))
@@ -230,7 +234,7 @@ def main(words: Sequence[str] | None = None) -> None:
     settings += [f"models.architectures={json.dumps([asked.model])}"] if asked.model else []
     torch.set_num_threads(1)
     torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=LR)
-    data, rows = Prepared(), []
+    data, rows = DataCache(), []
     try:
         recipe = Recipe.load(str(RECIPE), [*settings, *asked.set])
         for method in methods:

@@ -19,7 +19,8 @@ from typing import Any
 
 from polyfed.config.recipe import Recipe
 from polyfed.errors import PolyfedError
-from polyfed.experiments.session import Prepared, prepare
+from polyfed.experiments.build import build_federation
+from polyfed.experiments.data_cache import DataCache
 
 
 class Clock:
@@ -65,14 +66,14 @@ def main() -> None:
     if asked.rounds < 3 or asked.repeats < 1:
         parser.error("expected at least 3 rounds and 1 repeat")
     names = list(dict.fromkeys([asked.base, *asked.methods.split(",")]))
-    data, clocks = Prepared(), {name: Clock() for name in names}
+    data, clocks = DataCache(), {name: Clock() for name in names}
     settings = [*asked.set, f"training.rounds={asked.rounds}", f"evaluation.every={asked.rounds}"]
     settings += ["run.executor=serial", "run.workers=1"]  # the clock sees this process only
     try:
         recipe = Recipe.load(asked.recipe, settings)
         for _ in range(asked.repeats):
             for name, clock in clocks.items():
-                prepare(recipe.choose(name), data=data, trackers=[clock]).run()
+                build_federation(recipe.choose(name), data=data, trackers=[clock]).run()
     except PolyfedError as error:
         parser.exit(error.exit_status, f"{error}\n")
     base = median(clocks[asked.base].seconds)

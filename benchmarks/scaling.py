@@ -26,7 +26,8 @@ from typing import Any  # noqa: E402
 
 from polyfed.config.recipe import Recipe  # noqa: E402
 from polyfed.errors import Interrupted, PolyfedError  # noqa: E402
-from polyfed.experiments.session import Prepared, prepare  # noqa: E402
+from polyfed.experiments.build import build_federation  # noqa: E402
+from polyfed.experiments.data_cache import DataCache  # noqa: E402
 
 GOAL_START, GOAL_GROWTH = 10.0, 1.2  # seconds; times the smallest
 
@@ -64,7 +65,7 @@ class Watch:
         """The run is over."""
 
 
-def watched(asked: argparse.Namespace, data: Prepared, clients: int, model: str, rows: int, rounds: int) -> Watch:
+def watched(asked: argparse.Namespace, data: DataCache, clients: int, model: str, rows: int, rounds: int) -> Watch:
     """A run of so many rounds; 0: it only starts."""
     share = asked.participating / clients if rounds else 0.02
     recipe = Recipe.from_dict(
@@ -80,7 +81,7 @@ def watched(asked: argparse.Namespace, data: Prepared, clients: int, model: str,
     )
     watch = Watch(rounds)
     try:
-        prepare(recipe, data=data, trackers=[watch]).run()
+        build_federation(recipe, data=data, trackers=[watch]).run()
     except (Interrupted, KeyboardInterrupt):
         return watch
     raise AssertionError("a run that is watched is ended by its watch")
@@ -107,7 +108,7 @@ def main() -> None:
         parser.error(f"expected whole numbers of clients, came {asked.clients}")
     if min(counts) < asked.participating or min(asked.participating, asked.rows, asked.rounds - 1, asked.repeats) < 1:
         parser.error("expected at least --participating clients, 1 participating, 1 row, 2 rounds and 1 repeat")
-    data, seconds = Prepared(), {count: list[float]() for count in counts}
+    data, seconds = DataCache(), {count: list[float]() for count in counts}
     try:
         if asked.start_clients:
             watch = watched(asked, data, asked.start_clients, asked.start_model, asked.rows, 0)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.inference import represent
+from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.prediction import ClientModel, load_model
-from polyfed.experiments.session import Prepared
 
 
 def finished_run(text: str) -> Path:
@@ -29,6 +29,6 @@ def personal_models(run: Path) -> list[ClientModel]:
 
 def representations(run: Path, rows: slice) -> list[Tensor]:
     """Every client's (L, D) for these rows of the official test side, or of the training side where there is none."""
-    source = Prepared().source(Recipe.load(run / "recipe.toml"))
+    source = DataCache().source(Recipe.load(run / "recipe.toml"))
     images = (source.test or source.train).x[rows]
     return [represent(model.network, images, model.prepare) for model in personal_models(run)]

@@ -32,7 +32,8 @@ from polyfed.core.method import Trained
 from polyfed.engine.executors.base import Scores, Scoring, Serial
 from polyfed.engine.federation import Federation
 from polyfed.errors import PolyfedError
-from polyfed.experiments.session import Prepared, prepare
+from polyfed.experiments.build import build_federation
+from polyfed.experiments.data_cache import DataCache
 from polyfed.testing.spy import Spy
 
 ROUNDS = 2  # the first message of some methods is smaller than the later ones
@@ -141,14 +142,14 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    rows, data = [], Prepared()
+    rows, data = [], DataCache()
     try:
         short = [f"training.rounds={ROUNDS}", f"evaluation.every={ROUNDS}"]
         recipe = Recipe.load(arguments.recipe, [*arguments.set, *short])
         names = arguments.methods.split(",") if arguments.methods else recipe.variants()
         chosen = {name: recipe.choose(name) for name in names}
         for name, one in chosen.items():
-            rows.append(weighed(name, prepare(one, data=data)))
+            rows.append(weighed(name, build_federation(one, data=data)))
     except PolyfedError as error:
         parser.exit(error.exit_status, f"{error}\n")
     if arguments.json:

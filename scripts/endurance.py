@@ -205,12 +205,12 @@ def case(name: str, executor: str, kills: int, seed: int, place: Path) -> Told:
 def imported() -> None:
     """Import all that runs need, before processes part; no gradient is taken here."""
     from polyfed.config.recipe import Recipe
-    from polyfed.experiments.session import Prepared
+    from polyfed.experiments.data_cache import DataCache
 
     for method, settings in CASES.values():
         recipe = Recipe.load(RECIPE, [*SMALL, *settings], method=method)
         recipe.build_method()
-    Prepared().dealt(recipe)
+    DataCache().federated(recipe)
 
 
 def main() -> None:

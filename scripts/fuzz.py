@@ -315,11 +315,12 @@ def _sheets() -> Path:
 def federation(folder: Path, kind: str = "plain") -> Any:
     """A run of this kind."""
     from polyfed.config.recipe import Recipe
-    from polyfed.experiments.session import Prepared, prepare
+    from polyfed.experiments.build import build_federation
+    from polyfed.experiments.data_cache import DataCache
 
     global _data
-    _data = globals().get("_data") or Prepared()
-    return prepare(Recipe.from_dict(settings_of(kind)), out=folder, data=_data)
+    _data = globals().get("_data") or DataCache()
+    return build_federation(Recipe.from_dict(settings_of(kind)), out=folder, data=_data)
 
 
 @functools.cache
@@ -524,11 +525,11 @@ _MORE = {
 def use_experiment(place: Path) -> None:
     """Put data, networks and method together, as `polyfed check` does first."""
     from polyfed.config.recipe import Recipe
-    from polyfed.experiments.session import prepare
+    from polyfed.experiments.build import build_federation
 
     given = _told(place / "recipe.json")
     if isinstance(given, dict):
-        prepare(Recipe.from_dict(given))
+        build_federation(Recipe.from_dict(given))
 
 
 def folder(r: Random) -> Files:
@@ -824,9 +825,9 @@ def use_images(place: Path) -> None:
 def use_texts(place: Path) -> None:
     """As texts."""
     from polyfed.data.datasets import load
-    from polyfed.data.text import Words
+    from polyfed.data.text import TextConfig
 
-    load("set", place, words=Words("text"))
+    load("set", place, words=TextConfig("text"))
 
 
 def csv(r: Random) -> Files:
@@ -844,10 +845,10 @@ def use_table(place: Path) -> None:
 def use_csv_texts(place: Path) -> None:
     """As texts, with words' vectors from a file."""
     from polyfed.data.datasets import load
-    from polyfed.data.text import Words
+    from polyfed.data.text import TextConfig
 
-    load(f"csv:{place / 'texts.csv'}", words=Words("text"))
-    load(f"csv:{place / 'texts.csv'}", words=Words("text", vectors=place / "vectors.txt"))
+    load(f"csv:{place / 'texts.csv'}", words=TextConfig("text"))
+    load(f"csv:{place / 'texts.csv'}", words=TextConfig("text", vectors=place / "vectors.txt"))
 
 
 def use_vectors(place: Path) -> None:
@@ -928,9 +929,9 @@ def use_new(place: Path) -> None:
     """As inputs for a trained model."""
     import torch
 
-    from polyfed.data.inference_inputs import Form, read
+    from polyfed.data.inference_inputs import InputSpec, read
 
-    read(place / "new.npy", Form((2,), torch.float32, None, ("a", "b")))
+    read(place / "new.npy", InputSpec((2,), torch.float32, None, ("a", "b")))
 
 
 def use_lines(place: Path) -> None:
@@ -1028,9 +1029,9 @@ NODES = {
 def _nodes() -> tuple[Any, Any]:
     """The recipe of a server and its nodes, and where data are kept."""
     from polyfed.config.recipe import Recipe
-    from polyfed.experiments.session import Prepared
+    from polyfed.experiments.data_cache import DataCache
 
-    return Recipe.from_dict(NODES), Prepared()
+    return Recipe.from_dict(NODES), DataCache()
 
 
 def answered(place: Path, client: int, letter: Any) -> Any:
@@ -1418,7 +1419,7 @@ def use_hub(place: Path) -> None:
     from unittest import mock
 
     from polyfed.data import hub
-    from polyfed.data.text import Words
+    from polyfed.data.text import TextConfig
     from polyfed.errors import RequestError
 
     try:
@@ -1427,13 +1428,13 @@ def use_hub(place: Path) -> None:
         raise RequestError("datasets") from error
     with mock.patch.object(hub, "_load", known):
         text = (place / "train.parquet").stat().st_size % 2
-        hub.read_texts("a/b", Words("text")) if text else hub.read("a/b")
+        hub.read_texts("a/b", TextConfig("text")) if text else hub.read("a/b")
 
 
 @functools.cache
 def compared() -> Files:
     """What a comparison leaves, and a sweep: folders of runs, tables, pages."""
-    from polyfed.experiments.session import compare
+    from polyfed.experiments.compare import compare
 
     place = _own() / "compared"
     compare(_small_recipe(place), methods=["fedgh"], out=place / "out")
@@ -1462,13 +1463,13 @@ def use_compare(place: Path) -> None:
     """Gone on with: what is finished is read, the rest is run."""
     from unittest import mock
 
-    from polyfed.experiments import session
+    from polyfed.experiments import compare
 
     def undrawn(*_: Any) -> tuple[Path, ...]:
         return ()
 
-    with mock.patch.object(session, "curves", undrawn):
-        session.compare(place / "recipe.toml", methods=["fedgh"], out=place / "out")
+    with mock.patch.object(compare, "curves", undrawn):
+        compare.compare(place / "recipe.toml", methods=["fedgh"], out=place / "out")
 
 
 def shown(r: Random) -> Files:

@@ -33,6 +33,10 @@ MAY_IMPORT = {
     "functional": set(),
     "models": {"functional", "errors", "registry"},
     "data": {"functional", "errors", "places", "results", "registry"},
+    "config": {
+        *("core", "data", "plugins.device_profiles"),
+        *("errors", "own_methods", "places", "registry", "results"),
+    },
     "core": {"models.split", "data.samples", "functional", "errors"},
     "building_blocks": {"core", "models.split", "data.samples", "functional", "errors"},
     "methods": {"building_blocks", "core", "functional", "errors"},
@@ -56,10 +60,13 @@ MAY_IMPORT = {
 MAY_IMPORT["plugins"] = {*MAY_IMPORT["engine"], "engine"}
 ONLY = {"dp_accounting": "polyfed.engine.accounting", "opacus": "polyfed.engine.dp_sgd"}  # package -> who may
 MAY_NOT_IMPORT = {
-    "report": {"engine", "core", "data", "models", "methods", "analysis"},
-    "analysis": {"engine", "methods", "models"},
-    "attacks": {"engine", "analysis"},
-    "tracking": {"engine"},
+    "experiments": {"analysis", "attacks", "cli", "deploy", "testing"},
+    "report": {"engine", "core", "data", "models", "methods", "analysis", "config", "experiments", "cli"},
+    "analysis": {"engine", "methods", "models", "cli"},
+    "attacks": {"engine", "analysis", "cli"},
+    "deploy": {"cli"},
+    "testing": {"cli"},
+    "tracking": {"engine", "cli"},
 }
 
 
@@ -286,12 +293,12 @@ def callers(what: str) -> set[str]:
 
 
 def test_code_that_a_text_names_is_imported_in_one_place() -> None:
-    """In `registry.imported`; readers of run folders ask `registry.check_trusted` before they come there."""
+    """In `registry.import_object`; readers of run folders ask `registry.check_trusted` before they come there."""
     importing = callers("import_module")
     fixed = {"polyfed", "polyfed.models.third_party"}  # the face's own modules; timm, torchvision and transformers
     constant = {"polyfed.data.flwr_partitioners", "polyfed.engine.history", "polyfed.attacks.lpips"}
     assert importing - fixed - constant == {"polyfed.registry"}
-    assert callers("imported") == {
+    assert callers("import_object") == {
         *("polyfed.own_methods", "polyfed.models.zoo", "polyfed.models.third_party", "polyfed.data.local_datasets"),
     }
     assert callers("check_trusted") == {"polyfed.config.recipe", "polyfed.experiments.prediction"}
@@ -323,6 +330,8 @@ def build(folder: Path, files: dict[str, str]) -> dict[str, Path]:
         ("report/comparison.py", "from ..core.message import Message"),
         ("tracking/console.py", "import polyfed.engine.federation as f"),
         ("cli/app.py", "import flwr.client"),
+        ("config/schema.py", "from polyfed.report import comparison"),
+        ("experiments/run.py", "def f():\n    from polyfed.cli import app"),
         ("engine/loop.py", "def f():\n    import opacus"),
     ],
 )

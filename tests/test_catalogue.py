@@ -13,7 +13,9 @@ from pydantic import Field
 from polyfed.cli.app import status
 from polyfed.core.method import Method, knobs
 from polyfed.errors import RequestError
-from polyfed.experiments import method_table, session
+from polyfed.experiments import method_compatibility, method_table
+from polyfed.experiments.estimate import check
+from polyfed.experiments.method_compatibility import check_methods
 from polyfed.registry import METHODS
 
 ROOT = Path(__file__).parents[1]
@@ -55,8 +57,8 @@ FEW = ("local", "fedavg", "fedgh", "fedhenn", "fedin", "incoavg")
 def recipe(tmp_path, monkeypatch):
     path = tmp_path / "small.toml"
     path.write_text(RECIPE, encoding="utf-8")
-    monkeypatch.setattr(method_table, "METHODS", {name: METHODS[name] for name in FEW})
-    monkeypatch.setattr("polyfed.experiments.dry_run._TRIED_SECONDS", 0.0)
+    monkeypatch.setattr(method_compatibility, "METHODS", {name: METHODS[name] for name in FEW})
+    monkeypatch.setattr("polyfed.experiments.trial_rounds._TRIED_SECONDS", 0.0)
     monkeypatch.chdir(tmp_path)
     return path
 
@@ -105,7 +107,7 @@ class Mine(Method):
 
 
 def test_comments_are_found_where_they_stand():
-    assert {k.name: (k.default, k.about) for k in method_table.knobs(Mine)} == {
+    assert {k.name: (k.default, k.about) for k in method_table.hyperparameters(Mine)} == {
         "plain": (1, ""),
         "beside": (0.5, "said beside it"),
         "above": (2, "said above it, on two lines"),
@@ -117,7 +119,7 @@ def test_comments_are_found_where_they_stand():
 def test_a_class_without_source_is_listed_all_the_same():
     space: dict = {}
     exec("from dataclasses import dataclass\n@dataclass\nclass Typed:\n    rate: float = 1.0  # lost", space)
-    assert method_table.knobs(space["Typed"]) == [method_table.Knob("rate", 1.0, "")]
+    assert method_table.hyperparameters(space["Typed"]) == [method_table.Hyperparameter("rate", 1.0, "")]
 
 
 def test_the_text_has_a_line_per_knob_and_keeps_to_the_width():
@@ -131,14 +133,14 @@ def test_the_text_has_a_line_per_knob_and_keeps_to_the_width():
 
 
 def test_which_fit_and_what_they_send(recipe, tmp_path):
-    found = {one.method: one for one in method_table.fits(recipe)}
+    found = {one.method: one for one in check_methods(recipe)}
     assert list(found) == [*FEW, "small-rad"]
     assert {name for name, one in found.items() if one.why is None} == {*FEW, "small-rad"} - {"incoavg", "fedin"}
     assert "client 1 ('digits-cnn2')" in found["incoavg"].why
     assert not found["incoavg"].down
     assert found["local"].down == found["local"].up == {"digits-cnn1": 0, "digits-cnn2": 0}
     for name in ("fedavg", "fedgh", "small-rad"):  # the bytes that `polyfed check` tells
-        kinds = session.check(recipe, method=name).architectures
+        kinds = check(recipe, method=name).architectures
         assert found[name].down == {kind.name: kind.down[1] for kind in kinds}
         assert found[name].up == {kind.name: kind.up[1] for kind in kinds}
     assert found["small-rad"].down["digits-cnn1"] < found["fedhenn"].down["digits-cnn1"], "the recipe's own knobs"
@@ -147,24 +149,24 @@ def test_which_fit_and_what_they_send(recipe, tmp_path):
 
 def test_settings_change_the_answer(recipe):
     one = ["models.architectures=['digits-cnn1']"]
-    assert all(fit.why is None for fit in method_table.fits(recipe, one))
+    assert all(fit.why is None for fit in check_methods(recipe, one))
     with pytest.raises(RequestError, match="client"):
-        list(method_table.fits(recipe, ["data.clients=0"]))
+        list(check_methods(recipe, ["data.clients=0"]))
 
 
 def test_clients_with_many_rows_cost_no_more_and_tell_the_same(recipe):
     """The trial keeps the first rows of every class; knobs that count rows are heeded."""
     settings = ["data.max_rows=600", "training.batch_size=2", "methods.fedgh.min_class_count=5"]
     settings += ["models.architectures=['digits-cnn1']", "methods.fedin.pairs=30"]
-    found = {one.method: one for one in method_table.fits(recipe, settings)}
+    found = {one.method: one for one in check_methods(recipe, settings)}
     for name in ("fedgh", "fedin", "fedhenn"):
-        (kind,) = session.check(recipe, method=name, overrides=settings).architectures
+        (kind,) = check(recipe, method=name, overrides=settings).architectures
         assert (found[name].down, found[name].up) == ({kind.name: kind.down[1]}, {kind.name: kind.up[1]})
 
 
 def test_without_bytes_nothing_is_played(recipe, monkeypatch):
-    monkeypatch.setattr("polyfed.experiments.dry_run.message_bytes", None)
-    found = list(method_table.fits(recipe, measure=False))
+    monkeypatch.setattr("polyfed.experiments.estimate.message_bytes", None)
+    found = list(check_methods(recipe, measure=False))
     assert [one.method for one in found if one.why] == ["fedin", "incoavg"]
     assert not any(one.down or one.up for one in found)
 

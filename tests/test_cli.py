@@ -370,7 +370,7 @@ def test_what_nobody_expected_is_one_line_with_a_hint(polyfed_: Terminal, monkey
     def fail(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("first\nsecond")
 
-    monkeypatch.setattr("polyfed.experiments.session.prepare", fail)
+    monkeypatch.setattr("polyfed.experiments.run.build_federation", fail)
     said = polyfed_("run", "tiny.toml", status=1)
     assert said.error == "polyfed: ZeroDivisionError: first second (POLYFED_DEBUG=1 shows where)\n"
     monkeypatch.setenv("POLYFED_DEBUG", "1")
@@ -383,7 +383,7 @@ def test_exit_statuses(polyfed_: Terminal, monkeypatch: pytest.MonkeyPatch, erro
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr("polyfed.experiments.session.prepare", fail)
+    monkeypatch.setattr("polyfed.experiments.run.build_federation", fail)
     said = polyfed_("run", "tiny.toml", status=status)
     assert said.error.count("\n") == 1
     with pytest.raises(SystemExit) as ended:

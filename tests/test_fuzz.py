@@ -24,7 +24,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.message import from_bytes
 from polyfed.data import cache, parquet_images
 from polyfed.data.datasets import from_tensors, load
-from polyfed.data.inference_inputs import Form, read
+from polyfed.data.inference_inputs import InputSpec, read
 from polyfed.deploy.answer_ledger import Ledger
 from polyfed.deploy.protocol import Letter, pack, unpack
 from polyfed.engine.run_folder import RunFolder
@@ -162,7 +162,7 @@ def test_headers_of_arrays_that_are_none(shape: str, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="expected arrays x and y"):
         load(f"npz:{tmp_path}")
     with pytest.raises(RequestError, match="expected an array of numbers"):
-        read(tmp_path / "new.npy", Form((2,), torch.float32, None, ("a", "b")))
+        read(tmp_path / "new.npy", InputSpec((2,), torch.float32, None, ("a", "b")))
 
 
 def test_inputs_without_numbers_and_of_any_number_of_channels(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from polyfed.analysis.layer_outputs import clients_of
 from polyfed.data import cache
-from polyfed.data.parquet_images import _features
+from polyfed.data.column_schema import stored_features
 from polyfed.deploy.node_registry import Diary
 from polyfed.errors import RequestError
 from polyfed.report.heatmaps import _read
@@ -40,7 +40,7 @@ def test_it_is_one_line_that_names_the_file(name: str, reader: Callable[[Path], 
 
 
 def test_what_a_parquet_file_says_of_its_columns_is_passed_over() -> None:
-    assert _features({b"huggingface": NESTED}) == {}
+    assert stored_features({b"huggingface": NESTED}) == {}
 
 
 def test_remembered_checksums_are_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,10 +16,10 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.client import Public
 from polyfed.core.randomness import numpy_generator
 from polyfed.data.datasets import from_tensors
-from polyfed.data.federated_dataset import federate
-from polyfed.experiments import session
+from polyfed.data.federated_dataset import build_federated_dataset
+from polyfed.data.options import PartitionOptions
+from polyfed.experiments.compare import Comparison, compare
 from polyfed.experiments.prediction import Predictions
-from polyfed.experiments.session import compare
 from polyfed.experiments.sweep import sweep
 from polyfed.methods import __all__ as METHOD_NAMES
 
@@ -117,7 +117,7 @@ def test_showing_a_federation_changes_nothing() -> None:
 
 
 def test_a_comparison_shows_result_table_and_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyfed.experiments.session.curves", lambda *_, **__: [])  # drawn where they are tested
+    monkeypatch.setattr("polyfed.experiments.compare.curves", lambda *_, **__: [])  # drawn where they are tested
     recipe = Recipe.from_dict(SETTINGS)
     done = compare(recipe, ["fedgh", "fedproto"], (0,), tmp_path / "runs")
     assert done.table is not None
@@ -134,7 +134,7 @@ def test_a_comparison_shows_result_table_and_curves(tmp_path: Path, monkeypatch:
 
 
 def test_a_comparison_in_which_everything_failed() -> None:
-    empty = session.Comparison(Path("runs/x"), None, (), {"fedgh, seed 0": EVIL})
+    empty = Comparison(Path("runs/x"), None, (), {"fedgh, seed 0": EVIL})
     assert repr(empty) == "Comparison(None, 1 runs failed, in runs/x)"
     words = Words(empty._repr_html_())
     assert f"fedgh, seed 0 failed: {EVIL}" in words.texts
@@ -197,11 +197,11 @@ def test_data_are_told_by_their_size() -> None:
     x, y = torch.zeros(30, 1, 8, 8, dtype=torch.uint8), torch.arange(30) % 3
     source = from_tensors((x, y), name="mine")
     assert repr(source) == "Source(mine, 3 classes, training Samples(30 of 1 x 8 x 8, uint8))"
-    dealt = federate(
-        source, clients=2, partition=lambda y, k, rng: np.split(rng.permutation(30), [12]), split="1:0:1",
-        rng=lambda purpose: numpy_generator(0, purpose),
-    )  # fmt: skip
-    assert repr(dealt) == "Federated(mine, 2 clients with 6 to 9 training samples, 3 classes)"
+    options = PartitionOptions(
+        clients=2, partition=lambda y, k, rng: np.split(rng.permutation(30), [12]), split="1:0:1"
+    )
+    dealt = build_federated_dataset(source, options, lambda purpose: numpy_generator(0, purpose))
+    assert repr(dealt) == "FederatedDataset(mine, 2 clients with 6 to 9 training samples, 3 classes)"
     assert repr(Public(source.train)) == "Public(Samples(30 of 1 x 8 x 8, uint8), holdout)"
     assert repr(pf.Client("cnn", (x, y))) == "Client(cnn, 30 training samples)"
     told = Predictions(("a", "b"), torch.eye(2), torch.tensor([0, 0]), ("x", "y"))

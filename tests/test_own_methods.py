@@ -23,7 +23,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.errors import RequestError
 from polyfed.experiments.prediction import load_model
 from polyfed.own_methods import method_class
-from polyfed.registry import folders_of, imported
+from polyfed.registry import folders_of, import_object
 
 MODULE = '''
 """All of one's own."""
@@ -294,19 +294,21 @@ def test_two_modules_of_one_name_are_not_taken_for_each_other(tmp_path: Path) ->
         (tmp_path / name).mkdir()
         (tmp_path / name / "own_twin.py").write_text(f"def which():\n    return '{name}'\n")
     a, b = str(tmp_path / "a"), str(tmp_path / "b")
-    assert imported("data set", "own_twin:which", [a])() == "a"
+    assert import_object("data set", "own_twin:which", [a])() == "a"
     with pytest.raises(RequestError, match=r"expected the module 'own_twin' of \S+/b/own_twin.py, got that of \S+/a/"):
-        imported("data set", "own_twin:which", [b])
+        import_object("data set", "own_twin:which", [b])
     del sys.modules["own_twin"]
-    assert imported("data set", "own_twin:which", [b])() == "b", "the folder asked for comes before those of others"
+    assert import_object("data set", "own_twin:which", [b])() == "b", (
+        "the folder asked for comes before those of others"
+    )
 
 
 def test_a_folder_beside_hides_nothing_that_is_installed(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('taken for the standard library')")
     (tmp_path / "own_reader.py").write_text("import json\n\n\ndef read():\n    return json.loads('1')\n")
-    assert imported("data set", "own_reader:read", [str(tmp_path)])() == 1
+    assert import_object("data set", "own_reader:read", [str(tmp_path)])() == 1
     with pytest.raises(RequestError, match="expected the module 'json' of"):
-        imported("data set", "json:loads", [str(tmp_path)])
+        import_object("data set", "json:loads", [str(tmp_path)])
 
 
 def test_a_package_beside_a_recipe_is_found(tmp_path: Path) -> None:
@@ -315,7 +317,7 @@ def test_a_package_beside_a_recipe_is_found(tmp_path: Path) -> None:
     (inner / "thing.py").write_text("from own_package.inner import other\n\n\ndef which():\n    return other.VALUE\n")
     (inner / "other.py").write_text("VALUE = 1\n")
     name, beside = "own_package.inner.thing:which", [str(tmp_path), str(tmp_path / "not there")]
-    assert imported("data set", name, beside)() == 1
+    assert import_object("data set", name, beside)() == 1
     assert folders_of([name, "timm:resnet10t", "csv:own", "no name"], beside) == [str(tmp_path)]
 
 
@@ -327,7 +329,7 @@ def test_registered_methods_still_go_by_their_names() -> None:
 def test_a_subclass_goes_by_its_own_name_in_records(project: Path) -> None:
     """It inherits FedGH's `name`, and would otherwise be taken for it."""
     sys.path.append(str(project))
-    kind: Any = imported("method", "own_all:Gentle")
+    kind: Any = import_object("method", "own_all:Gentle")
     assert kind.name == "fedgh"
     recipe = Recipe.load(project / "mine.toml", method="own_all:Gentle")
     assert pf.run(recipe).result["method"] == "own_all:Gentle"

@@ -16,8 +16,8 @@ from polyfed import Client, Federation
 from polyfed.analysis import analyse
 from polyfed.config.recipe import Recipe
 from polyfed.data.datasets import load
-from polyfed.data.inference_inputs import Form, read
-from polyfed.data.text import read_vectors
+from polyfed.data.inference_inputs import InputSpec, read
+from polyfed.data.text import load_word_vectors
 from polyfed.deploy.node_registry import release
 from polyfed.deploy.tls import certify, make_key
 from polyfed.engine.run_folder import RunFolder
@@ -42,8 +42,8 @@ USES: dict[str, Callable[[str], object]] = {
     **{kind: lambda name, kind=kind: load(f"{kind}:{name}") for kind in ("csv", "npz", "images", "clients")},
     "root": lambda name: load("cifar10", name),
     "parquet": lambda name: load("parquet", name),
-    "vectors": lambda name: read_vectors(Path(name), {"a"}),
-    "new inputs": lambda name: read(Path(name), Form((2,), torch.float32, None, ("a", "b"))),
+    "vectors": lambda name: load_word_vectors(Path(name), {"a"}),
+    "new inputs": lambda name: read(Path(name), InputSpec((2,), torch.float32, None, ("a", "b"))),
     "recipe": lambda name: pf.run(name),
     "model": lambda name: load_model(name, 0),
     "runs": lambda name: find_runs(name),

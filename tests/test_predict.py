@@ -25,13 +25,13 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message
 from polyfed.core.method import Batch, Context, Method, Trained
 from polyfed.data.datasets import digits
-from polyfed.data.inference_inputs import Form, numbered, read
+from polyfed.data.inference_inputs import InputSpec, from_tensor, read
 from polyfed.data.transforms import Prepare
 from polyfed.engine.federation import Federation, Run
 from polyfed.engine.task import Output
 from polyfed.errors import RequestError
 from polyfed.experiments import prediction
-from polyfed.experiments.session import prepare
+from polyfed.experiments.build import build_federation
 from polyfed.functional.losses import cross_entropy
 from polyfed.models.split import SplitModel, Staged
 from polyfed.registry import METHODS
@@ -110,7 +110,7 @@ def test_neither_recipe_nor_data_are_needed(done: Run, tmp_path: Path) -> None:
     ids=["fedavg", "fedin", "unit-length", "projection", "never-took-part", "resized"],
 )
 def test_every_kind_of_network_comes_back(sections: Any, tmp_path: Path) -> None:
-    federation = prepare(recipe(**sections), out=tmp_path / "run")
+    federation = build_federation(recipe(**sections), out=tmp_path / "run")
     found = federation.run()
     for client in federation.clients:
         test, module = client.data.test, found.models[client.id]
@@ -169,7 +169,7 @@ class Nearest(Method):
 def nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Federation:
     """A finished federation whose method scores by what a client keeps."""
     monkeypatch.setitem(METHODS._entries, "nearest", Nearest)
-    plain = prepare(recipe(method={"name": "local"}))
+    plain = build_federation(recipe(method={"name": "local"}))
     clients = [Client(c.architecture, c.data.train, c.data.test, prepare=c.prepare) for c in plain.clients]
     builders = {name: plain.architectures._builders[name] for name in ("digits-cnn1", "digits-cnn2")}
     federation = Federation(
@@ -348,13 +348,13 @@ def test_named_columns_and_several_files(done: Run, tmp_path: Path) -> None:
 
 
 def test_grey_becomes_rgb_and_images_are_resized_as_in_training() -> None:
-    form = Form((3, 8, 8), torch.uint8, None, ("a",))
-    assert torch.equal(numbered(X, form, "x").x, X.expand(-1, 3, -1, -1))
-    sized = Form((1, 4, 4), torch.uint8, 4, ("a",))
-    assert numbered(X, sized, "x").x.shape == (12, 1, 4, 4)
+    form = InputSpec((3, 8, 8), torch.uint8, None, ("a",))
+    assert torch.equal(from_tensor(X, form, "x").x, X.expand(-1, 3, -1, -1))
+    sized = InputSpec((1, 4, 4), torch.uint8, 4, ("a",))
+    assert from_tensor(X, sized, "x").x.shape == (12, 1, 4, 4)
     colour = torch.randint(0, 255, (2, 3, 8, 8), dtype=torch.uint8)
     with pytest.raises(RequestError, match="expected grey images, as the run's are, came RGB images"):
-        numbered(colour, Form((1, 8, 8), torch.uint8, None, ("a",)), "x")
+        from_tensor(colour, InputSpec((1, 8, 8), torch.uint8, None, ("a",)), "x")
 
 
 def test_images_of_another_size_are_resized_on_request(predict: Terminal, done: Run, tmp_path: Path) -> None:
@@ -430,7 +430,7 @@ def test_a_label_column_that_the_run_has_found_is_its_own_too(tmp_path: Path) ->
 
 
 def test_stored_floats(tmp_path: Path) -> None:
-    form = Form((4,), torch.float32, None, ("a", "b"))
+    form = InputSpec((4,), torch.float32, None, ("a", "b"))
     np.save(tmp_path / "x.npy", np.arange(8, dtype=np.float64).reshape(2, 4))
     assert read(tmp_path / "x.npy", form).x.dtype == torch.float32
     for odd, says in (

@@ -59,7 +59,7 @@ def index(run: Path) -> dict[str, dict[str, Any]]:
 def by_hand(texts: list[str], run: Path) -> torch.Tensor:
     """Ids by the file of words."""
     words = (run / "models" / "words.txt").read_text().splitlines()
-    rows = [[words.index(w) + 2 if w in words else 1 for w in text.words_of(said)[:6]] for said in texts]
+    rows = [[words.index(w) + 2 if w in words else 1 for w in text.tokenize(said)[:6]] for said in texts]
     return torch.tensor([row + [0] * (6 - len(row)) for row in rows])
 
 
@@ -125,7 +125,7 @@ def test_the_folder_says_how_large_the_vocabulary_is_whatever_the_default_become
     assert (entry["vocabulary"], entry["texts"]["column"]) == (5000, "said")
     assert "words=5002" in (run / "models" / "README.md").read_text()
     before = prediction.predict(run, 0, by_hand(NEW, run)).scores
-    monkeypatch.setattr(text.Words, "most", property(lambda words: words.vocabulary or 7))
+    monkeypatch.setattr(text.TextConfig, "most", property(lambda words: words.vocabulary or 7))
     monkeypatch.setattr("polyfed.models.lstm.fedhenn_lstm1.__defaults__", (9,))
     assert torch.equal(prediction.predict(run, 0, by_hand(NEW, run)).scores, before)
 

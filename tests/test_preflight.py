@@ -18,7 +18,7 @@ from polyfed.cli.app import status
 from polyfed.core.message import Message
 from polyfed.core.server import Server
 from polyfed.engine.compatibility import Unfit
-from polyfed.experiments.dry_run import Check, _scored_rows, measure
+from polyfed.experiments.estimate import Check, _scored_rows, estimate_costs
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.fedin import FedIN
 from polyfed.methods.local import Local
@@ -47,7 +47,7 @@ batch_size = 8
 
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("polyfed.experiments.dry_run._TRIED_SECONDS", 0.0)
+    monkeypatch.setattr("polyfed.experiments.trial_rounds._TRIED_SECONDS", 0.0)
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "small.toml"
     path.write_text(RECIPE, encoding="utf-8")
@@ -84,14 +84,14 @@ def federation(method: Any, clients: int = 6, rows: int = 12, **training: Any) -
 
 
 def checked(**training: Any) -> Check:
-    return measure(federation(Local(), **training))
+    return estimate_costs(federation(Local(), **training))
 
 
 @pytest.mark.parametrize(("share", "heard"), [(1.0, 6), (0.5, 3), (0.2, 2)])
 def test_the_server_hears_as_many_as_in_a_run(share: float, heard: int) -> None:
     """And no fewer than there are networks."""
     del NOTED[:]
-    measure(federation(Counting(aggregation="same-shape"), participation=share))
+    estimate_costs(federation(Counting(aggregation="same-shape"), participation=share))
     assert [("plan", heard), ("aggregate", heard)] * 2 == NOTED
 
 
@@ -125,10 +125,10 @@ def test_rows_that_are_scored() -> None:
 
 
 def test_the_estimate_is_the_sum_of_its_parts() -> None:
-    found = measure(federation(FedAvg(aggregation="same-shape")))
+    found = estimate_costs(federation(FedAvg(aggregation="same-shape")))
     assert found.seconds > found.seconds_server + found.seconds_scoring > 0
     assert found.seconds_round == found.seconds / 4
-    longer = measure(federation(FedAvg(aggregation="same-shape"), rounds=400))
+    longer = estimate_costs(federation(FedAvg(aggregation="same-shape"), rounds=400))
     assert longer.seconds > 20 * found.seconds
 
 
@@ -251,7 +251,7 @@ def test_the_table_stays_readable_with_many_clients_and_classes(recipe: Path) ->
         "classes": 100,
         "class_names": [str(label) for label in range(99)] + ["owl"],
     }
-    kinds = measure(federation(Local())).architectures
+    kinds = estimate_costs(federation(Local())).architectures
     odd = ("classes with test rows that nobody trains on (1): 99 (owl)",)
     lines = str(Check(facts, kinds, clients, 0, 0, 1.0, 0, 0, 0, class_remarks=odd)).splitlines()
     assert max(map(len, lines)) <= 120

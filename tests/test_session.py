@@ -10,7 +10,7 @@ import torch
 
 import polyfed as pf
 from polyfed.errors import RequestError
-from polyfed.experiments.session import Prepared
+from polyfed.experiments.data_cache import DataCache
 
 QUICKSTART = Path(__file__).parents[1] / "recipes" / "quickstart.toml"
 BRIEF = ("training.rounds=1", "data.clients=5")
@@ -44,7 +44,7 @@ def test_a_deal_in_python_is_that_of_a_recipe() -> None:
     data = {"name": "digits", "clients": 4, "partition": "dirichlet", "alpha": 0.4, "max_train": 50, "holdout": 7}
     settings = {"data": data, "models": {"architectures": ["digits-cnn1"]}, "method": {"name": "local"}}
     recipe = pf.Recipe.from_dict({**settings, "run": {"seed": 3}})
-    asked, made = Prepared().dealt(recipe), {"alpha": 0.4, "max_train": 50, "holdout": 7}
+    asked, made = DataCache().federated(recipe), {"alpha": 0.4, "max_train": 50, "holdout": 7}
     dealt = pf.federate(pf.load("digits"), 4, "dirichlet", seed=3, **made)
     for one, other in zip(asked.clients, dealt.clients, strict=True):
         assert torch.equal(one.train.x, other.train.x)

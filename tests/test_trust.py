@@ -29,7 +29,8 @@ from polyfed import analysis, attacks, registry
 from polyfed.analysis import label_distribution, layer_outputs, network_figures, probe_inputs, representations
 from polyfed.attacks import attack_target, audit, replay
 from polyfed.cli import app as cli
-from polyfed.config.recipe import Recipe, code_named
+from polyfed.config.loading import code_named
+from polyfed.config.recipe import Recipe
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import PolyfedError, RequestError
 from polyfed.experiments import prediction, privacy_report
@@ -216,15 +217,15 @@ FUNCTIONS: dict[str, tuple[Callable[[Path], object], bool]] = {  # likewise: the
     "config.recipe.Recipe.of_run": (lambda run: Recipe.of_run(run), True),
     "analysis.network_figures.analyse": (lambda run: analysis.analyse(run, ["cka"]), True),
     "analysis.probe_inputs.common_inputs": (lambda run: probe_inputs.common_inputs(find_runs(run)[0], 4), True),
-    "analysis.probe_inputs.dealt_as_in": (lambda run: probe_inputs.dealt_as_in(find_runs(run)[0]), True),
+    "analysis.probe_inputs.load_run_data": (lambda run: probe_inputs.load_run_data(find_runs(run)[0]), True),
     "analysis.label_distribution.label_table": (lambda run: label_distribution.label_table(find_runs(run)[0]), True),
-    "analysis.representations.look": (
-        lambda run: representations.look(find_runs(run), analysis.Choices(), True, False),
+    "analysis.representations.represent_runs": (
+        lambda run: representations.represent_runs(find_runs(run), analysis.Choices(), True, False),
         True,
     ),
     "analysis.layer_outputs.clients_of": (lambda run: layer_outputs.clients_of(run), False),
-    "analysis.layer_outputs.views": (
-        lambda run: layer_outputs.views(run, [layer_outputs.Who(0, "a")], X, lambda *_: 0),
+    "analysis.layer_outputs.layer_outputs": (
+        lambda run: layer_outputs.layer_outputs(run, [layer_outputs.ClientRef(0, "a")], X, lambda *_: 0),
         True,
     ),
     "attacks.api.attack": (lambda run: attacks.attack(run, images=1), True),
@@ -244,15 +245,15 @@ FUNCTIONS: dict[str, tuple[Callable[[Path], object], bool]] = {  # likewise: the
     "report.sensitivity.is_sweep": (lambda run: sensitivity.is_sweep(run), False),
     "report.sensitivity.read_sweep": (lambda run: sensitivity.read_sweep(run), False),
     "report.sensitivity.sensitivity": (lambda run: sensitivity.sensitivity(run), False),
-    "experiments.session.run": (lambda run: pf.run("mine.toml", out=run, resume=True), False),
-    "experiments.session.compare": (lambda run: pf.compare("mine.toml", out=run), False),
+    "experiments.run.run": (lambda run: pf.run("mine.toml", out=run, resume=True), False),
+    "experiments.compare.compare": (lambda run: pf.compare("mine.toml", out=run), False),
     "engine.run_folder.RunFolder": (
         lambda run: RunFolder(run).check(Recipe.load("mine.toml").to_dict(), True, False),
         False,
     ),
 }
 NUMBERS = {  # take records that were read, or places to write to, and open nothing of a folder
-    "analysis.tsne.panels",
+    "analysis.tsne.embeddings",
     "analysis.cka.similarity",
     "attacks.attack_target.treatment",
     "attacks.replay.last_heard",
@@ -285,8 +286,8 @@ NUMBERS = {  # take records that were read, or places to write to, and open noth
     "report.comparison.write",
     "report.bar_chart.variants",
     "report.atomic_files.make_folder",
-    "experiments.session.check_all",
-    "experiments.session.unlearnt_of",
+    "experiments.planned_runs.check_planned_runs",
+    "experiments.planned_runs.nothing_learnt_in",
 }
 ROOMS = {"data", "deploy", "testing", "engine", "cli"}  # commands of their own above; the engine's door is RunFolder
 
@@ -316,7 +317,7 @@ def of_folders() -> set[str]:
 
 def test_every_function_of_run_folders_is_known() -> None:
     """A new one belongs in one of the lists above; in `FUNCTIONS`, if it reads a run folder."""
-    known = {name for name in FUNCTIONS if not name.startswith(("experiments.session.", "engine."))}
+    known = {name for name in FUNCTIONS if not name.startswith(("experiments.run.", "experiments.compare.", "engine."))}
     assert of_folders() == known | NUMBERS
 
 
@@ -413,7 +414,7 @@ def test_names_that_are_no_modules_are_not_imported(name: str, tmp_path: Path, m
     monkeypatch.syspath_prepend(tmp_path)
     assert not is_own(name)
     with pytest.raises(RequestError, match=r"expected 'package\.module:name'"):
-        registry.imported("model", name)
+        registry.import_object("model", name)
     assert not (tmp_path / "PWNED").exists()
 
 

@@ -12,8 +12,8 @@ from polyfed.errors import nearest
 from polyfed.version import __version__ as __version__
 
 _PLACES = {  # __init__.pyi says the same to type checkers and editors
-    "run": "experiments.session", "compare": "experiments.session", "check": "experiments.session",
-    "federate": "experiments.session", "predict": "experiments.prediction",
+    "run": "experiments.run", "compare": "experiments.compare", "check": "experiments.estimate",
+    "federate": "experiments.data_cache", "predict": "experiments.prediction",
     "Recipe": "config.recipe", "Federation": "engine.federation", "Run": "engine.federation",
     "Devices": "plugins.device_profiles", "Task": "engine.task", "Execution": "engine.task",
     "Output": "engine.task", "Plugin": "engine.plugin",

@@ -19,11 +19,11 @@ from polyfed.engine.task import Execution as Execution
 from polyfed.engine.task import Output as Output
 from polyfed.engine.task import Task as Task
 from polyfed.errors import PolyfedError as PolyfedError
+from polyfed.experiments.compare import compare as compare
+from polyfed.experiments.data_cache import federate as federate
+from polyfed.experiments.estimate import check as check
 from polyfed.experiments.prediction import predict as predict
-from polyfed.experiments.session import check as check
-from polyfed.experiments.session import compare as compare
-from polyfed.experiments.session import federate as federate
-from polyfed.experiments.session import run as run
+from polyfed.experiments.run import run as run
 from polyfed.models.adapt import split as split
 from polyfed.models.split import SplitModel as SplitModel
 from polyfed.plugins.device_profiles import Devices as Devices

@@ -79,3 +79,9 @@ def described(value: object) -> str:
         return f"the function {value.__name__}"
     name = type(value).__name__
     return f"an {name}" if name[0] in "AEIOUaeiou" else f"a {name}"
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, its first line; its kind where it says nothing."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

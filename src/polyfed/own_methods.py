@@ -8,7 +8,7 @@ from typing import Any
 
 from polyfed.core.method import Method, not_a_knob
 from polyfed.errors import RequestError
-from polyfed.registry import METHODS, imported, is_own, nearest
+from polyfed.registry import METHODS, import_object, is_own, nearest
 
 __all__ = ["label_of", "method_class", "with_knobs"]
 
@@ -30,7 +30,7 @@ def method_class(name: str, beside: Sequence[str] = (), others: Iterable[str] = 
             raise RequestError(f"unknown method '{name}'{hint or nearest(name, {*METHODS, *others})}")
         registered: type[Method] = METHODS[name]
         return registered
-    return with_knobs(name, imported("method", name, beside))
+    return with_knobs(name, import_object("method", name, beside))
 
 
 def label_of(name: str) -> str:

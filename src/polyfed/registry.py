@@ -22,7 +22,7 @@ _OWN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _SCHEMES = {"timm", "torchvision", "hf", "hub", "images", "csv", "clients", "npz", "flwr"}  # no modules of one's own
 
 
-def imported(what: str, name: str, beside: Sequence[str] = ()) -> Any:
+def import_object(what: str, name: str, beside: Sequence[str] = ()) -> Any:
     """The object of the user's that is called ``"package.module:attribute"``.
 
     The one place where code is imported that a recipe, a command line or a run folder names.
@@ -107,7 +107,8 @@ def check_trusted(folder: str | Path, settings: Any, trust: bool) -> None:
     Raises:
         RequestError: it names some, and is not trusted.
     """
-    if not trust and (names := own_names(settings)):
+    names = [] if trust else own_names(settings)
+    if names:
         raise RequestError(
             f"{folder} names code that is not polyfed's, '{names[0]}'; that of a run folder is imported with "
             "--trust-code (trust=True in Python) alone: give it if the folder is yours, or if you have read its code"
@@ -133,7 +134,7 @@ def texts(settings: Any) -> Iterator[str]:
 
 
 def file_of(module: str, beside: Sequence[str]) -> str | None:
-    """The file that a module would be imported from, as `imported` looks for it; None where there is none.
+    """The file that a module would be imported from, as `import_object` looks for it; None where there is none.
 
     Neither it nor the packages around it are imported. Where a package has no such module, it is the package's file,
     which Python runs before it knows.
@@ -269,7 +270,7 @@ MODELS = Registry(
     },
 )
 
-_SOURCES, _PARTITION = "polyfed.data.datasets", "polyfed.data.partition"
+_SOURCES = "polyfed.data.datasets"
 DATASETS = Registry(
     "dataset",
     {
@@ -288,7 +289,14 @@ DATASETS = Registry(
     },
 )
 PARTITIONS = Registry(
-    "partition", {name: f"{_PARTITION}:{name}" for name in ("iid", "dirichlet", "quantity", "classes", "natural")}
+    "partition",
+    {
+        "iid": "polyfed.data.partition:iid",
+        "dirichlet": "polyfed.data.partition:dirichlet",
+        "quantity": "polyfed.data.partition:quantity",
+        "classes": "polyfed.data.class_partition:by_class",
+        "natural": "polyfed.data.partition:by_group",
+    },
 )
 EXECUTORS = Registry("executor", {"flower-sim": "polyfed.deploy.ray_executor:FlowerSim"})  # beside the engine's own
 PLUGINS = Registry(  # in the order of their hooks

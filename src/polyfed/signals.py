@@ -7,10 +7,10 @@ import signal
 from collections.abc import Iterator
 from types import FrameType
 
-STOPPING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+TERMINATION_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
-class Stopped(KeyboardInterrupt):
+class TerminationSignal(KeyboardInterrupt):
     """The program was asked to end. number: by which signal."""
 
     def __init__(self, number: int) -> None:
@@ -19,16 +19,16 @@ class Stopped(KeyboardInterrupt):
 
 
 @contextlib.contextmanager
-def stops_on_signals() -> Iterator[None]:
-    """Within the block, SIGTERM and SIGHUP raise `Stopped`.
+def raise_on_termination() -> Iterator[None]:
+    """Within the block, SIGTERM and SIGHUP raise `TerminationSignal`.
 
     What is ignored, as SIGHUP is under nohup, stays ignored. Elsewhere than in the main thread nothing changes.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        raise Stopped(number)
+        raise TerminationSignal(number)
 
-    heard = [number for number in STOPPING if signal.getsignal(number) != signal.SIG_IGN]
+    heard = [number for number in TERMINATION_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
     before = {}
     with contextlib.suppress(ValueError):  # not the main thread
         before = {number: signal.signal(number, interrupt) for number in heard}
@@ -42,6 +42,6 @@ def stops_on_signals() -> Iterator[None]:
 def exit_status(error: BaseException) -> int:
     """128 and the number of the signal behind an interruption: SIGINT, as of Ctrl-C, unless another is known."""
     cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, Stopped):
+    while cause is not None and not isinstance(cause, TerminationSignal):
         cause = cause.__context__
     return 128 + (signal.SIGINT if cause is None else cause.number)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from polyfed.config.recipe import Recipe
-from polyfed.experiments.session import compare
+from polyfed.experiments.compare import compare
 from polyfed.report.run_records import RunRecord, find_runs
 
 SETTINGS = {
@@ -22,7 +22,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Their folder. FedMRL's personal network is no split model: it has no extractor of its own."""
     folder = tmp_path_factory.mktemp("analysis") / "runs"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("polyfed.experiments.session.curves", lambda *_, **__: [])  # they are drawn where they are tested
+        patch.setattr("polyfed.experiments.compare.curves", lambda *_, **__: [])  # they are drawn where they are tested
         assert not compare(Recipe.from_dict(SETTINGS), ["fedmrl"], (0, 1), folder).failures
     return folder
 

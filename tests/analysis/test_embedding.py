@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.analysis.layer_outputs import Who
-from polyfed.analysis.probe_inputs import CommonInputs
-from polyfed.analysis.tsne import Panel, draw_panels, embed, panels, silhouette
+from polyfed.analysis.layer_outputs import ClientRef
+from polyfed.analysis.probe_inputs import ProbeInputs
+from polyfed.analysis.tsne import Embedding, draw_panels, embed, embeddings, silhouette
 from polyfed.errors import RequestError
 from polyfed.report.grouping import group_runs
 from polyfed.report.run_records import RunRecord
@@ -36,17 +36,17 @@ def test_embedding_keeps_far_groups_apart_and_repeats_itself() -> None:
 
 
 @pytest.fixture
-def found(runs: list[RunRecord], monkeypatch: pytest.MonkeyPatch) -> list[Panel]:
+def found(runs: list[RunRecord], monkeypatch: pytest.MonkeyPatch) -> list[Embedding]:
     """Two clients of width 3 that see classes alike, far apart from each other; one of width 2."""
     monkeypatch.setattr("polyfed.analysis.tsne.embed", lambda a_PD: a_PD[:, :2])
     y = torch.arange(10) % 2
     a = torch.stack([y * 1.0, torch.zeros(10), torch.zeros(10)], dim=1)
-    inputs = CommonInputs(torch.zeros(10, 1), y, "10 rows", ("even", "odd"))
-    who = [Who(0, "a"), Who(2, "b"), Who(1, "a")]
-    return panels(runs[0], who, [a, a[:, :2], a + 100], inputs, 8)
+    inputs = ProbeInputs(torch.zeros(10, 1), y, "10 rows", ("even", "odd"))
+    who = [ClientRef(0, "a"), ClientRef(2, "b"), ClientRef(1, "a")]
+    return embeddings(runs[0], who, [a, a[:, :2], a + 100], inputs, 8)
 
 
-def test_a_panel_for_each_width(found: list[Panel]) -> None:
+def test_a_panel_for_each_width(found: list[Embedding]) -> None:
     wide, narrow = found
     assert (wide.width, narrow.width) == (3, 2)
     assert [who.client for who in wide.clients] == [0, 1]
@@ -61,9 +61,9 @@ def test_a_panel_for_each_width(found: list[Panel]) -> None:
     assert narrow.by_class == pytest.approx(1)
 
 
-def test_what_is_drawn_is_what_was_found(found: list[Panel], runs: list[RunRecord]) -> None:
+def test_what_is_drawn_is_what_was_found(found: list[Embedding], runs: list[RunRecord]) -> None:
     (group,), _ = group_runs(runs)
-    inputs = CommonInputs(torch.zeros(10, 1), torch.arange(10) % 2, "10 rows", ("even", "odd"))
+    inputs = ProbeInputs(torch.zeros(10, 1), torch.arange(10) % 2, "10 rows", ("even", "odd"))
     drawing = draw_panels(group, found, inputs)
     axes = drawing.figure.axes
     assert [a.get_title().partition("\n")[0] for a in axes] == [

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.analysis.probe_inputs import balanced_order, common_inputs, dealt_as_in
+from polyfed.analysis.probe_inputs import balanced_order, common_inputs, load_run_data
 from polyfed.errors import RequestError
 from polyfed.report.run_records import RunRecord
 
@@ -23,7 +23,7 @@ def test_every_beginning_has_the_classes_evenly() -> None:
 
 
 def test_rows_of_all_clients_that_nobody_trained_on(runs: list[RunRecord]) -> None:
-    dealt = dealt_as_in(runs[0])
+    dealt = load_run_data(runs[0])
     tests = torch.cat([client.test.x for client in dealt.clients]).flatten(1)
     found = common_inputs(runs[0], 30)
     assert found.about == f"30 of the {len(tests)} test rows of all clients together, classes evenly"
@@ -57,9 +57,9 @@ def test_requests_that_cannot_be_met(runs: list[RunRecord], tmp_path: Path) -> N
     recipe = (runs[0].path / "recipe.toml").read_text()
     (tmp_path / "recipe.toml").write_text(recipe.replace("max_train = 20", "max_train = 19"))
     with pytest.raises(RequestError, match="deals other data now than the run had: client 0"):
-        dealt_as_in(replace(runs[0], path=tmp_path))
+        load_run_data(replace(runs[0], path=tmp_path))
     (tmp_path / "recipe.toml").write_text(recipe.replace("holdout = 20", "holdout = 0"))
     with pytest.raises(RequestError, match=r"data\.holdout"):
         common_inputs(replace(runs[0], path=tmp_path, result={"seed": 0}), 10, "holdout")
     with pytest.raises(RequestError, match="came none: the run was given its data"):
-        dealt_as_in(replace(runs[0], recipe={}))
+        load_run_data(replace(runs[0], recipe={}))

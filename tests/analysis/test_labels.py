@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 
 from polyfed.analysis.label_distribution import draw_table, label_table
-from polyfed.analysis.probe_inputs import dealt_as_in
+from polyfed.analysis.probe_inputs import load_run_data
 from polyfed.report.grouping import group_runs
 from polyfed.report.run_records import RunRecord
 
 
 def test_counts_of_each_client(runs: list[RunRecord]) -> None:
     table = label_table(runs[0])
-    for client, row in zip(dealt_as_in(runs[0]).clients, table.counts, strict=True):
+    for client, row in zip(load_run_data(runs[0]).clients, table.counts, strict=True):
         assert list(row) == np.bincount(client.train.y.numpy(), minlength=10).tolist()
     assert table.architectures == ("digits-cnn1", "digits-cnn3") * 2
     own = table.map()

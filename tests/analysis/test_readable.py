@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.analysis.cka import Similarity, draw_maps, draw_means, similarity, unit_kernel
+from polyfed.analysis.cka import RunSimilarity, draw_maps, draw_means, similarity, unit_kernel
 from polyfed.analysis.label_distribution import LabelTable, draw_table
-from polyfed.analysis.layer_outputs import Who
-from polyfed.analysis.probe_inputs import CommonInputs
-from polyfed.analysis.tsne import Panel, draw_panels
+from polyfed.analysis.layer_outputs import ClientRef
+from polyfed.analysis.probe_inputs import ProbeInputs
+from polyfed.analysis.tsne import Embedding, draw_panels
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.run_records import RunRecord
 from readable import unreadable
@@ -60,11 +60,11 @@ def test_a_label_table_of_few_clients_has_rows_as_high_as_its_numbers(group: Gro
     assert unreadable(draw_table(group, many).figure) == []
 
 
-def alike(name: str, networks: tuple[str, ...], places: tuple[str, ...]) -> Similarity:
+def alike(name: str, networks: tuple[str, ...], places: tuple[str, ...]) -> RunSimilarity:
     generator = torch.Generator().manual_seed(0)
     kernels = [{place: unit_kernel(torch.randn(9, 4, generator=generator)) for place in places} for _ in networks]
-    inputs = CommonInputs(torch.zeros(9, 1), torch.zeros(9, dtype=torch.int64), "9 test rows", CLASSES)
-    who = [Who(number, network) for number, network in enumerate(networks)]
+    inputs = ProbeInputs(torch.zeros(9, 1), torch.zeros(9, dtype=torch.int64), "9 test rows", CLASSES)
+    who = [ClientRef(number, network) for number, network in enumerate(networks)]
     return similarity(record(name), who, len(who), kernels, inputs)
 
 
@@ -85,14 +85,14 @@ def test_bars_of_cka(group: Group) -> None:
     assert min(bar.get_window_extent().width for bar in bars) / drawing.figure.dpi > 0.05, "inches"
 
 
-def panel(name: str, clients: int, classes: int) -> Panel:
+def panel(name: str, clients: int, classes: int) -> Embedding:
     points = np.random.default_rng(0).normal(size=(clients * 20, 2))
     client, label = np.repeat(np.arange(clients), 20), np.tile(np.arange(20) % classes, clients)
-    who = tuple(Who(number, NETWORKS[number % 20]) for number in range(clients))
-    return Panel(name, 0, 64, who, 20, points, client, label, 0.1, 0.2, 0.3, 0.4)
+    who = tuple(ClientRef(number, NETWORKS[number % 20]) for number in range(clients))
+    return Embedding(name, 0, 64, who, 20, points, client, label, 0.1, 0.2, 0.3, 0.4)
 
 
-INPUTS = CommonInputs(
+INPUTS = ProbeInputs(
     torch.zeros(20, 1), torch.arange(20), "1000 of the 1018 test rows of all clients together", CLASSES
 )
 

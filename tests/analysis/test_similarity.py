@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.analysis.cka import Similarity, cka_of_kernels, draw_maps, draw_means, similarity, unit_kernel
-from polyfed.analysis.layer_outputs import Who
-from polyfed.analysis.probe_inputs import CommonInputs
+from polyfed.analysis.cka import RunSimilarity, draw_maps, draw_means, pairwise_cka, similarity, unit_kernel
+from polyfed.analysis.layer_outputs import ClientRef
+from polyfed.analysis.probe_inputs import ProbeInputs
 from polyfed.errors import RequestError
 from polyfed.functional.kernels import cka_matrix
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.run_records import RunRecord
 
-WHO = [Who(0, "a"), Who(2, "a"), Who(1, "b")]
-INPUTS = CommonInputs(torch.zeros(6, 1), torch.zeros(6, dtype=torch.int64), "6 rows", ("zero",))
+WHO = [ClientRef(0, "a"), ClientRef(2, "a"), ClientRef(1, "b")]
+INPUTS = ProbeInputs(torch.zeros(6, 1), torch.zeros(6, dtype=torch.int64), "6 rows", ("zero",))
 
 
 def numpy_cka(a: Any, b: Any) -> float:
@@ -37,17 +37,17 @@ def representations() -> list[torch.Tensor]:
 
 
 def test_cka_of_any_width_is_numpys(representations: list[torch.Tensor]) -> None:
-    found = cka_of_kernels([unit_kernel(a_LD) for a_LD in representations])
+    found = pairwise_cka([unit_kernel(a_LD) for a_LD in representations])
     expected = [[numpy_cka(a.double().numpy(), b.double().numpy()) for b in representations] for a in representations]
     assert found.tolist() == [pytest.approx(row, abs=1e-5) for row in expected]
     torch.testing.assert_close(found, cka_matrix(representations), atol=1e-5, rtol=0)
     turned = torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(1)))[0]
-    alike = cka_of_kernels([unit_kernel(representations[0]), unit_kernel(-7 * representations[0] @ turned + 3)])
+    alike = pairwise_cka([unit_kernel(representations[0]), unit_kernel(-7 * representations[0] @ turned + 3)])
     assert float(alike[0, 1]) == pytest.approx(1, abs=1e-5)
-    assert cka_of_kernels([unit_kernel(torch.ones(6, 2)), unit_kernel(representations[0])])[0].tolist() == [0, 0]
+    assert pairwise_cka([unit_kernel(torch.ones(6, 2)), unit_kernel(representations[0])])[0].tolist() == [0, 0]
 
 
-def found_in(run: RunRecord, representations: list[torch.Tensor], places: tuple[str, ...]) -> Similarity:
+def found_in(run: RunRecord, representations: list[torch.Tensor], places: tuple[str, ...]) -> RunSimilarity:
     kernels = [{place: unit_kernel(a_LD) for place in places} for a_LD in representations]
     return similarity(run, WHO, 5, kernels, INPUTS)
 
@@ -101,7 +101,9 @@ def test_bars_show_the_means(runs: list[RunRecord], representations: list[torch.
     row = next(row for row in drawing.rows if row["pairs"] == "between")
     assert (row["low"], row["high"], row["seeds"]) == (min(each), max(each), 2)
     assert within.get_title(loc="left") == "pairs of one architecture"
-    alone = similarity(runs[0], [Who(0, "a"), Who(1, "a")], 2, [{"x": unit_kernel(t)} for t in other[:2]], INPUTS)
+    alone = similarity(
+        runs[0], [ClientRef(0, "a"), ClientRef(1, "a")], 2, [{"x": unit_kernel(t)} for t in other[:2]], INPUTS
+    )
     assert alone.places["x"].between is None
     assert len(draw_means(grouped(runs), [alone]).figure.axes) == 1
 
@@ -115,7 +117,7 @@ def test_one_place_stands_method_beside_method(runs: list[RunRecord], representa
     assert left.get_position().y0 == pytest.approx(right.get_position().y0)
     names = [[label.get_text() for label in axes.get_yticklabels() if label.get_text()] for axes in (left, right)]
     assert names == [["a", "b"], []]
-    other = Similarity("other", 0, (*WHO[:2], Who(1, "c")), 5, found[1].places, "6 rows")
+    other = RunSimilarity("other", 0, (*WHO[:2], ClientRef(1, "c")), 5, found[1].places, "6 rows")
     figure = draw_maps(grouped(runs), [found[0], other], ["logits"]).figure
     names = [[label.get_text() for label in axes.get_yticklabels()] for axes in figure.axes if axes.images]
     assert names == [["a", "b"], ["a", "c"]], "named at each map where networks differ"

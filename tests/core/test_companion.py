@@ -17,8 +17,8 @@ from polyfed.core.modules import Composite, exported
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Task
 from polyfed.errors import RequestError
+from polyfed.experiments.build import build_federation
 from polyfed.experiments.prediction import load_model
-from polyfed.experiments.session import prepare
 from polyfed.methods import Local
 from polyfed.methods.building_blocks import auxiliary_model
 from polyfed.models import zoo
@@ -212,7 +212,7 @@ def mine(in_shape: tuple[int, ...], classes: int) -> Staged:
     ("shared", "name"), [("largest", None), ("digits-cnn5", "digits-cnn5"), (f"{__name__}:mine", f"{__name__}:mine")]
 )
 def test_a_recipe_names_any_registered_network(shared: str, name: str | None) -> None:
-    fed = prepare(recipe(shared=shared))
+    fed = build_federation(recipe(shared=shared))
     sizes = {
         a: sum(p.numel() for p in fed.architectures.template(a, alone=True).parameters())
         for a in fed.server.architectures

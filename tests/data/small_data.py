@@ -13,12 +13,19 @@ import numpy as np
 import pytest
 
 from polyfed.data.datasets import Source, load
+from polyfed.data.federated_dataset import FederatedDataset, build_federated_dataset
+from polyfed.data.options import PartitionOptions
 from polyfed.errors import RequestError
 
 
 def purposes(seed: int) -> Callable[[str], np.random.Generator]:
     """Generators by purpose, as the engine hands them out."""
     return lambda purpose: np.random.default_rng([seed, zlib.crc32(purpose.encode())])
+
+
+def federate(source: Source, *, rng: Callable[[str], np.random.Generator], **options: Any) -> FederatedDataset:
+    """Deal a source with these options."""
+    return build_federated_dataset(source, PartitionOptions(**options), rng)
 
 
 def reading(kind: str) -> tuple[Callable[..., Source], Callable[..., str]]:

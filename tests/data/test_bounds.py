@@ -16,8 +16,9 @@ from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.data import bounds, parquet_images
 from polyfed.data.datasets import load
-from polyfed.data.inference_inputs import Form, read
-from polyfed.data.text import Words, read_vectors
+from polyfed.data.inference_inputs import InputSpec, read
+from polyfed.data.parquet_files import open_parquet
+from polyfed.data.text import TextConfig, load_word_vectors
 from polyfed.data.text_files import read_lines
 from polyfed.errors import RequestError
 
@@ -55,11 +56,11 @@ def test_an_archive_as_people_pack_them_is_read(tmp_path: Path) -> None:
 
 READERS: dict[str, Callable[[Path], object]] = {
     "csv": lambda path: load(f"csv:{path}"),
-    "csv of texts": lambda path: load(f"csv:{path}", words=Words("text")),
-    "vectors": lambda path: read_vectors(path, {"a"}),
+    "csv of texts": lambda path: load(f"csv:{path}", words=TextConfig("text")),
+    "vectors": lambda path: load_word_vectors(path, {"a"}),
     "lines": read_lines,
-    "parquet": lambda path: parquet_images._open(path),
-    "new inputs": lambda path: read(path, Form((2,), torch.float32, None, ("a", "b"), ("c", "d"))),
+    "parquet": lambda path: open_parquet(path),
+    "new inputs": lambda path: read(path, InputSpec((2,), torch.float32, None, ("a", "b"), ("c", "d"))),
     "recipe": Recipe.load,
 }
 

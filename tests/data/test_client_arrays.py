@@ -13,7 +13,7 @@ from small_data import put, reading
 
 import polyfed as pf
 from polyfed.errors import RequestError
-from polyfed.experiments.session import Prepared
+from polyfed.experiments.data_cache import DataCache
 
 read, refusal = reading("npz")
 REST = {"models": {"architectures": ["mlp-64-32", "mlp-64-64-32"]}, "method": {"name": "fedproto"}}
@@ -44,7 +44,7 @@ def place(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 def test_rows_stay_with_their_client(place: Path) -> None:
     recipe = pf.Recipe.from_dict({"data": {"name": f"npz:{place}", "split": "official"}, **REST})
     assert (recipe.data.partition, recipe.data.natural_column) == ("natural", "client")
-    dealt = Prepared().dealt(recipe)
+    dealt = DataCache().federated(recipe)
     assert dealt.source.class_names == ("0", "1", "2")
     assert dealt.label_table.tolist() == [[3, 3, 0], [0, 4, 4], [5, 5, 0]]
     for client, own, rows in zip((2, 9, 10), dealt.clients, (6, 8, 10), strict=True):
@@ -97,7 +97,7 @@ def test_images_are_resized(tmp_path: Path) -> None:
         save(tmp_path / "train" / f"{client}.npz", *draw(client, 10, (1, 4, 4)))
     models = {"models": {"architectures": ["digits-cnn1"]}, "method": {"name": "local"}}
     recipe = pf.Recipe.from_dict({"data": {"name": f"npz:{tmp_path}", "image_size": 8}, **models})
-    assert Prepared().source(recipe).train.x.shape == (20, 1, 8, 8)
+    assert DataCache().source(recipe).train.x.shape == (20, 1, 8, 8)
 
 
 @pytest.mark.parametrize(

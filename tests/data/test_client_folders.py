@@ -10,9 +10,9 @@ import torch
 from small_data import encode, put, reading, some_images, write_parquet
 
 import polyfed as pf
-from polyfed.data.text import Words
+from polyfed.data.text import TextConfig
 from polyfed.errors import RequestError
-from polyfed.experiments.session import Prepared
+from polyfed.experiments.data_cache import DataCache
 
 REST = {"models": {"architectures": ["mlp-64-32", "mlp-64-64-32"]}, "method": {"name": "fedproto"}}
 read, refusal = reading("clients")
@@ -32,7 +32,7 @@ def clinics(tmp_path: Path) -> Path:
 def test_rows_stay_with_their_client(clinics: Path) -> None:
     recipe = pf.Recipe.from_dict({"data": {"name": f"clients:{clinics}", "split": "official"}, **REST})
     assert (recipe.data.partition, recipe.data.natural_column) == ("natural", "client")
-    dealt = Prepared().dealt(recipe)
+    dealt = DataCache().federated(recipe)
     assert [len(client.train) for client in dealt.clients] == [4, 6, 8]  # 2, 9, 10: by value
     for name, client in zip((2, 9, 10), dealt.clients, strict=True):
         assert (client.train.x[:, 0] // 100).unique().tolist() == [name]
@@ -53,7 +53,7 @@ def test_standardised_over_all_clients(clinics: Path) -> None:
 
 def test_another_partition_can_be_asked_for(clinics: Path) -> None:
     data = {"name": f"clients:{clinics}", "partition": "iid", "clients": 2}
-    dealt = Prepared().dealt(pf.Recipe.from_dict({"data": data, **REST}))
+    dealt = DataCache().federated(pf.Recipe.from_dict({"data": data, **REST}))
     assert len(dealt.clients) == 2
     assert all(len((client.train.x[:, 0] // 100).unique()) > 1 for client in dealt.clients)
 
@@ -83,7 +83,7 @@ def texts_of_three(place: Path) -> None:
 
 def test_texts(tmp_path: Path) -> None:
     texts_of_three(tmp_path)
-    source = read(tmp_path, words=Words("said", length=2), label_column="kind")
+    source = read(tmp_path, words=TextConfig("said", length=2), label_column="kind")
     assert source.class_names == ("1", "2", "x")
     assert source.train.y.tolist() == [1, 2, 0, 1, 0]
     assert source.train_columns["client"].tolist() == ["a", "a", "b", "b", "c"]
@@ -91,16 +91,16 @@ def test_texts(tmp_path: Path) -> None:
     assert source.test is not None
     assert source.test.x.tolist() == [[3, 1]] * 3
     data = {"name": f"clients:{tmp_path}", "split": "official", "text_column": "said", "label_column": "kind"}
-    dealt = Prepared().dealt(pf.Recipe.from_dict({"data": data, **REST}))
+    dealt = DataCache().federated(pf.Recipe.from_dict({"data": data, **REST}))
     assert dealt.label_table.tolist() == [[0, 1, 1], [1, 1, 0], [1, 0, 0]]
 
 
 def test_refusals_of_texts(tmp_path: Path) -> None:
     texts_of_three(tmp_path)
-    asked = {"words": Words("said"), "label_column": "kind"}
+    asked = {"words": TextConfig("said"), "label_column": "kind"}
     assert "no use for feature_columns" in refusal(tmp_path, **asked, feature_columns=["kind"])
     assert "image_column or text_column" in refusal(tmp_path, **asked, image_column="kind")
-    assert "text_column names the column" in refusal(tmp_path, words=Words(length=3))
+    assert "text_column names the column" in refusal(tmp_path, words=TextConfig(length=3))
     (tmp_path / "c" / "test.csv").unlink()
     assert "came none of 'c', unlike 'a'" in refusal(tmp_path, **asked)
     put(tmp_path / "c" / "train.csv", "text,kind\ngood,1\n")
@@ -123,7 +123,7 @@ def test_folders_of_images(tmp_path: Path) -> None:
     assert "came 1 x 8 x 8 of 'z'" in refusal(tmp_path)
     assert len(read(tmp_path, image_size=4).train) == 3
     assert "no use for label_column" in refusal(tmp_path, label_column="kind")
-    assert "expected text_column with texts" in refusal(tmp_path, words=Words("kind"))
+    assert "expected text_column with texts" in refusal(tmp_path, words=TextConfig("kind"))
 
 
 def test_refusals(clinics: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

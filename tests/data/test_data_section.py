@@ -13,9 +13,11 @@ import torch
 from small_data import some_images, write_parquet
 
 from polyfed.cli import app as cli
-from polyfed.config.recipe import Data, Recipe
+from polyfed.config.recipe import Recipe
+from polyfed.config.schema import Data
 from polyfed.errors import RequestError
-from polyfed.experiments.session import Prepared, prepare
+from polyfed.experiments.build import build_federation
+from polyfed.experiments.data_cache import DataCache
 from polyfed.registry import DATASETS, PARTITIONS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,23 +59,23 @@ def test_keys_without_effect_are_left_out() -> None:
 
 
 def test_natural_without_clients_is_one_per_value(folder: Path) -> None:
-    data, where = Prepared(), {"name": "letters", "root": str(folder), "label_column": "label"}
+    data, where = DataCache(), {"name": "letters", "root": str(folder), "label_column": "label"}
     by_writer = {**where, "partition": "natural", "natural_column": "writer", "split": "8:1:1"}
-    assert len(data.dealt(recipe(**by_writer)).clients) == 8
-    assert len(data.dealt(recipe(**by_writer, clients=4)).clients) == 4
+    assert len(data.federated(recipe(**by_writer)).clients) == 8
+    assert len(data.federated(recipe(**by_writer, clients=4)).clients) == 4
     with pytest.raises(RequestError, match=r"values to deal by \(8\), came 10"):
-        data.dealt(recipe(**by_writer, clients=10))
-    assert len(data.dealt(recipe(**by_writer)).clients) == 8  # what was kept is not mistaken for it
-    federation = prepare(recipe(**by_writer))
+        data.federated(recipe(**by_writer, clients=10))
+    assert len(data.federated(recipe(**by_writer)).clients) == 8  # what was kept is not mistaken for it
+    federation = build_federation(recipe(**by_writer))
     assert [c.architecture for c in federation.clients] == ["digits-cnn1", "digits-cnn2"] * 4
 
 
 def test_keys_reach_the_deal(folder: Path) -> None:
-    data = Prepared()
-    plain = data.dealt(recipe(clients=4))
-    sizes = [len(c.train) for c in data.dealt(recipe(clients=4, partition="quantity", alpha=0.3)).clients]
+    data = DataCache()
+    plain = data.federated(recipe(clients=4))
+    sizes = [len(c.train) for c in data.federated(recipe(clients=4, partition="quantity", alpha=0.3)).clients]
     assert max(sizes) > 2 * min(sizes)
-    turned = data.dealt(recipe(clients=4, skew="rotation", skew_strength=1.0))
+    turned = data.federated(recipe(clients=4, skew="rotation", skew_strength=1.0))
     for one, two in zip(plain.clients, turned.clients, strict=True):
         assert any(torch.equal(torch.rot90(one.train.x, q, (2, 3)), two.train.x) for q in range(4))
     assert data.source(recipe(name="letters", root=str(folder))).train_columns == {}
@@ -82,7 +84,7 @@ def test_keys_reach_the_deal(folder: Path) -> None:
 def test_a_partitioner_of_flower_from_a_recipe() -> None:
     pytest.importorskip("flwr_datasets")
     table = {"num_classes_per_partition": 2, "class_assignment_mode": "first-deterministic"}
-    dealt = Prepared().dealt(recipe(clients=5, partition="flwr:PathologicalPartitioner", partitioner=table))
+    dealt = DataCache().federated(recipe(clients=5, partition="flwr:PathologicalPartitioner", partitioner=table))
     assert ((dealt.label_table > 0).sum(axis=1) == 2).all()
 
 
@@ -125,7 +127,7 @@ def test_three_strong_and_seven_weak_clients_share_all_classes(tmp_path: Path, m
     (tmp_path / "cifar_labels.py").write_text(CIFAR_LABELS)
     monkeypatch.syspath_prepend(tmp_path)
     path = ROOT / "recipes" / "fedhenn" / "strong-and-weak.toml"
-    dealt = Prepared().dealt(Recipe.load(path, ['data.name="cifar_labels:rows"']))
+    dealt = DataCache().federated(Recipe.load(path, ['data.name="cifar_labels:rows"']))
     assert [len(client.train) for client in dealt.clients] == [1000] * 3 + [200] * 7
     assert dealt.label_table[:3].min() > 70
     assert dealt.label_table[3:].min() > 10

@@ -10,10 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_data import purposes
+from small_data import federate, purposes
 
 from polyfed.data.datasets import Source, from_tensors, load
-from polyfed.data.federated_dataset import Federated, federate
+from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.data.partition import Partition
 from polyfed.data.samples import Samples
 from polyfed.errors import RequestError
@@ -31,7 +31,7 @@ def numbered(each: int = 500, test_each: int | None = 100, class_count: int = 10
     return from_tensors(train, None if test_each is None else side(test_each, len(train[1]), 1), class_count)
 
 
-def deal(source: Source, seed: int = 0, **settings_: Any) -> Federated:
+def deal(source: Source, seed: int = 0, **settings_: Any) -> FederatedDataset:
     return federate(source, **{"clients": 20, "partition": "classes", "rng": purposes(seed), **settings_})
 
 
@@ -39,7 +39,7 @@ def ids(samples: Samples) -> list[int]:
     return samples.x[:, 0].int().tolist()
 
 
-def sets(federated: Federated) -> Iterator[Samples]:
+def sets(federated: FederatedDataset) -> Iterator[Samples]:
     """Every set of samples, a shared one once."""
     yield federated.holdout
     if federated.test is not None:
@@ -51,7 +51,7 @@ def sets(federated: Federated) -> Iterator[Samples]:
             yield client.test
 
 
-def check(federated: Federated, source: Source) -> None:
+def check(federated: FederatedDataset, source: Source) -> None:
     """Disjoint, complete, in order, labels still with their rows."""
     y = torch.cat([side.y for _, side in source.sides()])
     every: list[int] = []

@@ -14,7 +14,7 @@ from small_data import some_images, write_parquet
 
 from polyfed.data import hub
 from polyfed.data.datasets import load
-from polyfed.data.text import Words
+from polyfed.data.text import TextConfig
 from polyfed.errors import RequestError
 
 NAMES = {"label": ["ape", "bee", "cat"]}
@@ -90,18 +90,18 @@ def test_texts(owner: Path) -> None:
             {"body": texts, "label": [0, 1, 0][: len(texts)], "user": ["u", "v", "u"][: len(texts)]},
             features=False,
         )
-    source = load("hub:someone/notes", words=Words("body", length=3), columns=["user"])
+    source = load("hub:someone/notes", words=TextConfig("body", length=3), columns=["user"])
     assert source.train.x.tolist() == [[5, 2, 0], [3, 4, 0], [2, 0, 0]]
     assert source.test is not None
     assert source.test.x.tolist() == [[2, 1, 0]]
     assert (source.train.y.tolist(), source.class_names, source.words) == ([0, 1, 0], ("0", "1"), 5002)
     assert source.train_columns["user"].tolist() == ["u", "v", "u"]
     assert "or a column of texts with text_column" in refusal("hub:someone/notes")
-    assert "did you mean 'body'" in refusal("hub:someone/notes", words=Words("bodi"))
-    assert "expected texts in column 'label'" in refusal("hub:someone/notes", words=Words("label"))
-    assert "image_column or text_column" in refusal("hub:someone/notes", words=Words("body"), image_column="user")
+    assert "did you mean 'body'" in refusal("hub:someone/notes", words=TextConfig("bodi"))
+    assert "expected texts in column 'label'" in refusal("hub:someone/notes", words=TextConfig("label"))
+    assert "image_column or text_column" in refusal("hub:someone/notes", words=TextConfig("body"), image_column="user")
     write_parquet(owner / "gaps" / "train.parquet", None, {"body": ["a", None], "label": [0, 1]}, features=False)
-    assert "came an empty one in row 1 of hub:someone/gaps" in refusal("hub:someone/gaps", words=Words("body"))
+    assert "came an empty one in row 1 of hub:someone/gaps" in refusal("hub:someone/gaps", words=TextConfig("body"))
 
 
 def test_configurations(owner: Path) -> None:

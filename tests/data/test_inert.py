@@ -38,7 +38,7 @@ def pickled(value: Any, protocol: int = 4) -> bytes:
     ids=lambda a: f"{a.dtype}-{a.shape}",
 )
 def test_arrays_come_back_as_they_were(array: np.ndarray, protocol: int) -> None:
-    found = safe_pickle.dictionary(pickled({"x": array, "again": array, "n": 3}, protocol), "a file")
+    found = safe_pickle.read_arrays(pickled({"x": array, "again": array, "n": 3}, protocol), "a file")
     assert list(found) == ["x", "again", "n"]
     assert found["n"] is None
     for name in ("x", "again"):
@@ -55,13 +55,13 @@ def test_what_numpy_itself_writes() -> None:
     with zipfile.ZipFile(file).open("data.npy") as stream:
         np.lib.format.read_magic(stream)
         np.lib.format.read_array_header_1_0(stream)
-        found = safe_pickle.dictionary(stream.read(), "a file")
+        found = safe_pickle.read_arrays(stream.read(), "a file")
     np.testing.assert_array_equal(found["x"], np.eye(2))  # type: ignore[arg-type]
 
 
 def test_objects_and_lists_are_none() -> None:
     texts = np.array([([1, 2], 2), ([3], 1)], dtype=object)
-    assert safe_pickle.dictionary(pickled({"x": texts, "y": [0, 1]}), "a file") == {"x": None, "y": None}
+    assert safe_pickle.read_arrays(pickled({"x": texts, "y": [0, 1]}), "a file") == {"x": None, "y": None}
 
 
 class Runs:
@@ -79,7 +79,7 @@ def test_a_file_that_runs_code_runs_nothing(protocol: int, tmp_path: Path) -> No
     mark = tmp_path / "mark"
     hostile = pickled({"x": Runs(Path.touch, mark), "y": Runs(exec, f"open({str(mark)!r}, 'w')")}, protocol)
     with pytest.raises(RequestError, match=r"read without running what it says, came .*numpy.savez\(file, x=x, y=y\)"):
-        safe_pickle.dictionary(hostile, "a file")
+        safe_pickle.read_arrays(hostile, "a file")
     assert not mark.exists()
     pickle.loads(hostile)  # the same bytes, where they are trusted
     assert mark.exists()
@@ -127,7 +127,7 @@ EMPTY_ARRAY = (*ARRAY, ("EMPTY_TUPLE", b""), ("REDUCE", b""))
 )
 def test_anything_else_is_one_line(stream: bytes, said: str) -> None:
     with pytest.raises(RequestError) as caught:
-        safe_pickle.dictionary(stream, "a file")
+        safe_pickle.read_arrays(stream, "a file")
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -140,7 +140,7 @@ def test_a_shape_that_is_not_the_contents(shape: tuple[Any, ...], said: str) -> 
     inner = pickle.dumps(state, protocol=4)[2:-1]  # without its first and last opcode
     frame = inner[9:] if inner[:1] == b"\x95" else inner
     with pytest.raises(RequestError, match="came") as caught:
-        safe_pickle.dictionary(of(*EMPTY_ARRAY) + frame + b"b.", "a file")
+        safe_pickle.read_arrays(of(*EMPTY_ARRAY) + frame + b"b.", "a file")
     assert said in str(caught.value)
 
 
@@ -150,5 +150,5 @@ def test_every_altered_byte_is_read_or_refused() -> None:
         for value in (0, 98):
             altered = bytes([*stream[:place], value, *stream[place + 1 :]])
             with contextlib.suppress(RequestError):  # and no other error
-                found = safe_pickle.dictionary(altered, "a file")
+                found = safe_pickle.read_arrays(altered, "a file")
                 assert all(array is None or isinstance(array, np.ndarray) for array in found.values())

@@ -12,7 +12,7 @@ import pytest
 from small_data import some_images, write_parquet
 
 from polyfed.data.datasets import from_tensors, load
-from polyfed.data.text import Words
+from polyfed.data.text import TextConfig
 
 TABLE = "\n".join(["a,said,target", *(f"{n},word {n},{n % 2}" for n in range(12))])
 
@@ -24,7 +24,7 @@ def named(place: Path, name: str, **options: Any) -> str | None:
 def test_of_csv_files(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(TABLE)
     assert named(tmp_path, "csv:a.csv") == "target"
-    assert named(tmp_path, "csv:a.csv", words=Words("said")) == "target"
+    assert named(tmp_path, "csv:a.csv", words=TextConfig("said")) == "target"
     (tmp_path / "a.csv").write_text(TABLE.replace("target", "outcome"))
     assert named(tmp_path, "csv:a.csv", label_column="outcome") == "outcome"
 
@@ -33,7 +33,7 @@ def test_of_parquet_files(tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
     table = {"said": [f"word {n}" for n in range(6)], "liked": [n % 2 for n in range(6)]}
     pq.write_table(pa.table(table), tmp_path / "texts" / "train.parquet")
-    assert named(tmp_path, "texts", words=Words("said"), label_column="liked") == "liked"
+    assert named(tmp_path, "texts", words=TextConfig("said"), label_column="liked") == "liked"
     pictures = some_images(6)
     write_parquet(tmp_path / "photos" / "train.parquet", pictures, {"labels": [0, 1, 2] * 2}, features=False)
     options = {"image_column": "img"}
@@ -46,7 +46,7 @@ def test_of_clients_folders(tmp_path: Path) -> None:
         (tmp_path / "clinics" / client).mkdir(parents=True)
         (tmp_path / "clinics" / client / "train.csv").write_text(TABLE)
     assert named(tmp_path, "clients:clinics") == "target"
-    assert named(tmp_path, "clients:clinics", words=Words("said")) == "target"
+    assert named(tmp_path, "clients:clinics", words=TextConfig("said")) == "target"
 
 
 def test_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_data import purposes
+from small_data import federate, purposes
 
 from polyfed.data.datasets import Source, from_tensors
-from polyfed.data.federated_dataset import Federated, federate
-from polyfed.data.partition import natural, natural_alike, quantity
+from polyfed.data.federated_dataset import FederatedDataset
+from polyfed.data.partition import by_group, groups_like, quantity
 from polyfed.data.samples import Samples
 from polyfed.errors import RequestError
 
@@ -41,7 +41,7 @@ def users(train: list[Any], test: list[Any] | None, test_column: bool = True) ->
     )
 
 
-def deal(source: Source, seed: int = 0, **options: Any) -> Federated:
+def deal(source: Source, seed: int = 0, **options: Any) -> FederatedDataset:
     given_ = {"clients": None, "partition": "natural", "natural_column": "user", "rng": purposes(seed)}
     return federate(source, **{**given_, **options})
 
@@ -52,7 +52,7 @@ def deal(source: Source, seed: int = 0, **options: Any) -> Federated:
 def test_one_client_per_value_in_sorted_order() -> None:
     values = np.array(["b", "a", "c", "a", "b", "b"])
     for clients in (None, 3):
-        partition = natural(values, clients, generator())
+        partition = by_group(values, clients, generator())
         assert [rows.tolist() for rows in partition.rows] == [[1, 3], [0, 4, 5], [2]]
         assert partition.unused == 0
 
@@ -62,7 +62,7 @@ def test_one_client_per_value_in_sorted_order() -> None:
 def test_whole_groups_are_dealt_in_balance(sizes: list[int], clients: int, seed: int) -> None:
     clients = min(clients, len(sizes) - 1)
     values = generator(seed).permutation(np.repeat(np.arange(len(sizes)) * 3 - 5, sizes))
-    partition = natural(values, clients, generator(seed))
+    partition = by_group(values, clients, generator(seed))
     assert sorted(itertools.chain(*(rows.tolist() for rows in partition.rows))) == list(range(len(values)))
     homes = [set(values[rows].tolist()) for rows in partition.rows]
     assert all(homes)
@@ -78,7 +78,7 @@ def test_whole_groups_are_dealt_in_balance(sizes: list[int], clients: int, seed:
 
 def test_the_deal_of_groups_is_seeded() -> None:
     values = np.repeat(np.arange(30), 4)
-    a, b, c = ([r.tolist() for r in natural(values, 5, generator(seed)).rows] for seed in (0, 0, 1))
+    a, b, c = ([r.tolist() for r in by_group(values, 5, generator(seed)).rows] for seed in (0, 0, 1))
     assert a == b
     assert a != c
     assert {len(rows) for rows in a} == {24}
@@ -99,7 +99,7 @@ def test_the_official_test_side_follows_the_values() -> None:
 
 def test_values_beyond_both_ends_are_nobodys() -> None:
     values = np.array(["f", "f", "k"])
-    alike = natural_alike(natural(values, None, generator()), values, np.array(["a", "f", "g", "k", "zz"]))
+    alike = groups_like(by_group(values, None, generator()), values, np.array(["a", "f", "g", "k", "zz"]))
     assert [rows.tolist() for rows in alike.rows] == [[1], [3]]
     assert alike.unused == 3
 

@@ -14,9 +14,9 @@ import polyfed as pf
 from polyfed.data.classes import remarks
 from polyfed.data.datasets import from_tensors, load
 from polyfed.data.samples import Samples
-from polyfed.data.text import Words
+from polyfed.data.text import TextConfig
 from polyfed.errors import RequestError
-from polyfed.experiments.session import check
+from polyfed.experiments.estimate import check
 from polyfed.methods import Local
 
 NONE = "; -1 often means that there is none; drop such rows, or name the column of the labels in label_column"
@@ -66,10 +66,10 @@ def test_of_texts(tmp_path: Path) -> None:
     (tmp_path / "talk").mkdir()
     pq.write_table(pa.table({"text": ["a", "b", "c"], "label": [0, 1, -1]}), tmp_path / "talk" / "train.parquet")
     assert f"came -1 in row 2 of {tmp_path / 'talk' / 'train.parquet'};" in refusal(
-        "talk", tmp_path, words=Words("text")
+        "talk", tmp_path, words=TextConfig("text")
     )
     put(tmp_path / "talk.csv", "text,label\na,0\nb,-1\nc,1\n")
-    said = refusal("csv:talk.csv", tmp_path, words=Words("text"))
+    said = refusal("csv:talk.csv", tmp_path, words=TextConfig("text"))
     assert f"came -1 in row 1 of {tmp_path / 'talk.csv'};" in said
 
 

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from polyfed.data.class_partition import by_class
 from polyfed.data.partition import (
     Partition,
     balanced_counts,
     class_shares,
-    classes,
-    deal_alike,
     dirichlet,
     iid,
+    partition_like,
     proportional_counts,
 )
 from polyfed.errors import RequestError
@@ -57,8 +57,8 @@ def table(partition: Partition, y: np.ndarray, class_count: int = 10) -> np.ndar
 DRAWN: dict[str, Callable[[np.ndarray, np.random.Generator], Partition]] = {
     "iid": lambda y, rng: iid(y, 20, rng),
     "dirichlet": lambda y, rng: dirichlet(y, 20, rng, 0.5),
-    "fedrep": lambda y, rng: classes(y, 20, rng, 2, "fedrep"),
-    "shamsian": lambda y, rng: classes(y, 20, rng, 2, "shamsian"),
+    "fedrep": lambda y, rng: by_class(y, 20, rng, 2, "fedrep"),
+    "shamsian": lambda y, rng: by_class(y, 20, rng, 2, "shamsian"),
 }
 
 
@@ -74,7 +74,7 @@ def test_draws_repeat_by_seed_and_differ_between_seeds(name: str) -> None:
 def test_the_registry_knows_them() -> None:
     assert PARTITIONS["iid"] is iid
     assert PARTITIONS["dirichlet"] is dirichlet
-    assert PARTITIONS["classes"] is classes
+    assert PARTITIONS["classes"] is by_class
 
 
 @quick
@@ -166,9 +166,9 @@ def test_every_client_holds_exactly_k_classes(clients: int, each: int, deal: str
         warnings.simplefilter("ignore")
         if deal == "fedrep" and clients * each % 10:
             with pytest.raises(RequestError, match="divisible by the 10 classes"):
-                classes(y, clients, generator(seed), each, deal)
+                by_class(y, clients, generator(seed), each, deal)
             return
-        partition = classes(y, clients, generator(seed), each, deal)
+        partition = by_class(y, clients, generator(seed), each, deal)
     check(partition, y, clients)
     assert ((table(partition, y) > 0).sum(axis=1) == each).all()
     assert partition.shares is not None
@@ -179,7 +179,7 @@ def test_ring_by_hand_and_without_draws() -> None:
     y = np.array([0, 1, 2, 0, 1, 2, 0, 1, 2, 0])
     rng = generator()
     state = rng.bit_generator.state
-    partition = classes(y, 3, rng, 2, "ring")
+    partition = by_class(y, 3, rng, 2, "ring")
     # class 0 (rows 0 3 6 9): clients 0, 2; class 1 (1 4 7): clients 0, 1; class 2 (2 5 8): clients 1, 2
     assert [rows.tolist() for rows in partition.rows] == [[0, 1, 6, 7], [2, 4, 8], [3, 5, 9]]
     assert rng.bit_generator.state == state
@@ -187,7 +187,7 @@ def test_ring_by_hand_and_without_draws() -> None:
 
 def test_ring_shares_differ_by_at_most_one_row() -> None:
     y = labels(103)
-    counts = table(classes(y, 25, generator(), 3, "ring"), y)
+    counts = table(by_class(y, 25, generator(), 3, "ring"), y)
     for label in range(10):
         held = counts[:, label][counts[:, label] > 0]
         assert held.max() - held.min() <= 1
@@ -195,13 +195,13 @@ def test_ring_shares_differ_by_at_most_one_row() -> None:
 
 
 def test_ring_leaves_classes_nobody_holds_and_counts_them() -> None:
-    assert classes(labels(), 2, generator(), 2, "ring").unused == 700
+    assert by_class(labels(), 2, generator(), 2, "ring").unused == 700
 
 
 def test_fedrep_sizes_are_the_papers() -> None:
     y = labels(5000)
     for each in (2, 5):
-        partition = classes(y, 100, generator(), each, "fedrep")
+        partition = by_class(y, 100, generator(), each, "fedrep")
         assert {len(rows) for rows in partition.rows} == {500}
         assert partition.unused == 0
 
@@ -209,16 +209,16 @@ def test_fedrep_sizes_are_the_papers() -> None:
 def test_fedrep_as_the_code_can_deal_a_class_twice() -> None:
     y = labels()
     single = [
-        int((table(classes(y, 100, generator(seed), 2, "fedrep", distinct=False), y) > 0).sum(axis=1).min())
+        int((table(by_class(y, 100, generator(seed), 2, "fedrep", distinct=False), y) > 0).sum(axis=1).min())
         for seed in range(3)
     ]
     assert single == [1, 1, 1]  # the authors' deal: about 9.5 % of 100 clients
-    check(classes(y, 100, generator(), 2, "fedrep", distinct=False), y, 100)
+    check(by_class(y, 100, generator(), 2, "fedrep", distinct=False), y, 100)
 
 
 def test_fedrep_pairs_are_mixed_and_shards_contiguous() -> None:
     y = labels()
-    partition = classes(y, 100, generator(), 2, "fedrep")
+    partition = by_class(y, 100, generator(), 2, "fedrep")
     pairs = {tuple(np.flatnonzero(row)) for row in table(partition, y)}
     assert len(pairs) > 30  # of 45: not always the same pairs
     mine = [int(np.searchsorted(np.flatnonzero(y == 4), r)) for rows in partition.rows for r in rows if y[r] == 4]
@@ -227,12 +227,12 @@ def test_fedrep_pairs_are_mixed_and_shards_contiguous() -> None:
 
 def test_fedrep_says_which_number_of_clients_would_do() -> None:
     with pytest.raises(RequestError, match="use 10 or 15 clients"):
-        classes(labels(), 12, generator(), 2, "fedrep")
+        by_class(labels(), 12, generator(), 2, "fedrep")
 
 
 def test_shamsian_shares_and_sizes() -> None:
     y = labels(600)
-    partition = classes(y, 10, generator(), 2, "shamsian")
+    partition = by_class(y, 10, generator(), 2, "shamsian")
     counts = table(partition, y)
     assert partition.shares is not None
     assert np.array_equal(counts, np.floor(600 * partition.shares).astype(int))
@@ -246,11 +246,11 @@ def test_shamsian_shares_and_sizes() -> None:
 def test_shamsian_warns_of_whole_shares_that_stay_unused() -> None:
     y = labels()
     with pytest.warns(UserWarning, match="leaves 400 of 1000 rows unused"):
-        partition = classes(y, 3, generator(), 2, "shamsian")
+        partition = by_class(y, 3, generator(), 2, "shamsian")
     assert partition.unused == 400
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        classes(y, 10, generator(), 2, "shamsian")
+        by_class(y, 10, generator(), 2, "shamsian")
 
 
 @pytest.mark.parametrize(
@@ -265,10 +265,10 @@ def test_shamsian_warns_of_whole_shares_that_stay_unused() -> None:
 )
 def test_classes_refuses(kwargs: dict[str, object], said: str) -> None:
     with pytest.raises(RequestError, match=said):
-        classes(labels(), 10, generator(), **kwargs)  # type: ignore[arg-type]
+        by_class(labels(), 10, generator(), **kwargs)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("function", [iid, dirichlet, classes])
+@pytest.mark.parametrize("function", [iid, dirichlet, by_class])
 def test_all_refuse_impossible_clients_and_labels(function: Callable[..., Partition]) -> None:
     y = np.array([0, 1, 2])
     for clients, said in ((4, "as many clients as rows"), (0, "clients"), (-1, "clients"), (1.5, "whole number")):
@@ -285,7 +285,7 @@ def test_all_refuse_impossible_clients_and_labels(function: Callable[..., Partit
 def test_a_client_left_without_rows_is_named() -> None:
     y = np.array([0] * 30 + [1])
     with pytest.raises(RequestError, match="client 3 came out with none"):
-        classes(y, 4, generator(), 1, "ring")
+        by_class(y, 4, generator(), 1, "ring")
 
 
 # dealing another side alike ------------------------------------------------------------------------------------------
@@ -294,8 +294,8 @@ def test_a_client_left_without_rows_is_named() -> None:
 @pytest.mark.parametrize("name", [*DRAWN, "ring"])
 def test_the_test_side_has_the_training_classes_and_shares(name: str) -> None:
     y, other = labels(500), labels(100, seed=1)
-    partition = DRAWN[name](y, generator()) if name in DRAWN else classes(y, 20, generator(), 2, "ring")
-    alike = deal_alike(partition, other)
+    partition = DRAWN[name](y, generator()) if name in DRAWN else by_class(y, 20, generator(), 2, "ring")
+    alike = partition_like(partition, other)
     check(alike, other, 20)
     assert alike.unused == 0
     train, test = table(partition, y), table(alike, other)
@@ -305,7 +305,7 @@ def test_the_test_side_has_the_training_classes_and_shares(name: str) -> None:
 
 
 def test_alike_keeps_what_nobody_was_dealt_unused() -> None:
-    alike = deal_alike(classes(labels(), 2, generator(), 2, "ring"), labels(20))
+    alike = partition_like(by_class(labels(), 2, generator(), 2, "ring"), labels(20))
     assert alike.unused == 140
     assert sum(len(rows) for rows in alike.rows) == 60
 
@@ -313,15 +313,15 @@ def test_alike_keeps_what_nobody_was_dealt_unused() -> None:
 def test_alike_balances_sizes_where_shares_are_equal() -> None:
     y = labels(30)
     partition = Partition(iid(y, 30, generator()).rows, 0, np.full((30, 10), 1 / 30))
-    sizes = [len(rows) for rows in deal_alike(partition, labels(10)).rows]  # 100 rows, 10 of each class
+    sizes = [len(rows) for rows in partition_like(partition, labels(10)).rows]  # 100 rows, 10 of each class
     assert max(sizes) - min(sizes) <= 1
 
 
 def test_alike_refuses() -> None:
     with pytest.raises(RequestError, match="without"):
-        deal_alike(Partition((np.arange(3),)), labels())
+        partition_like(Partition((np.arange(3),)), labels())
     with pytest.raises(RequestError, match=r"labels in 0\.\.9"):
-        deal_alike(iid(labels(), 2, generator()), np.array([10]))
+        partition_like(iid(labels(), 2, generator()), np.array([10]))
 
 
 # the type and the helpers --------------------------------------------------------------------------------------------

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_data import purposes
+from small_data import federate, purposes
 
 from polyfed.data import flwr_partitioners
 from polyfed.data.datasets import Source, from_tensors
-from polyfed.data.federated_dataset import Federated, federate
+from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.data.samples import Samples
 from polyfed.errors import RequestError
 
@@ -28,7 +28,7 @@ def source(test: bool = True) -> Source:
     return from_tensors((x[:600], y), (x[600:], y_test) if test else None, 6, train_columns=train_columns)
 
 
-def deal(partition: Any, seed: int = 0, clients: int = 5, **arguments: Any) -> Federated:
+def deal(partition: Any, seed: int = 0, clients: int = 5, **arguments: Any) -> FederatedDataset:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return federate(
@@ -46,7 +46,7 @@ def ids(samples: Samples) -> list[int]:
     return samples.x[:, 0].int().tolist()
 
 
-def rows(federated: Federated) -> list[list[int]]:
+def rows(federated: FederatedDataset) -> list[list[int]]:
     return [sorted(ids(client.train) + ids(client.validation)) for client in federated.clients]
 
 
@@ -108,7 +108,7 @@ def test_the_runs_seed_is_theirs_unless_one_is_given(flwr: Any, name: str) -> No
     assert d == e
 
 
-def federate_with(partition: Any, seed: int, arguments: dict[str, Any], clients: int = 5) -> Federated:
+def federate_with(partition: Any, seed: int, arguments: dict[str, Any], clients: int = 5) -> FederatedDataset:
     return federate(
         source(),
         clients=clients,
@@ -196,8 +196,8 @@ class Halves:
 
 def test_any_object_of_that_kind_deals() -> None:
     pytest.importorskip("datasets")
-    assert flwr_partitioners.is_partitioner(Halves())
-    assert not flwr_partitioners.is_partitioner("iid")
+    assert flwr_partitioners.is_flwr_partitioner(Halves())
+    assert not flwr_partitioners.is_flwr_partitioner("iid")
     assert rows(deal(Halves(), clients=2)) == [list(range(0, 600, 2)), list(range(1, 600, 2))]
 
 

@@ -13,7 +13,7 @@ import polyfed as pf
 from polyfed.data import image_folders
 from polyfed.data.datasets import load
 from polyfed.data.samples import Samples
-from polyfed.data.transforms import resized
+from polyfed.data.transforms import resize
 from polyfed.errors import RequestError
 from polyfed.experiments import prediction
 
@@ -86,7 +86,7 @@ def test_several_sizes_need_image_size(tmp_path: Path) -> None:
     source = read(tmp_path, image_size=4)
     assert source.train.x.shape == (2, 1, 4, 4)
     large = Samples(torch.from_numpy(np.tile(GREY, (2, 2)))[None, None], torch.tensor([0]))
-    assert torch.equal(source.train.x[1:], resized(large, 4).x)
+    assert torch.equal(source.train.x[1:], resize(large, 4).x)
 
 
 def test_grey_among_rgb_becomes_rgb_and_jpeg_is_read(tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ from small_data import some_images, write_parquet
 from polyfed.config.recipe import Recipe
 from polyfed.data.datasets import Source, from_tensors
 from polyfed.data.public import public_inputs
-from polyfed.data.transforms import recoloured
+from polyfed.data.transforms import convert_channels
 from polyfed.errors import RequestError
-from polyfed.experiments.session import Prepared, prepare
+from polyfed.experiments.build import build_federation
+from polyfed.experiments.data_cache import DataCache
 
 
 def pictures(count: int, channels: int, height: int, width: int, seed: int = 0) -> Source:
@@ -31,12 +32,12 @@ def draw(other: Source, task: Source, rows: int | None = None, seed: int = 0) ->
 def test_colours_are_pillows() -> None:
     x = pictures(5, 3, 6, 7).train.x
     grey = [np.asarray(Image.fromarray(p).convert("L")) for p in x.permute(0, 2, 3, 1).numpy()]
-    assert np.array_equal(recoloured(x, 1)[:, 0].numpy(), np.stack(grey))
-    assert torch.equal(recoloured(recoloured(x, 1), 3)[:, 2], recoloured(x, 1)[:, 0])
-    assert torch.equal(recoloured(recoloured(x, 1), 1), recoloured(x, 1))
-    assert recoloured(x, 3) is x
+    assert np.array_equal(convert_channels(x, 1)[:, 0].numpy(), np.stack(grey))
+    assert torch.equal(convert_channels(convert_channels(x, 1), 3)[:, 2], convert_channels(x, 1)[:, 0])
+    assert torch.equal(convert_channels(convert_channels(x, 1), 1), convert_channels(x, 1))
+    assert convert_channels(x, 3) is x
     with pytest.raises(RequestError, match="2 channels"):
-        recoloured(x[:, :2], 3)
+        convert_channels(x[:, :2], 3)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -98,7 +99,7 @@ def recipe(root: Path, seed: int = 0, **data: Any) -> Recipe:
 
 
 def test_public_inputs_reach_the_federation(root: Path) -> None:
-    federation = prepare(recipe(root, public="plants", public_rows=8))
+    federation = build_federation(recipe(root, public="plants", public_rows=8))
     public = federation.clients[0].public
     assert public is not None
     assert (len(public), public.origin, tuple(public.samples.x.shape)) == (8, "other", (8, 1, 8, 8))
@@ -108,7 +109,7 @@ def test_public_inputs_reach_the_federation(root: Path) -> None:
 
 def test_a_holdout_beside_it_stays_set_aside(root: Path) -> None:
     both, held, none = (
-        (prepare(recipe(root, **options)).clients[0], Prepared().dealt(recipe(root, **options)))
+        (build_federation(recipe(root, **options)).clients[0], DataCache().federated(recipe(root, **options)))
         for options in ({"public": "plants", "holdout": 30}, {"holdout": 30}, {})
     )
     assert both[0].public is not None
@@ -122,7 +123,7 @@ def test_a_holdout_beside_it_stays_set_aside(root: Path) -> None:
 
 
 def test_the_draw_follows_the_seed_and_is_kept(root: Path) -> None:
-    data = Prepared()
+    data = DataCache()
     a, b = (data.public(recipe(root, public="plants", public_rows=5)) for _ in range(2))
     c = data.public(recipe(root, 1, public="plants", public_rows=5))
     assert a is not None
@@ -138,4 +139,4 @@ def test_the_task_itself_is_no_other_set(root: Path) -> None:
     with pytest.raises(RequestError, match="another data set than name"):
         recipe(root, name="cifar100", public="cifar100-coarse")
     with pytest.raises(RequestError, match="did you mean 'plants'"):
-        prepare(recipe(root, public="plant"))
+        build_federation(recipe(root, public="plant"))

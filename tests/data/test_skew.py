@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from small_data import purposes
+from small_data import federate, purposes
 
 from polyfed.data.datasets import Source, from_tensors
-from polyfed.data.feature_shift import Skew, noisy, rotated, tinted
-from polyfed.data.federated_dataset import Federated, federate
+from polyfed.data.feature_shift import FeatureShift, add_noise, rotate, tint
+from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.data.samples import Samples
 from polyfed.errors import RequestError
 
@@ -28,7 +28,7 @@ def source(channels: int = 3, test: bool = True) -> Source:
     return from_tensors(side(160, 1), side(40, 2) if test else None, 2)
 
 
-def deal(given: Source, seed: int = 0, **options: Any) -> Federated:
+def deal(given: Source, seed: int = 0, **options: Any) -> FederatedDataset:
     return federate(
         given, **{"clients": 4, "partition": "iid", "split": "official:9:1", "rng": purposes(seed), **options}
     )
@@ -40,17 +40,15 @@ def deal(given: Source, seed: int = 0, **options: Any) -> Federated:
 @pytest.mark.parametrize("quarter", [0, 1, 2, 3])
 def test_quarter_turns_are_exact_and_anticlockwise(quarter: int) -> None:
     x = pictures()
-    assert torch.equal(rotated(x, 90.0 * quarter), torch.rot90(x, quarter, (2, 3)))
+    assert torch.equal(rotate(x, 90.0 * quarter), torch.rot90(x, quarter, (2, 3)))
 
 
 @pytest.mark.parametrize(("degrees", "height", "width"), [(30.0, 9, 9), (-75.0, 8, 8), (45.0, 7, 12)])
 def test_other_turns_are_pillows(degrees: float, height: int, width: int) -> None:
     x = pictures(3, 1, height, width)
-    ours = rotated(x, degrees).numpy()[:, 0].astype(int)
+    ours = rotate(x, degrees).numpy()[:, 0].astype(int)
     theirs = np.stack([Image.fromarray(p).rotate(degrees, Image.Resampling.BILINEAR) for p in x[:, 0].numpy()])
-    inner = (
-        rotated(torch.full_like(x, 255), degrees)[:, 0].numpy() == 255
-    )  # at the rim Pillow does not blend with black
+    inner = rotate(torch.full_like(x, 255), degrees)[:, 0].numpy() == 255  # at the rim Pillow does not blend with black
     assert inner.sum() > inner.size / 3
     assert np.abs(ours - theirs)[inner].max() <= 2
 
@@ -58,7 +56,7 @@ def test_other_turns_are_pillows(degrees: float, height: int, width: int) -> Non
 @pytest.mark.parametrize("deviation", [0.02, 0.1])
 def test_noise_has_the_deviation_it_says(deviation: float) -> None:
     x = torch.full((2500, 1, 8, 8), 128, dtype=torch.uint8)
-    moved = noisy(x, deviation, np.random.default_rng(0)).double() - 128
+    moved = add_noise(x, deviation, np.random.default_rng(0)).double() - 128
     assert moved.mean().abs() < 0.3
     assert moved.std().item() == pytest.approx(255 * deviation, rel=0.02)
 
@@ -69,11 +67,11 @@ def test_tints_by_hand(angle: float) -> None:
     gains = 1 + strength * np.cos(angle - 2 * np.pi * np.arange(3) / 3)
     assert gains.sum() == pytest.approx(3)
     by_hand = np.clip(np.rint(x.numpy() * gains[:, None, None]), 0, 255)
-    assert np.abs(tinted(x, strength, angle).numpy() - by_hand).max() <= 1  # a half may round either way
+    assert np.abs(tint(x, strength, angle).numpy() - by_hand).max() <= 1  # a half may round either way
     grey = pictures(4, 1)
     by_hand = (grey.numpy() / 255 - 0.5) * (1 + strength * np.cos(angle)) + 0.5 + strength * np.sin(angle) / 2
     by_hand = np.clip(np.rint(255 * by_hand), 0, 255)
-    assert np.abs(tinted(grey, strength, angle).numpy() - by_hand).max() <= 1
+    assert np.abs(tint(grey, strength, angle).numpy() - by_hand).max() <= 1
 
 
 # clients -------------------------------------------------------------------------------------------------------------
@@ -84,7 +82,7 @@ def test_tints_by_hand(angle: float) -> None:
 def test_any_two_clients_differ_and_bytes_stay_bytes(kind: str, channels: int) -> None:
     x = pictures(1200, channels, 8, 8)  # more than are changed at a time
     samples = Samples(x, torch.zeros(1200, dtype=torch.int64))
-    skew = Skew(kind, 0.3, 6, purposes(0))
+    skew = FeatureShift(kind, 0.3, 6, purposes(0))
     views = [skew(samples, client, "train") for client in range(6)]
     assert all(view.x.dtype == torch.uint8 and view.x.shape == x.shape for view in views)
     assert all(view.y is samples.y for view in views)
@@ -96,14 +94,14 @@ def test_any_two_clients_differ_and_bytes_stay_bytes(kind: str, channels: int) -
 
 def test_noise_grows_evenly_over_the_clients() -> None:
     samples = Samples(torch.full((500, 1, 8, 8), 128, dtype=torch.uint8), torch.zeros(500, dtype=torch.int64))
-    skew = Skew("noise", 0.2, 4, purposes(1))
+    skew = FeatureShift("noise", 0.2, 4, purposes(1))
     by_place = {skew.place(c): skew(samples, c, "test").x.double().std().item() / 255 for c in range(4)}
     assert [by_place[p] for p in range(4)] == pytest.approx([0.05, 0.1, 0.15, 0.2], rel=0.05)
 
 
 def test_noise_is_drawn_anew_for_each_client_and_each_of_its_sets() -> None:
     samples = Samples(torch.full((20, 1, 8, 8), 128, dtype=torch.uint8), torch.zeros(20, dtype=torch.int64))
-    skew = Skew("noise", 0.2, 2, purposes(1))
+    skew = FeatureShift("noise", 0.2, 2, purposes(1))
     sets = list(itertools.product(range(2), ("train", "validation", "test")))
     noise = np.stack([skew(samples, *which).x.numpy().ravel() for which in sets])
     assert np.abs(np.corrcoef(noise) - np.eye(6)).max() < 0.15

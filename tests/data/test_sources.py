@@ -13,7 +13,7 @@ import torch
 from small_data import encode, some_images, write_parquet
 
 from polyfed.data import cache, parquet_images
-from polyfed.data.dataset import told
+from polyfed.data.dataset import with_declared
 from polyfed.data.datasets import Source, channel_statistics, from_tensors, load
 from polyfed.data.samples import Samples
 from polyfed.errors import RequestError
@@ -282,7 +282,7 @@ def test_a_cache_that_cannot_be_written_is_passed_over(folder: Path, tmp_path: P
 def test_the_default_cache_is_below_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("POLYFED_CACHE")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache.folder() == tmp_path / ".cache" / "polyfed" / "datasets"
+    assert cache.cache_dir() == tmp_path / ".cache" / "polyfed" / "datasets"
 
 
 # refusals ------------------------------------------------------------------------------------------------------------
@@ -456,13 +456,13 @@ def test_what_is_told_of_a_source_stands_in_place_of_its_own() -> None:
     """Rows keep their classes by name, under new numbers; inputs are normalised as is said."""
     x = np.zeros((4, 1, 2, 2), dtype=np.uint8)
     source = replace(from_tensors((x, [0, 1, 2, 1]), (x[:1], [2])), class_names=("a", "b", "c"))
-    other = told(source, ["c", "none", "b", "a"], [0.5], [0.25])
+    other = with_declared(source, ["c", "none", "b", "a"], [0.5], [0.25])
     assert [other.class_names[label] for label in other.train.y.tolist()] == ["a", "b", "c", "b"]
     assert other.test is not None
     assert other.test.y.tolist() == [0]
     assert (other.classes, other.mean, other.std) == (4, (0.5,), (0.25,))
-    assert told(source) is source
+    assert with_declared(source) is source
     with pytest.raises(RequestError, match=r"data.class_names: expected 'c' of 'tensors' among them, which is missing"):
-        told(source, ["a", "b"])
+        with_declared(source, ["a", "b"])
     with pytest.raises(RequestError, match=r"data.mean: expected 1 numbers for the inputs of 'tensors', came 2"):
-        told(source, None, [0.5, 0.5], [1.0, 1.0])
+        with_declared(source, None, [0.5, 0.5], [1.0, 1.0])

@@ -11,13 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from small_data import purposes, put, reading
+from small_data import federate, purposes, put, reading
 
 from polyfed.data.datasets import Source, load
-from polyfed.data.federated_dataset import federate
-from polyfed.data.partition import hashed_groups
+from polyfed.data.partition import hash_groups
 from polyfed.data.samples import Samples
-from polyfed.data.text import Words, numbered, read_vectors, vocabulary, words_of
+from polyfed.data.text import TextConfig, encode_tokens, load_word_vectors, tokenize, vocabulary
 from polyfed.data.transforms import Prepare
 from polyfed.errors import RequestError
 
@@ -50,7 +49,7 @@ def root(tmp_path: Path) -> Path:
     ],
 )
 def test_words_are_runs_of_letters_digits_and_apostrophes_and_marks(text: str, words: list[str]) -> None:
-    assert words_of(text) == words
+    assert tokenize(text) == words
 
 
 def test_the_vocabulary_is_the_most_frequent_words_and_ties_are_alphabetical() -> None:
@@ -61,7 +60,7 @@ def test_the_vocabulary_is_the_most_frequent_words_and_ties_are_alphabetical() -
 
 
 def test_ids_by_hand() -> None:
-    ids = numbered([["so", "odd", "good"], [], ["good"]], ["good", "so"], 2)
+    ids = encode_tokens([["so", "odd", "good"], [], ["good"]], ["good", "so"], 2)
     assert ids.dtype == torch.int64
     assert ids.tolist() == [[3, 1], [0, 0], [2, 0]]
 
@@ -78,7 +77,7 @@ def test_sentiment140_is_ids_and_no_word_of_the_test_side_has_one(root: Path) ->
 
 
 def test_length_and_vocabulary_bite(root: Path) -> None:
-    source = load("sentiment140", root, words=Words(vocabulary=1, length=2))
+    source = load("sentiment140", root, words=TextConfig(vocabulary=1, length=2))
     assert source.train.x.tolist() == [[2, 1], [1, 1], [1, 2], [0, 0]]
     assert source.words == 3
 
@@ -87,9 +86,9 @@ def test_any_folder_with_a_text_column(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     write(folder, "train", ["a b", "c"], [0, 1])
     pq.write_table(pq.read_table(folder / "train.parquet").rename_columns(["words", "y"]), folder / "train.parquet")
-    source = load("mine", tmp_path, words=Words(column="words", length=3))
+    source = load("mine", tmp_path, words=TextConfig(column="words", length=3))
     assert source.train.x.tolist() == [[2, 3, 0], [4, 0, 0]]
-    assert load("parquet", folder, label_column="y", words=Words(column="words")).class_names == ("0", "1")
+    assert load("parquet", folder, label_column="y", words=TextConfig(column="words")).class_names == ("0", "1")
 
 
 def test_ids_pass_unchanged_into_a_network() -> None:
@@ -109,11 +108,11 @@ read, refusal = reading("csv")
 
 
 def test_a_csv_file_is_read_as_parquet_is(tmp_path: Path) -> None:
-    source = read(put(tmp_path / "a.csv", REVIEWS), words=Words("review"), label_column="stars", columns=("shop",))
+    source = read(put(tmp_path / "a.csv", REVIEWS), words=TextConfig("review"), label_column="stars", columns=("shop",))
     assert (source.train.y.tolist(), source.class_names, source.words) == ([0, 1, 1], ("bad", "good"), 5002)
     assert source.train_columns["shop"].tolist() == [2, 1, 1]
     write(tmp_path / "same", "train", ["Broken; and it was\nlate!", "So good", "Good day"], [0, 1, 1])
-    same = load("parquet", tmp_path / "same", words=Words("text"), label_column="sentiment")
+    same = load("parquet", tmp_path / "same", words=TextConfig("text"), label_column="sentiment")
     assert torch.equal(source.train.x, same.train.x)
     assert source.vocabulary is not None
     assert source.vocabulary.words[:2] == ("good", "!")
@@ -123,7 +122,7 @@ def test_a_csv_file_is_read_as_parquet_is(tmp_path: Path) -> None:
 def test_the_side_for_tests_adds_no_words_and_numbers_are_classes(tmp_path: Path) -> None:
     put(tmp_path / "train.csv", "text,label\nso good,4\ngood day,0\n")
     put(tmp_path / "test.csv", "label,text\n4,good zebra\n")
-    source = read(tmp_path, words=Words("text", length=2, vocabulary=2))
+    source = read(tmp_path, words=TextConfig("text", length=2, vocabulary=2))
     assert source.class_names == ("0", "4")
     assert source.train.x.tolist() == [[1, 2], [2, 3]]
     assert source.test is not None
@@ -132,13 +131,13 @@ def test_the_side_for_tests_adds_no_words_and_numbers_are_classes(tmp_path: Path
 
 
 def test_what_a_csv_file_of_texts_must_have(tmp_path: Path) -> None:
-    place, words = tmp_path / "a.csv", Words("text")
-    assert "text column 'txt'" in refusal(put(place, "text,label\na,1\nb,0\n"), words=Words("txt"))
-    assert "did you mean 'text'" in refusal(place, words=Words("txt"))
+    place, words = tmp_path / "a.csv", TextConfig("text")
+    assert "text column 'txt'" in refusal(put(place, "text,label\na,1\nb,0\n"), words=TextConfig("txt"))
+    assert "did you mean 'text'" in refusal(place, words=TextConfig("txt"))
     assert "came 'text' for both" in refusal(place, words=words, label_column="text")
     assert "no use for feature_columns" in refusal(place, words=words, feature_columns=["label"])
     assert "image_column or text_column" in refusal(place, words=words, image_column="label")
-    assert "text_column names the column of texts" in refusal(place, words=Words(vocabulary=9))
+    assert "text_column names the column of texts" in refusal(place, words=TextConfig(vocabulary=9))
     assert "text_column names a column of texts" in refusal(place)
     assert "came an empty one in row 1 of 'text' of" in refusal(put(place, "text,label\na,1\n ,0\n"), words=words)
     assert "an empty one in row 0 of 'label'" in refusal(put(place, "text,label\na,\n"), words=words)
@@ -152,7 +151,7 @@ def test_what_a_csv_file_of_texts_must_have(tmp_path: Path) -> None:
 def test_vectors_are_those_of_the_file_and_only_its_words_are_known(root: Path) -> None:
     file = root / "glove.txt"
     file.write_text("day 1 2\nzebra 9 9\n. . 5 5\ngood -1.5 1e-1\nother 0 0\n", encoding="utf-8")
-    source = load("sentiment140", root, words=Words(vectors=file))
+    source = load("sentiment140", root, words=TextConfig(vectors=file))
     assert isinstance(source.words, torch.Tensor)
     torch.testing.assert_close(source.words, torch.tensor([[0, 0], [0, 0], [-1.5, 0.1], [1, 2]]))
     assert source.train.x[0, :4].tolist() == [2, 1, 2, 3]
@@ -176,13 +175,13 @@ def test_wrong_vectors_are_one_clear_line(tmp_path: Path, content: bytes, messag
     file = tmp_path / "vectors.txt"
     file.write_bytes(content)
     with pytest.raises(RequestError, match=message) as caught:
-        read_vectors(file, {"day", "good"})
+        load_word_vectors(file, {"day", "good"})
     assert "\n" not in str(caught.value)
 
 
 def test_a_file_of_vectors_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"cannot read data\.vectors"):
-        read_vectors(tmp_path / "none.txt", {"day"})
+        load_word_vectors(tmp_path / "none.txt", {"day"})
 
 
 # wrong input ---------------------------------------------------------------------------------------------------------
@@ -191,22 +190,28 @@ def test_a_file_of_vectors_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda r: load("sentiment140", r, words=Words(column="txt")), "text column 'txt' .* did you mean 'text'"),
-        (lambda r: load("sentiment140", r, words=Words(column="sentiment")), "expected texts in column 'sentiment'"),
+        (lambda r: load("sentiment140", r, words=TextConfig(column="txt")), "text column 'txt' .* did you mean 'text'"),
+        (
+            lambda r: load("sentiment140", r, words=TextConfig(column="sentiment")),
+            "expected texts in column 'sentiment'",
+        ),
         (lambda r: load("sentiment140", r, label_column="sentimen"), "did you mean 'sentiment'"),
         (lambda r: load("sentiment140", r, image_column="img"), "expected no image_column"),
         (lambda r: load("sentiment140", r / "no"), "dataset 'sentiment140' needs the files"),
         (
-            lambda r: load("digits", words=Words(vocabulary=9)),
+            lambda r: load("digits", words=TextConfig(vocabulary=9)),
             "expected vocabulary with texts .* 'digits'",
         ),
-        (lambda r: load("digits", words=Words(column="text")), "expected text_column with texts"),
-        (lambda r: load("hub:a/b", words=Words(length=9)), "expected length with texts in Parquet or CSV files, or of"),
-        (lambda r: load(f"images:{r}", words=Words(length=9)), "expected length with texts .* 'images:"),
+        (lambda r: load("digits", words=TextConfig(column="text")), "expected text_column with texts"),
+        (
+            lambda r: load("hub:a/b", words=TextConfig(length=9)),
+            "expected length with texts in Parquet or CSV files, or of",
+        ),
+        (lambda r: load(f"images:{r}", words=TextConfig(length=9)), "expected length with texts .* 'images:"),
         (lambda r: load("sentiment140", r, label_column="text"), "in different columns, came 'text' for both"),
-        (lambda r: load("parquet", r / "sentiment140", words=Words(length=9)), "text_column names the column"),
-        (lambda r: Words(vocabulary=0), "expected vocabulary to be a whole number >= 1, came 0"),
-        (lambda r: Words(length=True), "expected length to be a whole number"),
+        (lambda r: load("parquet", r / "sentiment140", words=TextConfig(length=9)), "text_column names the column"),
+        (lambda r: TextConfig(vocabulary=0), "expected vocabulary to be a whole number >= 1, came 0"),
+        (lambda r: TextConfig(length=True), "expected length to be a whole number"),
     ],
 )
 def test_wrong_requests_are_one_clear_line(root: Path, ask: Callable[[Path], object], message: str) -> None:
@@ -225,10 +230,10 @@ def test_a_missing_text_is_named(tmp_path: Path) -> None:
 
 
 def test_groups_are_of_the_values_alone() -> None:
-    assert hashed_groups(["ann", "bob", "ann"], 7).tolist() == [zlib.crc32(n) % 7 for n in (b"ann", b"bob", b"ann")]
-    assert hashed_groups(np.array([5]), 7).tolist() == [zlib.crc32(b"5") % 7]
+    assert hash_groups(["ann", "bob", "ann"], 7).tolist() == [zlib.crc32(n) % 7 for n in (b"ann", b"bob", b"ann")]
+    assert hash_groups(np.array([5]), 7).tolist() == [zlib.crc32(b"5") % 7]
     with pytest.raises(RequestError, match="natural_groups"):
-        hashed_groups(["a"], 0)
+        hash_groups(["a"], 0)
 
 
 @pytest.mark.parametrize("groups", [6, 40])

@@ -13,9 +13,9 @@ from polyfed.deploy.node_config import NodeConfig
 from polyfed.deploy.node_registry import Answer
 from polyfed.deploy.protocol import Letter, Trouble
 from polyfed.errors import PolyfedError
-from polyfed.experiments.session import Prepared
+from polyfed.experiments.data_cache import DataCache
 
-DATA = Prepared()  # kept between letters, and between tests
+DATA = DataCache()  # kept between letters, and between tests
 FIRST_NODE = 1000  # nodes' numbers are not those of clients
 Fault = Callable[[int, Letter], Answer | None]  # node and letter -> what comes back instead, None: what the node says
 

@@ -15,7 +15,7 @@ from polyfed.deploy.node_registry import Answer
 from polyfed.deploy.protocol import Letter, pack, unpack
 from polyfed.deploy.server import serve
 from polyfed.errors import RequestError
-from polyfed.experiments.session import prepare
+from polyfed.experiments.build import build_federation
 
 LIAR = FIRST_NODE + 1
 
@@ -39,7 +39,7 @@ def test_a_rule_and_a_bound_give_the_numbers_of_one_process(tmp_path: Path) -> N
 def _norms_of_round_1() -> list[float]:
     """Of the changes of FedAvg's weights, in order."""
     recipe = recipe_of("fedavg", **ONE, training={"rounds": 1}, defence={"max_norm": 1e-9})
-    refused = prepare(recipe, data=DATA).run().history[0]["refused"]
+    refused = build_federation(recipe, data=DATA).run().history[0]["refused"]
     return sorted(float(entry["reason"].partition(" is ")[2].partition(",")[0]) for entry in refused)
 
 

@@ -85,7 +85,7 @@ def test_the_simulation_is_asked_for_as_the_command_line_takes_it(monkeypatch: p
         asked.append(recipe)
         raise RequestError("enough")
 
-    monkeypatch.setattr("polyfed.experiments.session.run", run)
+    monkeypatch.setattr("polyfed.experiments.run.run", run)
     monkeypatch.chdir(ROOT)
     (words,) = [words for words in commands() if words[:2] == ["polyfed", "run"]]
     assert cli.status(words[1:]) == 2

@@ -21,7 +21,7 @@ from polyfed.deploy.protocol import Letter, Task, Trouble, agreed, pack, unpack
 from polyfed.deploy.server import DIARY, serve
 from polyfed.engine.federation import Run
 from polyfed.errors import RequestError
-from polyfed.experiments.session import prepare
+from polyfed.experiments.build import build_federation
 
 BAD = FIRST_NODE + 1
 
@@ -338,7 +338,7 @@ def test_a_late_node_joins(tmp_path: Path) -> None:
     assert sorted(models(tmp_path)) == [0, 1, 2]
     like = three_rounds(models={"architectures": ["digits-cnn1"]})
     assert [entry["samples"] for entry in run.result["clients_table"]] == [
-        c.n for c in prepare(like, data=DATA).clients
+        c.n for c in build_federation(like, data=DATA).clients
     ]
 
 

@@ -26,7 +26,8 @@ from polyfed.deploy.node_registry import Answer
 from polyfed.deploy.protocol import Letter, Trouble
 from polyfed.engine.federation import Federation, Run
 from polyfed.errors import Interrupted, RequestError, RunError
-from polyfed.experiments import session
+from polyfed.experiments import run as experiment
+from polyfed.experiments.build import build_federation
 from polyfed.methods import Local
 
 STAGES: Mapping[str, Any] = {"stage": "received", "extra_stages": ["after_local", "personal"], "metrics": ["auc"]}
@@ -76,7 +77,7 @@ def elsewhere(recipe: Recipe, **changes: Any) -> Recipe:
 
 
 def run(recipe: Recipe, **options: Any) -> Run:
-    return session.prepare(recipe, data=DATA, **options).run()
+    return build_federation(recipe, data=DATA, **options).run()
 
 
 def same(found: Run, expected: Run) -> None:
@@ -142,9 +143,9 @@ def test_a_run_goes_on_with_another_executor(tmp_path: Path) -> None:
 
     Here.fault = staticmethod(stop)
     with pytest.raises(Interrupted, match="interrupted in round 2; 1 whole rounds are kept"):
-        session.run(elsewhere(recipe), out=tmp_path / "run")
+        experiment.run(elsewhere(recipe), out=tmp_path / "run")
     assert Here.made[0].ended
-    resumed = session.run(recipe, out=tmp_path / "run", resume=True)
+    resumed = experiment.run(recipe, out=tmp_path / "run", resume=True)
     same(resumed, whole)
 
 
@@ -226,14 +227,14 @@ def test_what_cannot_be_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     there = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "ray" else there(name) or object())
     with pytest.raises(RequestError) as caught:
-        session.run(recipe, out=tmp_path / "run")
+        experiment.run(recipe, out=tmp_path / "run")
     line = "the executor 'flower-sim' needs the package 'ray'; install it with: pip install 'polyfed[flower-sim]'"
     assert str(caught.value) == line
     assert not (tmp_path / "run").exists()
 
 
 def test_only_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    federation = session.prepare(recipe_of("local"), data=DATA)
+    federation = build_federation(recipe_of("local"), data=DATA)
     crew: Any = type("Crew", (), {"architectures": federation.architectures, "clients": federation.clients})
     monkeypatch.setattr(federation.architectures, "device", torch.device("meta"))
     with pytest.raises(RequestError, match=r"another executor than 'flower-sim', as .* need device 'cpu', and this"):

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from deploy.nearby import recipe_of
-from polyfed.experiments import session
+from polyfed.experiments.run import run
 
 pytest.importorskip("flwr", reason="the extra 'flower-sim' is not installed")
 pytest.importorskip("ray", reason="the extra 'flower-sim' is not installed")
@@ -93,10 +93,10 @@ def test_who_is_ended_leaves_whole_rounds_and_no_process(recipe: Path, tmp_path:
     assert list(caller.offspring()) == []
     before = len(records(out))
     short = [f"training.rounds={before + 1}"]
-    alone = session.run(recipe, out=tmp_path / "alone", overrides=[*short, "run.executor=serial"])
+    alone = run(recipe, out=tmp_path / "alone", overrides=[*short, "run.executor=serial"])
     assert records(out) == records(tmp_path / "alone")[:before]
     stored = out / "recipe.toml"
     stored.write_text(stored.read_text().replace("rounds = 200", f"rounds = {before + 1}"))
-    resumed = session.run(recipe, out=out, overrides=[*short, "run.executor=serial"], resume=True)
+    resumed = run(recipe, out=out, overrides=[*short, "run.executor=serial"], resume=True)
     assert records(out) == records(tmp_path / "alone")
     assert resumed.result["accuracy"] == alone.result["accuracy"]

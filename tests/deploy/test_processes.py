@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from polyfed.deploy import process_group as room
-from polyfed.deploy.process_group import Processes, free_ports, stops_on_signals
+from polyfed.deploy.process_group import Processes, free_ports, raise_on_termination
 from polyfed.errors import RunError
 
 SLEEP = "import time; time.sleep(60)"
@@ -126,8 +126,8 @@ def test_a_signal_leaves_the_blocks_and_ends_the_programs(number: int, tmp_path:
     code = f"""
 import sys
 from pathlib import Path
-from polyfed.deploy.process_group import Processes, stops_on_signals
-with stops_on_signals(), Processes(Path(sys.argv[1]), {{}}) as started:
+from polyfed.deploy.process_group import Processes, raise_on_termination
+with raise_on_termination(), Processes(Path(sys.argv[1]), {{}}) as started:
     print(started.start("x", [sys.executable, "-S", "-c", {SLEEP!r}]).pid, flush=True)
     import time
     time.sleep(60)
@@ -139,13 +139,13 @@ with stops_on_signals(), Processes(Path(sys.argv[1]), {{}}) as started:
     child = int(caller.stdout.readline())
     caller.send_signal(number)
     _, said = caller.communicate(timeout=60)
-    assert b"KeyboardInterrupt" in said or b"Stopped" in said
+    assert b"KeyboardInterrupt" in said or b"TerminationSignal" in said
     assert not lives(child)
 
 
 def test_handlers_are_put_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with stops_on_signals():
+    with raise_on_termination():
         assert signal.getsignal(signal.SIGTERM) != before
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
@@ -167,7 +167,7 @@ def test_the_last_started_ends_first_unless_another_is_named(first: str | None, 
 def test_what_nohup_ignores_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with stops_on_signals():
+        with raise_on_termination():
             signal.raise_signal(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)

@@ -23,7 +23,7 @@ from polyfed.deploy.protocol import Letter, unpack
 from polyfed.deploy.server import DIARY, serve
 from polyfed.engine.federation import Run
 from polyfed.errors import RequestError, RunError
-from polyfed.experiments.session import prepare
+from polyfed.experiments.build import build_federation
 from polyfed.registry import METHODS
 
 ONE: Mapping[str, Any] = {"models": {"architectures": ["digits-cnn1"]}}
@@ -54,7 +54,7 @@ def models(folder: Path) -> dict[int, dict[str, Tensor]]:
 
 def same(recipe: Recipe, run: Run, folder: Path) -> None:
     """A served run is that of one process: records, result and models."""
-    expected = prepare(recipe, data=DATA).run()
+    expected = build_federation(recipe, data=DATA).run()
     assert told(run.history) == told(expected.history)
     assert run.result["accuracy_per_client"] == expected.result["accuracy_per_client"]
     assert not [row for row in run.result["clients_table"] if {"labels", "parameters"} & {*row}], (
@@ -276,7 +276,7 @@ def test_the_noise_of_a_nodes_secret_is_its_own(tmp_path: Path, config: Mapping[
     run = serve(recipe, wire, out=tmp_path / "out", deadline=5)
     assert {path.stat().st_mode & 0o777 for path in tmp_path.glob("node-*")} == {0o700}
     secrets = sorted(tmp_path.glob("node-*/noise.secret"))
-    expected = prepare(recipe, data=DATA).run()
+    expected = build_federation(recipe, data=DATA).run()
     if not config:
         assert secrets == []
         assert told(run.history) == told(expected.history)

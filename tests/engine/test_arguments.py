@@ -14,7 +14,7 @@ import polyfed as pf
 from flat_options import grouped
 from polyfed.core.client import as_floats
 from polyfed.data.datasets import digits
-from polyfed.data.text import Words
+from polyfed.data.text import TextConfig
 from polyfed.errors import RequestError
 from polyfed.experiments import prediction
 from polyfed.registry import METHODS
@@ -216,7 +216,7 @@ def test_functions_of_ones_own_are_called_by_name(tmp_path: Any, monkeypatch: py
 def test_texts_bring_their_number_of_words(tmp_path: Any) -> None:
     rows = [f"So good! No {n},1\ncan't say,0" for n in range(10)]
     (tmp_path / "a.csv").write_text("\n".join(["said,label", *rows]))
-    source = pf.load("csv:a.csv", tmp_path, words=Words("said", vocabulary=30, length=4))
+    source = pf.load("csv:a.csv", tmp_path, words=TextConfig("said", vocabulary=30, length=4))
     clients = [pf.Client("fedhenn-lstm1", source.train)]
     made = pf.Federation(clients, pf.methods.Local(), pf.Training(rounds=1), task=pf.Task(vocabulary=source.vocabulary))
     assert made.run().models[0].state_dict()["extractor.embedding.weight"].shape[0] == 32

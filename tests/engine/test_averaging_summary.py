@@ -11,7 +11,7 @@ import polyfed as pf
 from flat_options import grouped
 from polyfed.core.method import Method
 from polyfed.errors import RequestError
-from polyfed.experiments.dry_run import measure
+from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import FedAvg, FedProx, FedRep, LGFedAvg, Local
 from polyfed.models.split import Staged
 
@@ -59,7 +59,7 @@ def test_it_is_averaged_where_that_is_asked_for() -> None:
 
     federation(FedAvg(aggregation="by-name"), Low, High, trackers=[Watcher()]).run()
     assert [text for text in told if text.startswith("averaged: ")]
-    check = measure(federation(FedAvg(aggregation="by-name"), Low, High))
+    check = estimate_costs(federation(FedAvg(aggregation="by-name"), Low, High))
     assert check.averaged in " ".join(str(check).split("\n"))
 
 

@@ -52,9 +52,9 @@ def until(rounds: int, folder: Path) -> dict[str, bytes]:
                 raise KeyboardInterrupt
 
     federation = pf.Recipe.from_dict(recipe("last").to_dict())
-    from polyfed.experiments.session import prepare
+    from polyfed.experiments.build import build_federation
 
-    made = prepare(federation, trackers=[Stop()])
+    made = build_federation(federation, trackers=[Stop()])
     with pytest.raises(Interrupted):
         made.run()
     made._write_models(_folder(folder))

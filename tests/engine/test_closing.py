@@ -20,7 +20,7 @@ from polyfed.core.settings import Availability, Evaluation, Training
 from polyfed.engine.federation import Federation
 from polyfed.engine.history import best_by_validation
 from polyfed.errors import Interrupted
-from polyfed.experiments.dry_run import measure
+from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import FedAvg, Local
 from polyfed.report.comparison import comparison
 from polyfed.report.figures import series
@@ -273,11 +273,11 @@ def test_a_check_knows_its_cost() -> None:
     full = THREE.model_copy(update={"participation": 1.0})
     made = federation(Finish(), full)
     result = made.run().result
-    found = measure(federation(Finish(), full))
+    found = estimate_costs(federation(Finish(), full))
     assert found.bytes_up == pytest.approx(result["bytes_up"])
     assert found.bytes_down == pytest.approx(result["bytes_down"])
     assert all(kind.closing[1] == 8 and kind.closing[2] > 0 for kind in found.architectures)
-    assert all(kind.closing == (0, 0, 0.0) for kind in measure(federation(FedAvg(), full)).architectures)
+    assert all(kind.closing == (0, 0, 0.0) for kind in estimate_costs(federation(FedAvg(), full)).architectures)
 
 
 def test_reports_cope(tmp_path: Path) -> None:

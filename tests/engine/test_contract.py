@@ -22,7 +22,7 @@ from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
 from polyfed.errors import RunError
-from polyfed.experiments.dry_run import measure
+from polyfed.experiments.estimate import estimate_costs
 from polyfed.functional.averaging import weighted_mean
 from polyfed.functional.losses import cross_entropy
 from polyfed.functional.modes import evaluating
@@ -242,7 +242,7 @@ def test_phases_on_public_rows_and_on_some_of_ones_own() -> None:
 
 
 def test_a_check_costs_such_phases_too() -> None:
-    found = measure(Kit(method=Consensus()).world(one=True).federation(Consensus()))
+    found = estimate_costs(Kit(method=Consensus()).world(one=True).federation(Consensus()))
     (kind,) = found.architectures
     assert kind.seconds_batch > 0
     assert kind.down == (8 * 8 + (8 * 8 + 4 * 8 * CLASSES),) * 2  # the subset twice, the consensus once
@@ -257,7 +257,7 @@ def test_a_check_trains_with_what_was_received() -> None:
         return call(client, step, generator)
 
     method = Spy(FedHeNN(eta0=0.1, rad_size=8), inputs=inputs)
-    measure(Kit(method=FedHeNN()).world(one=True).federation(method))
+    estimate_costs(Kit(method=FedHeNN()).world(one=True).federation(method))
     assert set(seen) == {(1,), (2, "rad", "target")}
 
 

@@ -19,7 +19,7 @@ from polyfed.core.server import Server
 from polyfed.core.settings import Availability, Defence, Evaluation, Hostile, Training
 from polyfed.engine.federation import Federation
 from polyfed.errors import Interrupted, RequestError
-from polyfed.experiments.session import prepare
+from polyfed.experiments.build import build_federation
 from polyfed.methods import FedAvg, FedFomo, FedIN, FedL2G, FedProto, Local
 from polyfed.registry import METHODS
 from polyfed.report.comparison import comparison
@@ -353,7 +353,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_written(
 def test_folders_and_reports_say_so(tmp_path: Path) -> None:
     for label, extra in (("plain", []), ("held", ON)):
         wish = [*SMALL, *extra, f"run.label={label}"]
-        prepare(Recipe.load(QUICKSTART, wish, method="fedavg"), out=tmp_path / label).run()
+        build_federation(Recipe.load(QUICKSTART, wish, method="fedavg"), out=tmp_path / label).run()
     result = json.loads((tmp_path / "held" / "result.json").read_text())
     assert result["defence"] == {"rule": "krum", "share": 0.2, "max_norm": 9.5}
     assert list(result["hostile_clients"].values()) == ["label_flip"]

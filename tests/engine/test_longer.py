@@ -304,10 +304,10 @@ def test_fewer_rounds_and_other_settings_are_still_another_run(tmp_path: Path) -
 
 
 def test_a_federation_made_in_python_goes_on(tmp_path: Path) -> None:
-    from polyfed.experiments.session import prepare
+    from polyfed.experiments.build import build_federation
 
     def federation(rounds: int, name: str) -> pf.Federation:
-        made = prepare(recipe(rounds), out=tmp_path / name)
+        made = build_federation(recipe(rounds), out=tmp_path / name)
         clients = [replace_data(client) for client in made.clients]
         options = {"out": tmp_path / name, "executor": "serial", "class_names": made.class_names}
         return pf.Federation(clients, pf.methods.FedGH(), made.training, builders=made_builders(), **grouped(**options))

@@ -25,8 +25,8 @@ from polyfed.engine.federation import Federation
 from polyfed.engine.late_uploads import LateUpload, UploadQueue
 from polyfed.engine.round import Round
 from polyfed.errors import Interrupted, RequestError, RunError
-from polyfed.experiments.dry_run import measure
-from polyfed.experiments.session import prepare
+from polyfed.experiments.build import build_federation
+from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import FedAvg, FedGH, FedHeNN, FedIN, Local
 from polyfed.plugins.availability import ClientAvailability
 from polyfed.testing import Kit
@@ -499,18 +499,18 @@ def test_a_recipe_hands_the_section_on_and_keeps_what_has_an_effect() -> None:
     assert tomllib.loads(on.dumps())["availability"] == {"drop": 0.25, "drop_when": "after"}
     off = ["availability.late=0.0", "availability.late_by=4"]
     assert "availability" not in Recipe.load(QUICKSTART, off).to_dict()
-    made = prepare(on)
+    made = build_federation(on)
     assert (
         made.plugin("availability").settings == on.availability == Availability(drop=0.25, drop_when="after", late_by=4)
     )
     assert made.facts["availability"] == {"drop": 0.25, "drop_when": "after"}
     with pytest.raises(RequestError, match="joiners: expected fewer"):
-        prepare(Recipe.load(QUICKSTART, [*small, "availability.joiners=500"]))
+        build_federation(Recipe.load(QUICKSTART, [*small, "availability.joiners=500"]))
 
 
 def test_a_check_expects_so_many_bytes() -> None:
     def bytes_of(availability: Availability | None, rounds: int = 10) -> tuple[float, float]:
-        found = measure(federation(FedAvg(), availability, rounds))
+        found = estimate_costs(federation(FedAvg(), availability, rounds))
         return found.bytes_down, found.bytes_up
 
     down, up = bytes_of(None)

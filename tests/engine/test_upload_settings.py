@@ -21,8 +21,8 @@ from polyfed.core.settings import Availability, Compression, Privacy, Training
 from polyfed.engine.executors.base import Outcome, Serial
 from polyfed.engine.federation import Federation
 from polyfed.errors import Interrupted, RequestError
-from polyfed.experiments.dry_run import measure
-from polyfed.experiments.session import prepare
+from polyfed.experiments.build import build_federation
+from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import (
     FD,
     SCAFFOLD,
@@ -132,7 +132,7 @@ def test_what_the_server_has_is_whole() -> None:
 
 
 def test_a_check_tells_the_bytes_of_a_run() -> None:
-    told = measure(among(FedAvg()).federation(FedAvg(), TWO, compression=BYTES))
+    told = estimate_costs(among(FedAvg()).federation(FedAvg(), TWO, compression=BYTES))
     assert told.bytes_up == sum(record["bytes_up"] for record in ran(FedAvg(), compression=BYTES).history)
 
 
@@ -400,7 +400,7 @@ def test_a_folder_says_so(tmp_path: Path) -> None:
 def test_a_report_says_where_rows_differ(tmp_path: Path) -> None:
     for label, extra in (("plain", []), ("packed", ON)):
         wish = [*SMALL, "method.aggregation=same-shape", *extra, f"run.label={label}"]
-        made = prepare(Recipe.load(QUICKSTART, wish, method="fedavg"), out=tmp_path / label)
+        made = build_federation(Recipe.load(QUICKSTART, wish, method="fedavg"), out=tmp_path / label)
         made.run()
     assert (made.plugin("privacy").settings, made.plugin("compression").settings) == (
         Privacy(clip=0.5, noise=0.01),

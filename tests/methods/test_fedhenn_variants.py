@@ -30,7 +30,7 @@ from polyfed.data.samples import Samples
 from polyfed.engine.federation import Federation, Training
 from polyfed.engine.task import Task
 from polyfed.errors import RequestError, RunError
-from polyfed.experiments.dry_run import measure
+from polyfed.experiments.estimate import estimate_costs
 from polyfed.functional.quantization import unpack
 from polyfed.methods import FedHeNN
 from polyfed.methods.building_blocks import mean_kernel
@@ -747,5 +747,5 @@ def test_drops_and_joiners(uploads, knobs):
 def test_a_check_asks_everybody_for_inputs():
     """Twelve clients of one architecture: the RAD that its first one is sent is everybody's, not its own share."""
     fed, _ = federation(hetero(rad_source="train"), clients(["deep"] * 12), rounds=2)
-    found = measure(fed, unused=0, holdout=0)
+    found = estimate_costs(fed, unused=0, holdout=0)
     assert found.architectures[0].down == (4 + 20 * ROW + 4 * 20 * 12 * 5,) * 2

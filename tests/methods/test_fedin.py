@@ -35,7 +35,7 @@ from polyfed.core.method import Trained
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Evaluation
 from polyfed.errors import RequestError
-from polyfed.experiments import session
+from polyfed.experiments.run import run
 from polyfed.functional.modes import evaluating
 from polyfed.methods import FedAvg, FedIN
 from polyfed.models import zoo
@@ -98,7 +98,7 @@ def test_everybody_resnet18_from_its_recipe(data_root):
     """The recipe of the homogeneous experiment, cut down to 160 images and two rounds of five clients."""
     small = ["data.max_rows=160", "data.max_test_rows=40", "data.clients=5", "training.participation=0.6"]
     small += ["training.rounds=2", "training.epochs=1", "evaluation.every=2", f"data.root={data_root}"]
-    done = session.run(ROOT / "recipes" / "fedin" / "table5a.toml", overrides=small)
+    done = run(ROOT / "recipes" / "fedin" / "table5a.toml", overrides=small)
     sizes = [done.history[1]["bytes_by_client"][str(i)] for i in done.history[1]["clients"]]
     assert len(sizes) == 3
     assert {size["up"] for size in sizes} <= {45_059_880 - 4_608 * 4 * missing for missing in range(7)}

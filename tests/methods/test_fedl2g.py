@@ -15,7 +15,7 @@ from polyfed.core.message import nbytes
 from polyfed.core.randomness import generator
 from polyfed.data.samples import Samples
 from polyfed.errors import RequestError
-from polyfed.experiments.dry_run import measure
+from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import FedL2G, Local
 
 LINEAR = {"linear": lambda: nn.Linear(INPUTS, CLASSES)}
@@ -233,7 +233,7 @@ def test_a_check_knows_that_the_warm_up_does_not_train():
     found = {}
     for warmup in (2, 9):
         fed, _ = federation(FedL2G(warmup=warmup), clients(["deep"] * 2), rounds=10)
-        found[warmup] = measure(fed)
+        found[warmup] = estimate_costs(fed)
         assert found[warmup].architectures[0].seconds_batch > 0
         rest = 10 * 2 * found[warmup].architectures[0].seconds_rest
         steps = (10 - warmup) * 2 * 2  # two clients, a study set of eight

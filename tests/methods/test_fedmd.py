@@ -15,7 +15,7 @@ from polyfed.core.client import Client, Public
 from polyfed.core.message import nbytes
 from polyfed.core.settings import Availability, Training
 from polyfed.errors import RequestError
-from polyfed.experiments.dry_run import measure
+from polyfed.experiments.estimate import estimate_costs
 from polyfed.functional.losses import absolute_error
 from polyfed.methods import FedMD, Local
 from polyfed.testing import Kit
@@ -232,7 +232,7 @@ def test_a_check_counts_the_transfer_once():
     seconds = {}
     for length in (2, 40):
         fed = kit.world(one=True).federation(kit.method, Training(rounds=length, batch_size=8, lr=0.1))
-        found = measure(fed)
+        found = estimate_costs(fed)
         seconds[length] = found.seconds / found.architectures[0].seconds_batch
     once = sum(500 * (-(-client.n // 8) + 3) for client in fed.clients)  # steps
     assert once < seconds[2] < seconds[40] < 8 * once

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from polyfed.errors import RequestError
 from polyfed.models import SplitModel, build, cuts, with_projection
 from polyfed.models.adapt import Adapted, split
-from polyfed.models.third_party import cut, source
+from polyfed.models.third_party import cut, python_source
 
 IMAGE = (1, 32, 32)
 
@@ -175,7 +175,7 @@ def test_a_network_of_timm_gets_channels_classes_and_size(fake: list[dict[str, A
         {"name": "net10", "num_classes": 5, "in_chans": 1},
         {"name": "patch16", "num_classes": 7, "in_chans": 3, "img_size": (32, 16)},
     ]
-    lines = source("timm:net10@layer1", with_projection(model, 6), IMAGE, 5)
+    lines = python_source("timm:net10@layer1", with_projection(model, 6), IMAGE, 5)
     names: dict[str, Any] = {}
     exec("\n".join(lines), names)
     assert not any("polyfed" in line for line in lines)
@@ -217,7 +217,7 @@ def test_a_package_that_is_missing_or_broken(name: str, error: Exception, monkey
 def loads_without_polyfed(name: str, model: SplitModel, shape: tuple[int, ...], classes: int) -> None:
     """The lines make a network that takes the exported weights and then says the same."""
     names: dict[str, Any] = {}
-    exec("\n".join(source(name, model, shape, classes)), names)
+    exec("\n".join(python_source(name, model, shape, classes)), names)
     other = names["model"]
     other.load_state_dict(model.export())
     x = torch.rand(2, *shape)

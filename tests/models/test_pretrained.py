@@ -18,10 +18,10 @@ from torch import Tensor, nn
 import polyfed as pf
 from polyfed.cli.app import status
 from polyfed.errors import RequestError
-from polyfed.experiments import session
+from polyfed.experiments.build import build_federation
 from polyfed.experiments.prediction import predict
 from polyfed.models import build, third_party
-from polyfed.models.third_party import normalisation, source
+from polyfed.models.third_party import pretrained_normalization, python_source
 
 IMAGE = (1, 8, 8)
 RECIPE = """
@@ -92,7 +92,7 @@ def body(network: dict[str, Tensor]) -> Tensor:
 
 
 def test_all_begin_with_the_same_body_and_a_head_of_their_own(fetched: list[str]) -> None:
-    made = session.prepare(pf.Recipe.from_dict(tomllib.loads(RECIPE)))
+    made = build_federation(pf.Recipe.from_dict(tomllib.loads(RECIPE)))
     weights = [made.architectures.initial(c.architecture, owner=c.id) for c in made.clients]
     assert all((body(one) == 0.5).all() for one in weights)
     heads = [one["original.fc.weight"] for one in weights]
@@ -112,27 +112,27 @@ def test_the_cut_stands_behind(fetched: list[str]) -> None:
     model = build("timm:small?pretrained@bn1", IMAGE, 10, feature_dim=6)
     assert model.names("extractor")[-1].startswith("original.bn1")
     assert model.feature_dim == 6
-    (line, *_) = source("timm:small?pretrained@bn1", model, IMAGE, 10)[1:]
+    (line, *_) = python_source("timm:small?pretrained@bn1", model, IMAGE, 10)[1:]
     assert line == "model = timm.create_model('small', num_classes=10, in_chans=1)", "any weights: others are loaded"
 
 
 def test_images_are_normalised_as_the_weights_want(fetched: list[str]) -> None:
     settings = tomllib.loads(RECIPE)
-    made = session.prepare(pf.Recipe.from_dict(settings))
+    made = build_federation(pf.Recipe.from_dict(settings))
     (mean,), (std,) = (getattr(made.clients[0].prepare, key) for key in ("mean", "std"))
     assert (mean, std) == (pytest.approx(0.2), pytest.approx(0.3)), "grey: the mean of the channels"
     assert made.server.prepare == made.server.public.prepare == made.clients[1].prepare  # type: ignore[union-attr]
-    plain = session.prepare(pf.Recipe.from_dict(settings | {"models": {"architectures": ["timm:small"]}}))
+    plain = build_federation(pf.Recipe.from_dict(settings | {"models": {"architectures": ["timm:small"]}}))
     assert plain.clients[0].prepare != made.clients[0].prepare
     mixed = {"architectures": ["timm:small?pretrained", "digits-cnn1"]}
-    assert session.prepare(pf.Recipe.from_dict(settings | {"models": mixed})).server.prepare == made.server.prepare
+    assert build_federation(pf.Recipe.from_dict(settings | {"models": mixed})).server.prepare == made.server.prepare
     two = {"architectures": ["timm:small?pretrained", "timm:other?pretrained"]}
     with pytest.raises(
         RequestError, match=r"normalised alike, came 'timm:small\?pretrained' \(mean \(0.1.*'timm:other"
     ):
-        session.prepare(pf.Recipe.from_dict(settings | {"models": two}))
-    assert normalisation("timm:small") is None
-    assert normalisation("digits-cnn1") is None
+        build_federation(pf.Recipe.from_dict(settings | {"models": two}))
+    assert pretrained_normalization("timm:small") is None
+    assert pretrained_normalization("digits-cnn1") is None
 
 
 def test_a_run_and_its_models_without_a_second_fetch(
@@ -231,7 +231,7 @@ def test_timm_makes_the_weights_of_224_pixels_fit(monkeypatch: pytest.MonkeyPatc
     assert torch.equal(export["blocks.0.attn.qkv.weight"], kept["blocks.0.attn.qkv.weight"])
     assert torch.equal(export["pos_embed"], kept["pos_embed"])
     assert export["head.weight"].shape == (10, 192)
-    assert normalisation(f"timm:{name}?pretrained") == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    assert pretrained_normalization(f"timm:{name}?pretrained") == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
     small = {"num_classes": 10, "in_chans": 1, "img_size": (32, 32), "depth": 1}
     monkeypatch.setattr(third_party, "_timm_options", lambda *_, **__: small)
     fewer = build(f"timm:{name}?pretrained", (1, 32, 32), 10).export()
@@ -256,8 +256,8 @@ def test_the_zoos_transformers_begin_as_timms_do(monkeypatch: pytest.MonkeyPatch
     x = torch.rand(1, 3, 224, 224)
     with torch.no_grad():
         assert torch.allclose(model(x), whole(x), atol=1e-5)
-    assert normalisation("vit-s8-half?pretrained") == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-    (_, line) = source("vit-s8-half?pretrained", model, (3, 224, 224), 10)
+    assert pretrained_normalization("vit-s8-half?pretrained") == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    (_, line) = python_source("vit-s8-half?pretrained", model, (3, 224, 224), 10)
     assert line == "model = build('vit-s8-half', (3, 224, 224), 10)"
 
 
@@ -278,7 +278,7 @@ def test_torchvision_and_hugging_face(tmp_path: Path, monkeypatch: pytest.Monkey
     assert torch.allclose(export["conv1.weight"], kept["conv1.weight"].sum(1, keepdim=True))
     assert not torch.equal(export["fc.weight"], kept["fc.weight"]), "the head is new, also where its shape would do"
     assert asked == [{"progress": False, "check_hash": True, "weights_only": True}], "nothing is unpickled"
-    mean, std = normalisation("torchvision:resnet18?pretrained") or ((), ())
+    mean, std = pretrained_normalization("torchvision:resnet18?pretrained") or ((), ())
     assert (mean, std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
     folder = tmp_path / "net"
@@ -291,10 +291,10 @@ def test_torchvision_and_hugging_face(tmp_path: Path, monkeypatch: pytest.Monkey
     layers = {key: value for key, value in saved.state_dict().items() if "classifier" not in key}
     export = build(name, (3, 224, 224), 10).export()
     assert all(torch.equal(export[key], value) for key, value in layers.items())
-    assert normalisation(name) is None, "the folder does not tell"
+    assert pretrained_normalization(name) is None, "the folder does not tell"
     transformers.ViTImageProcessor(image_mean=[0.5, 0.4, 0.3], image_std=[0.2, 0.2, 0.2]).save_pretrained(folder)
     third_party._told.cache_clear()
-    assert normalisation(name) == ((0.5, 0.4, 0.3), (0.2, 0.2, 0.2))
+    assert pretrained_normalization(name) == ((0.5, 0.4, 0.3), (0.2, 0.2, 0.2))
     with pytest.raises(RequestError, match=r"position_embeddings' of shape .*data.image_size"):
         build(name, (3, 32, 32), 10)
     with pytest.raises(RequestError, match="unknown model 'hf:"):

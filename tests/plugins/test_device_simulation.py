@@ -22,7 +22,7 @@ from polyfed.core.settings import Availability, Evaluation, Training
 from polyfed.deploy.server import Deployed
 from polyfed.engine.federation import Federation, Run
 from polyfed.errors import Interrupted, RequestError
-from polyfed.experiments.dry_run import measure
+from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import FedAvg, FedGH, FedHeNN, Local
 from polyfed.plugins.device_profiles import Devices, Profile
 from polyfed.testing import Kit
@@ -251,7 +251,7 @@ def test_the_servers_products_take_time_where_it_is_told_how_fast_it_is() -> Non
 
 
 def test_a_check_tells_what_the_run_then_takes() -> None:
-    told = measure(two(devices=SMALL.model_copy(update={"unfit": "leave out"})))
+    told = estimate_costs(two(devices=SMALL.model_copy(update={"unfit": "leave out"})))
     assert [one["fits"] for one in told.devices] == [True, False]
     assert told.devices[0]["needs"] == told.devices[1]["needs"] > 100
     run = two(devices=SMALL.model_copy(update={"unfit": "leave out"})).run()
@@ -259,9 +259,9 @@ def test_a_check_tells_what_the_run_then_takes() -> None:
     assert "left out, as their network does not fit: 1" in str(told)
     assert "does not fit" in next(line for line in str(told).splitlines() if line.startswith("1       slow"))
     away = {"fast": FAST, "slow": SLOW.model_copy(update={"availability": 0.5})}
-    always, half = (measure(two(devices=TWO.model_copy(update=changes))) for changes in ({}, {"profiles": away}))
+    always, half = (estimate_costs(two(devices=TWO.model_copy(update=changes))) for changes in ({}, {"profiles": away}))
     assert half.bytes_up == pytest.approx(0.75 * always.bytes_up)
-    off = measure(two(devices=None))
+    off = estimate_costs(two(devices=None))
     assert (off.devices, off.simulated_seconds) == ((), None)
     assert "device" not in str(off)
 

@@ -35,7 +35,8 @@ from polyfed.data.samples import Samples
 from polyfed.data.transforms import Prepare
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import RequestError, RunError
-from polyfed.experiments import session
+from polyfed.experiments.build import build_federation
+from polyfed.experiments.data_cache import DataCache
 from polyfed.functional.class_prototypes import class_means
 from polyfed.methods import FedGH, FedIN
 from polyfed.report.atomic_files import write_whole
@@ -70,7 +71,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Done]:
             settings = {**RECIPE, "method": {"name": method, **same_shape, **knobs}}
             settings["training"] = {**RECIPE["training"], **(training or {})}
             path = tmp_path_factory.mktemp("runs") / "run"
-            federation = session.prepare(pf.Recipe.from_dict(settings), out=path)
+            federation = build_federation(pf.Recipe.from_dict(settings), out=path)
             federation.run()
             state = federation.server.state
             made[key] = Done(path, dict(group(state, "pool")) if "pool" in state else {})
@@ -164,7 +165,7 @@ def test_prototypes_are_the_class_means_of_representations(ran: Callable[..., Do
     done = ran(method)
     seen = exposed(done.path, 1, 3)
     assert seen.kind == "prototypes"
-    data = session.Prepared().dealt(pf.Recipe.load(done.path / "recipe.toml")).clients[1].train
+    data = DataCache().federated(pf.Recipe.load(done.path / "recipe.toml")).clients[1].train
     assert isinstance(seen.model.prepare, Prepare)
     labels, means, counts = class_means(represent(seen.model.network, data.x, seen.model.prepare), data.y, 10)
     rarest = counts.argsort(stable=True)[:3]
@@ -459,15 +460,15 @@ def test_a_run_that_has_nothing_to_attack(
 
 
 def test_data_that_have_changed_or_are_no_images(ran: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
-    path, dealt = ran().path, session.Prepared.dealt
+    path, dealt = ran().path, DataCache.federated
 
     def other(change: Callable[[Samples], Samples]) -> None:
-        def changed(self: session.Prepared, recipe: pf.Recipe) -> Any:
+        def changed(self: DataCache, recipe: pf.Recipe) -> Any:
             found = dealt(self, recipe)
             clients = [dataclasses.replace(each, train=change(each.train)) for each in found.clients]
             return dataclasses.replace(found, clients=clients)
 
-        monkeypatch.setattr(exposures.Prepared, "dealt", changed)
+        monkeypatch.setattr(exposures.DataCache, "federated", changed)
 
     other(lambda train: train.first(30))
     with pytest.raises(RequestError, match="in which client 0 had 40 training images, came 'digits' that gives it 30"):

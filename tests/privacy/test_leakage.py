@@ -40,7 +40,7 @@ from polyfed.cli import app as cli
 from polyfed.core.message import flatten, group, nbytes, tensor
 from polyfed.data.samples import Samples
 from polyfed.errors import RequestError
-from polyfed.experiments import session
+from polyfed.experiments.build import build_federation
 from polyfed.experiments.prediction import load_model
 from polyfed.functional.membership_scores import auc
 from polyfed.plugins.compression import restored_upload
@@ -88,7 +88,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
             for name, section in (sections or {}).items():
                 settings[name] = {**settings.get(name, {}), **section}
             path = tmp_path_factory.mktemp("runs") / "run"
-            federation = session.prepare(pf.Recipe.from_dict(settings), out=path)
+            federation = build_federation(pf.Recipe.from_dict(settings), out=path)
             federation.run()
             made[key] = Done(find_runs(path)[0], federation)
         return made[key]

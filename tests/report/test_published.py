@@ -10,6 +10,7 @@ import pytest
 from polyfed.report import paper_results
 from polyfed.report.comparison import comparison, to_csv, to_json, to_latex, to_markdown, to_text
 from polyfed.report.run_records import find_runs
+from polyfed.results import paper_tables
 
 NUMBERS = """\
 paper,table,setting,dataset,method,quantity,mean,spread,unit,footnote,stage
@@ -41,7 +42,7 @@ def numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fix
     if "shipped" not in request.node.name:
         (tmp_path / "published.csv").write_text(NUMBERS)
         (tmp_path / "published-footnotes.csv").write_text(FOOTNOTES)
-        monkeypatch.setattr(paper_results, "SOURCE", tmp_path)
+        monkeypatch.setattr(paper_tables, "SOURCE", tmp_path)
 
 
 def sixty(make: Any, **run: Any) -> Path:
@@ -214,7 +215,7 @@ def test_the_shipped_footnotes_and_units_are_known() -> None:
         if entry.quantity == "accuracy":
             assert entry.unit == "%"
     used = {name for entry in every for name in entry.footnotes}
-    assert used == set(paper_results._footnotes(paper_results.SOURCE))
+    assert used == set(paper_tables._footnotes(paper_tables.SOURCE))
 
 
 def test_the_shipped_fedgh_table_is_found_by_a_recipes_data(make: Any) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from polyfed.registry import DATASETS, METHODS, MODELS
-from polyfed.report import paper_results
 from polyfed.report.paper_results import entries
+from polyfed.results import paper_tables
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*/*.toml"))
 
@@ -90,7 +90,7 @@ def test_no_number_stands_twice_and_only_what_is_explained_is_missing() -> None:
 
 def test_every_footnote_is_there_and_every_one_is_used() -> None:
     used = {name for entry in entries() for name in entry.footnotes}
-    with (paper_results.SOURCE / "published-footnotes.csv").open(encoding="utf-8", newline="") as file:
+    with (paper_tables.SOURCE / "published-footnotes.csv").open(encoding="utf-8", newline="") as file:
         texts = {row["footnote"]: row["text"] for row in csv.DictReader(file)}
     assert used == set(texts)
     papers = {place.partition("/")[0] for place in COUNTS}

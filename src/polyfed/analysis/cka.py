@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed.analysis.layer_outputs import Who, common_places
-from polyfed.analysis.probe_inputs import CommonInputs
+from polyfed.analysis.layer_outputs import ClientRef, common_layers
+from polyfed.analysis.probe_inputs import ProbeInputs
 from polyfed.errors import RequestError
 from polyfed.functional.centering import nonzero, prepared
 from polyfed.registry import nearest
@@ -41,11 +41,11 @@ from polyfed.report.run_records import RunRecord
 
 __all__ = [
     "MAIN_PLACES",
-    "Alike",
-    "Similarity",
-    "cka_of_kernels",
+    "CkaMatrix",
+    "RunSimilarity",
     "draw_maps",
     "draw_means",
+    "pairwise_cka",
     "similarity",
     "unit_kernel",
 ]
@@ -63,7 +63,7 @@ _PAIRS = {"within": "pairs of one architecture", "between": "pairs of two archit
 
 
 @dataclass(frozen=True)
-class Alike:
+class CkaMatrix:
     """CKA at one place.
 
     matrix: N x N. all: mean over all pairs of clients. within, between: over those of one, of two architectures; None
@@ -77,14 +77,14 @@ class Alike:
 
 
 @dataclass(frozen=True)
-class Similarity:
+class RunSimilarity:
     """One run. name, seed: which. clients: those compared, of `total`. places: place -> how alike. inputs: in words."""
 
     name: str
     seed: int
-    clients: tuple[Who, ...]
+    clients: tuple[ClientRef, ...]
     total: int
-    places: Mapping[str, Alike]
+    places: Mapping[str, CkaMatrix]
     inputs: str
 
     def maps(self) -> dict[str, Any]:
@@ -107,15 +107,19 @@ def unit_kernel(a_LD: Tensor) -> Tensor:
     return (kernel_LL / nonzero(kernel_LL.norm())).flatten()
 
 
-def cka_of_kernels(kernels: Sequence[Tensor]) -> Tensor:
+def pairwise_cka(kernels: Sequence[Tensor]) -> Tensor:
     """Linear CKA of every pair, (N, N), clamped to [0, 1], of what `unit_kernel` gives for N representations."""
     stacked = torch.stack(list(kernels))
     return (stacked @ stacked.mT).clamp(0, 1)
 
 
 def similarity(
-    run: RunRecord, clients: Sequence[Who], total: int, kernels: Sequence[Mapping[str, Tensor]], inputs: CommonInputs
-) -> Similarity:
+    run: RunRecord,
+    clients: Sequence[ClientRef],
+    total: int,
+    kernels: Sequence[Mapping[str, Tensor]],
+    inputs: ProbeInputs,
+) -> RunSimilarity:
     """Put together what the clients of one run kept of their places.
 
     Args:
@@ -128,33 +132,33 @@ def similarity(
     if len(clients) < 2:
         raise RequestError(f"expected at least two clients to compare, came {len(clients)} in {run.path}")
     found = {}
-    for place in common_places(kernels):
-        matrix = cka_of_kernels([each[place] for each in kernels]).double().tolist()
+    for place in common_layers(kernels):
+        matrix = pairwise_cka([each[place] for each in kernels]).double().tolist()
         found[place] = _alike(matrix, [who.architecture for who in clients])
-    return Similarity(run.name, run.seed, tuple(clients), total, found, inputs.about)
+    return RunSimilarity(run.name, run.seed, tuple(clients), total, found, inputs.about)
 
 
-def _alike(matrix: Sequence[Sequence[float]], architectures: Sequence[str]) -> Alike:
+def _alike(matrix: Sequence[Sequence[float]], architectures: Sequence[str]) -> CkaMatrix:
     pairs: dict[bool, list[float]] = {True: [], False: []}
     for a, row in enumerate(matrix):
         for b in range(a):
             pairs[architectures[a] == architectures[b]].append(row[b])
     means = [statistics.fmean(values) if values else None for values in (pairs[True], pairs[False])]
-    return Alike(tuple(map(tuple, matrix)), statistics.fmean(pairs[True] + pairs[False]), *means)
+    return CkaMatrix(tuple(map(tuple, matrix)), statistics.fmean(pairs[True] + pairs[False]), *means)
 
 
 # drawing ----------------------------------------------------------------------------------------------------------
 
 
 def draw_maps(
-    group: Group, found: Sequence[Similarity], places: Sequence[str] | None = None, stem: str = "cka"
+    group: Group, found: Sequence[RunSimilarity], places: Sequence[str] | None = None, stem: str = "cka"
 ) -> Drawing:
     """Heat maps of one seed's runs: a row of maps for each method, a map for each place (by default the main ones).
 
     Raises:
         RequestError: a place that the networks do not all have.
     """
-    known = common_places([one.places for one in found])
+    known = common_layers([one.places for one in found])
     places = [place for place in MAIN_PLACES if place in known] if places is None else places
     for one in found:
         for place in places:
@@ -198,7 +202,7 @@ def draw_maps(
     return Drawing(stem, figure, data, list(_pairs(found)))
 
 
-def _titles(line: Sequence[tuple[Similarity, str]], places: Sequence[str], letters: int) -> list[str]:
+def _titles(line: Sequence[tuple[RunSimilarity, str]], places: Sequence[str], letters: int) -> list[str]:
     """What stands over the maps of a row: the place and its mean; of a single place also the method's name."""
     between = "\n" if max(map(len, places)) + len(" 0.000") > letters else " "
     told = [f"{place}{between}{one.places[place].all:.3f}" for one, place in line]
@@ -208,7 +212,7 @@ def _titles(line: Sequence[tuple[Similarity, str]], places: Sequence[str], lette
     return [f"{name}\n{title}" for name, title in zip(names, told, strict=True)]
 
 
-def _who(one: Similarity) -> str:
+def _who(one: RunSimilarity) -> str:
     if len(one.clients) < one.total:
         return f"{len(one.clients)} of {one.total} clients, evenly over the architectures"
     return f"all {one.total} clients"
@@ -219,17 +223,19 @@ def _floor(value: float) -> float:
     return int(10 * max(0.0, min(value, 0.9))) / 10
 
 
-def _map(axes: Any, one: Similarity, place: str, low: float, named: bool, numbered: bool) -> Any:
+def _map(axes: Any, one: RunSimilarity, place: str, low: float, named: bool, numbered: bool) -> Any:
     alike, clients = one.places[place], one.clients
     shown = axes.imshow(alike.matrix, cmap=SHADES, vmin=low, vmax=1, gid=f"cka {one.name} {place}")
     blocks = _blocks(clients)
     if len(blocks) < len(clients):  # around every client lines would hide the cells
         _divide(axes, blocks)
     if len(blocks) > 1:
-        ticks, names = [(start + end - 1) / 2 for start, end, _ in blocks], _names(blocks)
+        ticks = [(start + end - 1) / 2 for start, end, _ in blocks]
+        names = _names(blocks)
     else:
         step = -(-len(clients) // _NUMBERS)
-        ticks, names = list(range(0, len(clients), step)), [str(who.client) for who in clients[::step]]
+        ticks = list(range(0, len(clients), step))
+        names = [str(who.client) for who in clients[::step]]
     axes.set_yticks(ticks, names if named else [], fontsize=_SIZE)
     axes.set_xticks(ticks, names if numbered else [], fontsize=_SIZE, rotation=90 if len(blocks) > 1 else 0)
     axes.tick_params(length=2)
@@ -244,7 +250,7 @@ def _divide(axes: Any, blocks: Sequence[tuple[int, int, str]]) -> None:
             draw(start - 0.5, color="black", linewidth=0.7)
 
 
-def _blocks(clients: Sequence[Who]) -> list[tuple[int, int, str]]:
+def _blocks(clients: Sequence[ClientRef]) -> list[tuple[int, int, str]]:
     """Runs of clients of one architecture: first, behind the last, its name."""
     found: list[tuple[int, int, str]] = []
     for place, who in enumerate(clients):
@@ -259,12 +265,12 @@ def _names(blocks: Sequence[tuple[int, int, str]]) -> list[str]:
     return shortened([name for _, _, name in blocks], _LONG)
 
 
-def _plain(one: Similarity) -> dict[str, Any]:
+def _plain(one: RunSimilarity) -> dict[str, Any]:
     clients = [{"client": who.client, "architecture": who.architecture} for who in one.clients]
     return {"name": one.name, "seed": one.seed, "clients": clients, "inputs": one.inputs, "places": one.maps()}
 
 
-def _pairs(found: Sequence[Similarity]) -> Iterator[dict[str, Any]]:
+def _pairs(found: Sequence[RunSimilarity]) -> Iterator[dict[str, Any]]:
     for one in found:
         for place, alike in one.places.items():
             for a, row in enumerate(alike.matrix):
@@ -277,15 +283,17 @@ def _pairs(found: Sequence[Similarity]) -> Iterator[dict[str, Any]]:
                     }  # fmt: skip
 
 
-def draw_means(group: Group, found: Sequence[Similarity], stem: str = "cka-means") -> Drawing:
+def draw_means(group: Group, found: Sequence[RunSimilarity], stem: str = "cka-means") -> Drawing:
     """Bars of mean CKA at every place, within and between architectures; lines from the lowest to the highest seed."""
-    places = common_places([one.places for one in found])
+    places = common_layers([one.places for one in found])
     names = list(dict.fromkeys(one.name for one in found))
     kinds = [kind for kind in _PAIRS if any(getattr(one.places[p], kind) is not None for one in found for p in places)]
     about = (
         f"{group.about}, {group.seeds_text()}. Personal models after the last round; {_who(found[0])}; linear CKA on "
     )
-    about += f"{found[0].inputs}." + (" Bar: mean over seeds; line: lowest to highest." if len(group.seeds) > 1 else "")
+    about += f"{found[0].inputs}."
+    if len(group.seeds) > 1:
+        about += " Bar: mean over seeds; line: lowest to highest."
     height, width = 0.2 + 1.75 * len(kinds), max(WIDTH, 0.8 + 1.25 * _BAR * len(places) * len(names))
     figure, grid = canvas("Mean CKA between clients", about, height, len(kinds), 1, width=width, sharex=True)
     rows: list[dict[str, Any]] = []
@@ -296,7 +304,8 @@ def draw_means(group: Group, found: Sequence[Similarity], stem: str = "cka-means
         for number, (name, fill) in enumerate(zip(names, fills(), strict=False)):
             at, means, reach = [], [], []
             for place_number, place in enumerate(places):
-                each = [v for one in found if one.name == name and (v := getattr(one.places[place], kind)) is not None]
+                of_name = [getattr(one.places[place], kind) for one in found if one.name == name]
+                each = [value for value in of_name if value is not None]
                 if not each:
                     continue
                 mean = statistics.fmean(each)

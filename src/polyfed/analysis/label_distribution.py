@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from polyfed.analysis.probe_inputs import dealt_as_in
-from polyfed.experiments.session import Prepared
+from polyfed.analysis.probe_inputs import load_run_data
+from polyfed.experiments.data_cache import DataCache
 from polyfed.report.grouping import Group
 from polyfed.report.plot_style import SHADES, WIDTH, Drawing, canvas, colour_bar, inches, shortened
 from polyfed.report.run_records import RunRecord
@@ -38,13 +38,13 @@ class LabelTable:
         return {"about": about, "matrix": [list(row) for row in self.counts], **names}
 
 
-def label_table(run: RunRecord, data: Prepared | None = None) -> LabelTable:
+def label_table(run: RunRecord, data: DataCache | None = None) -> LabelTable:
     """Deal the run's data again, and count.
 
     Raises:
-        RequestError: see `dealt_as_in`.
+        RequestError: see `load_run_data`.
     """
-    dealt = dealt_as_in(run, data)
+    dealt = load_run_data(run, data)
     counts = tuple(tuple(map(int, row)) for row in dealt.label_table)
     table = run.result.get("clients_table") or [{} for _ in counts]
     names = tuple(dealt.source.class_names) or tuple(map(str, range(dealt.classes)))

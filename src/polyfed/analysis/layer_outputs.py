@@ -23,21 +23,21 @@ from polyfed.experiments.prediction import ClientModel, load_model
 from polyfed.functional.modes import evaluating
 from polyfed.results.schema import check_links, parse_json
 
-__all__ = ["Who", "clients_of", "common_places", "places_of", "spread", "views"]
+__all__ = ["ClientRef", "clients_of", "common_layers", "layer_outputs", "layers_of", "subsample_clients"]
 
 CHUNK = 256  # rows per forward pass
 Kept = TypeVar("Kept")
 
 
 @dataclass(frozen=True)
-class Who:
+class ClientRef:
     """A client with a personal model, and its architecture."""
 
     client: int
     architecture: str
 
 
-def clients_of(run: str | Path) -> list[Who]:
+def clients_of(run: str | Path) -> list[ClientRef]:
     """Every client with a personal model in the folder, clients of one architecture side by side.
 
     Raises:
@@ -47,7 +47,9 @@ def clients_of(run: str | Path) -> list[Who]:
     path = Path(run) / "models" / "index.json"
     try:
         index: Mapping[str, Mapping[str, Any]] = parse_json(path.read_bytes())
-        found = [Who(int(Path(file).stem.removeprefix("client-")), str(e["architecture"])) for file, e in index.items()]
+        found = [
+            ClientRef(int(Path(file).stem.removeprefix("client-")), str(e["architecture"])) for file, e in index.items()
+        ]
     except FileNotFoundError:
         raise RequestError(
             f"{run} holds no clients' models (models/index.json), which this figure is made of"
@@ -58,7 +60,7 @@ def clients_of(run: str | Path) -> list[Who]:
     return sorted(found, key=lambda who: (order.index(who.architecture), who.client))
 
 
-def spread(clients: Sequence[Who], most: int) -> list[Who]:
+def subsample_clients(clients: Sequence[ClientRef], most: int) -> list[ClientRef]:
     """At most so many of them, evenly over the architectures: in turn the first of each, the second, and so on."""
     turns: dict[str, int] = {}
     numbered = []
@@ -69,9 +71,9 @@ def spread(clients: Sequence[Who], most: int) -> list[Who]:
     return [who for who in clients if who in chosen]
 
 
-def views(
+def layer_outputs(
     run: str | Path,
-    clients: Sequence[Who],
+    clients: Sequence[ClientRef],
     x: Tensor,
     keep: Callable[[str, Tensor], Kept],
     device: str = "cpu",
@@ -100,7 +102,7 @@ def views(
     return found
 
 
-def common_places(found: Sequence[Mapping[str, object]]) -> list[str]:
+def common_layers(found: Sequence[Mapping[str, object]]) -> list[str]:
     """The places that all networks have, in the order in which inputs meet them."""
     return [place for place in found[0] if all(place in one for one in found)] if found else []
 
@@ -109,12 +111,12 @@ def _outputs(model: ClientModel, x: Tensor) -> dict[str, Tensor]:
     parts: dict[str, list[Tensor]] = {}
     with torch.inference_mode(), evaluating(model.network):
         for rows in x.split(CHUNK):
-            for place, value in places_of(model.network, model.prepare(rows.to(model.device))).items():
+            for place, value in layers_of(model.network, model.prepare(rows.to(model.device))).items():
                 parts.setdefault(place, []).append(value.flatten(1).float().cpu())
     return {place: torch.cat(values) for place, values in parts.items()}
 
 
-def places_of(network: nn.Module, x: Tensor) -> dict[str, Tensor]:
+def layers_of(network: nn.Module, x: Tensor) -> dict[str, Tensor]:
     """Place -> output for a batch x (N, ...). A network that is no `SplitModel` has those places that it offers."""
     found: dict[str, Tensor] = {}
     blocks = _blocks(network)

@@ -25,7 +25,7 @@ from polyfed.report.sensitivity import is_sweep, sensitivity
 from polyfed.results.schema import ANALYSIS, check_links
 
 if TYPE_CHECKING:
-    from polyfed.analysis.representations import Looked
+    from polyfed.analysis.representations import GroupRepresentations
 
 __all__ = ["FIGURES", "Analysis", "Choices", "analyse"]
 
@@ -164,7 +164,7 @@ class _Runs:
         self.given, self.choices, self.chosen, self.trust = given, choices, chosen, trust
         self.own: list[tuple[RunRecord, str, Any]] = []
         self._found: list[RunRecord] | None = None
-        self._looked: list[Looked] | None = None
+        self._represented: list[GroupRepresentations] | None = None
 
     @property
     def found(self) -> list[RunRecord]:
@@ -172,13 +172,13 @@ class _Runs:
             self._found = find_runs(self.given, self.trust)
         return self._found
 
-    def looked(self) -> list[Looked]:
+    def represented(self) -> list[GroupRepresentations]:
         """What the clients' networks make of common inputs: one pass for all figures that need it."""
-        if self._looked is None:
-            from polyfed.analysis.representations import look
+        if self._represented is None:
+            from polyfed.analysis.representations import represent_runs
 
-            self._looked = look(self.found, self.choices, "cka" in self.chosen, "tsne" in self.chosen)
-        return self._looked
+            self._represented = represent_runs(self.found, self.choices, "cka" in self.chosen, "tsne" in self.chosen)
+        return self._represented
 
 
 def _curves(runs: _Runs) -> list[Drawing]:
@@ -213,11 +213,12 @@ def _labels(runs: _Runs) -> list[Drawing]:
 def _cka(runs: _Runs) -> list[Drawing]:
     from polyfed.analysis.cka import draw_maps, draw_means, similarity
 
-    drawings, looked = [], runs.looked()
-    for number, one in enumerate(looked, start=1):
+    drawings: list[Drawing] = []
+    groups = runs.represented()
+    for number, one in enumerate(groups, start=1):
         found = [similarity(v.run, v.clients, v.total, v.kernels, v.inputs) for v in one.views]
         runs.own += [(v.run, "cka", alike.maps()) for v, alike in zip(one.views, found, strict=True)]
-        end = f"-{number}" if len(looked) > 1 else ""
+        end = f"-{number}" if len(groups) > 1 else ""
         shown = [alike for alike in found if alike.seed == one.seed]
         drawings += [
             draw_maps(one.group, shown, runs.choices.places, f"cka{end}"),
@@ -227,13 +228,14 @@ def _cka(runs: _Runs) -> list[Drawing]:
 
 
 def _tsne(runs: _Runs) -> list[Drawing]:
-    from polyfed.analysis.tsne import draw_panels, panels
+    from polyfed.analysis.tsne import draw_panels, embeddings
 
-    drawings, looked = [], runs.looked()
-    for number, one in enumerate(looked, start=1):
+    drawings: list[Drawing] = []
+    groups = runs.represented()
+    for number, one in enumerate(groups, start=1):
         mine = [v for v in one.views if v.run.seed == one.seed]
-        found = [p for v in mine for p in panels(v.run, v.clients, v.seen, v.inputs, runs.choices.points)]
-        drawings.append(draw_panels(one.group, found, mine[0].inputs, f"tsne-{number}" if len(looked) > 1 else "tsne"))
+        found = [p for v in mine for p in embeddings(v.run, v.clients, v.seen, v.inputs, runs.choices.points)]
+        drawings.append(draw_panels(one.group, found, mine[0].inputs, f"tsne-{number}" if len(groups) > 1 else "tsne"))
     return drawings
 
 

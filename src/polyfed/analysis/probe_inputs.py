@@ -12,19 +12,19 @@ from torch import Tensor
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.randomness import numpy_generator
-from polyfed.data.federated_dataset import Federated
+from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.errors import RequestError
-from polyfed.experiments.session import Prepared
+from polyfed.experiments.data_cache import DataCache
 from polyfed.registry import nearest
 from polyfed.report.run_records import RunRecord
 
-__all__ = ["ROWS", "CommonInputs", "common_inputs", "dealt_as_in"]
+__all__ = ["ROWS", "ProbeInputs", "common_inputs", "load_run_data"]
 
 ROWS = ("test", "holdout")
 
 
 @dataclass(frozen=True, eq=False)
-class CommonInputs:
+class ProbeInputs:
     """Inputs for all clients of a run.
 
     x: (L, ...) as stored. y: (L,) int64. about: what they are, in words. class_names: one per class.
@@ -37,7 +37,7 @@ class CommonInputs:
     class_names: tuple[str, ...]
 
 
-def common_inputs(run: RunRecord, count: int, rows: str = "test", data: Prepared | None = None) -> CommonInputs:
+def common_inputs(run: RunRecord, count: int, rows: str = "test", data: DataCache | None = None) -> ProbeInputs:
     """Draw inputs that are the same for all clients of a run, and for all runs with its data and seed.
 
     Args:
@@ -51,7 +51,7 @@ def common_inputs(run: RunRecord, count: int, rows: str = "test", data: Prepared
     """
     if rows not in ROWS:
         raise RequestError(f"unknown rows '{rows}'{nearest(rows, ROWS)}")
-    dealt = dealt_as_in(run, data)
+    dealt = load_run_data(run, data)
     if rows == "holdout":
         if not len(dealt.holdout):
             raise RequestError(f"expected rows that the server set aside (data.holdout), came {run.path} without any")
@@ -66,7 +66,7 @@ def common_inputs(run: RunRecord, count: int, rows: str = "test", data: Prepared
         whose += "" if skew == "none" else f", each with its client's {skew}"
     order = balanced_order(y, numpy_generator(run.seed, "analysis inputs"))[:count]
     which = f"all {len(y)} {whose}" if len(order) == len(y) else f"{len(order)} of the {len(y)} {whose}, classes evenly"
-    return CommonInputs(x[order], y[order], which, tuple(dealt.source.class_names))
+    return ProbeInputs(x[order], y[order], which, tuple(dealt.source.class_names))
 
 
 def balanced_order(y: Tensor, generator: np.random.Generator) -> Tensor:
@@ -80,7 +80,7 @@ def balanced_order(y: Tensor, generator: np.random.Generator) -> Tensor:
     return torch.from_numpy(np.lexsort((labels, turn)))
 
 
-def dealt_as_in(run: RunRecord, data: Prepared | None = None) -> Federated:
+def load_run_data(run: RunRecord, data: DataCache | None = None) -> FederatedDataset:
     """The data of a finished run's clients, dealt again from its recipe.
 
     Raises:
@@ -90,7 +90,7 @@ def dealt_as_in(run: RunRecord, data: Prepared | None = None) -> Federated:
     path = run.path / "recipe.toml"
     if not run.recipe.get("data", {}).get("name"):
         raise RequestError(f"expected a recipe that names the data in {path}, came none: the run was given its data")
-    dealt = (data or Prepared()).dealt(Recipe.of_run(run.path, run.trusted))
+    dealt = (data or DataCache()).federated(Recipe.of_run(run.path, run.trusted))
     had = [row.get("samples") for row in _table(run.result)]
     now = [len(client.train) for client in dealt.clients]
     if None not in had and had and had != now:

@@ -9,44 +9,46 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from polyfed.analysis.cka import unit_kernel
-from polyfed.analysis.layer_outputs import Who, clients_of, spread, views
-from polyfed.analysis.probe_inputs import CommonInputs, common_inputs
+from polyfed.analysis.layer_outputs import ClientRef, clients_of, layer_outputs, subsample_clients
+from polyfed.analysis.probe_inputs import ProbeInputs, common_inputs
 from polyfed.errors import RequestError
-from polyfed.experiments.session import Prepared
+from polyfed.experiments.data_cache import DataCache
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.run_records import RunRecord
 
 if TYPE_CHECKING:
     from polyfed.analysis.network_figures import Choices
 
-__all__ = ["Looked", "View", "look"]
+__all__ = ["GroupRepresentations", "RunRepresentations", "represent_runs"]
 
 
 @dataclass(frozen=True, eq=False)
-class View:
+class RunRepresentations:
     """One run. clients: those looked at, of `total`. kernels: for each, place -> `unit_kernel`, where it was asked for.
 
     seen: for each, its representations (L, D), where they were asked for.
     """
 
     run: RunRecord
-    clients: tuple[Who, ...]
+    clients: tuple[ClientRef, ...]
     total: int
-    inputs: CommonInputs
+    inputs: ProbeInputs
     kernels: tuple[dict[str, Tensor], ...]
     seen: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Looked:
+class GroupRepresentations:
     """Comparable runs. seed: the one whose runs are shown singly."""
 
     group: Group
     seed: int
-    views: tuple[View, ...]
+    views: tuple[RunRepresentations, ...]
 
 
-def look(runs: Iterable[RunRecord], choices: Choices, kernels: bool, seen: bool) -> list[Looked]:
+def represent_runs(
+    runs: Iterable[RunRecord], choices: Choices, kernels: bool, seen: bool
+) -> list[GroupRepresentations]:
     """Show the common inputs of each seed to the personal models of all runs.
 
     Args:
@@ -54,16 +56,16 @@ def look(runs: Iterable[RunRecord], choices: Choices, kernels: bool, seen: bool)
         kernels: keep the kernel of every place, of all seeds. seen: keep the representations, of the seed shown.
 
     Raises:
-        RequestError: see `common_inputs`, `clients_of` and `views`.
+        RequestError: see `common_inputs`, `clients_of` and `layer_outputs`.
     """
     groups, _ = group_runs(runs)
     for run in (run for group in groups for run in group.runs):
         clients_of(run.path)  # before any is loaded
-    data = Prepared()
+    data = DataCache()
     return [_group(group, choices, kernels, seen, data) for group in groups]
 
 
-def _group(group: Group, choices: Choices, kernels: bool, seen: bool, data: Prepared) -> Looked:
+def _group(group: Group, choices: Choices, kernels: bool, seen: bool, data: DataCache) -> GroupRepresentations:
     has = [{run.seed for run in row} for row in group.rows.values()]
     shown = min(set.intersection(*has), default=group.seeds[0])
     found = {}
@@ -72,13 +74,13 @@ def _group(group: Group, choices: Choices, kernels: bool, seen: bool, data: Prep
         inputs = common_inputs(mine[0], choices.inputs, choices.rows, data)
         for run in mine:
             found[run.path] = _view(run, inputs, choices, kernels, seen and seed == shown)
-    return Looked(group, shown, tuple(found[run.path] for run in group.runs if run.path in found))
+    return GroupRepresentations(group, shown, tuple(found[run.path] for run in group.runs if run.path in found))
 
 
-def _view(run: RunRecord, inputs: CommonInputs, choices: Choices, kernels: bool, seen: bool) -> View:
+def _view(run: RunRecord, inputs: ProbeInputs, choices: Choices, kernels: bool, seen: bool) -> RunRepresentations:
     everybody = clients_of(run.path)
-    clients = spread(everybody, choices.clients)
-    kept = views(
+    clients = subsample_clients(everybody, choices.clients)
+    kept = layer_outputs(
         run.path,
         clients,
         inputs.x,
@@ -88,7 +90,7 @@ def _view(run: RunRecord, inputs: CommonInputs, choices: Choices, kernels: bool,
     )
     if seen and any("representation" not in each for each in kept):
         raise RequestError(f"tsne: expected networks with a representation, came one without in {run.path}")
-    return View(
+    return RunRepresentations(
         run,
         tuple(clients),
         len(everybody),

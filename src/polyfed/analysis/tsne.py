@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyfed.analysis.layer_outputs import Who
-from polyfed.analysis.probe_inputs import CommonInputs
+from polyfed.analysis.layer_outputs import ClientRef
+from polyfed.analysis.probe_inputs import ProbeInputs
 from polyfed.errors import RequestError
 from polyfed.report.grouping import Group
 from polyfed.report.plot_style import GREY, SHADES, Drawing, canvas, legends, styles
 from polyfed.report.run_records import RunRecord
 
-__all__ = ["SEED", "Panel", "draw_panels", "embed", "panels", "silhouette"]
+__all__ = ["SEED", "Embedding", "draw_panels", "embed", "embeddings", "silhouette"]
 
 SEED = 0  # of t-SNE
 PERPLEXITY = 30.0
@@ -37,7 +37,7 @@ _LETTERS = 38  # of a panel's title, in a line
 
 
 @dataclass(frozen=True, eq=False)
-class Panel:
+class Embedding:
     """The clients of one run whose representations have one width.
 
     points: (P, 2), t-SNE. client, label: (P,). by_client, by_class: silhouettes of the representations;
@@ -47,7 +47,7 @@ class Panel:
     name: str
     seed: int
     width: int
-    clients: tuple[Who, ...]
+    clients: tuple[ClientRef, ...]
     inputs: int
     points: NDArray[np.float64]
     client: NDArray[np.int64]
@@ -68,7 +68,8 @@ def embed(a_PD: NDArray[np.float64], perplexity: float = PERPLEXITY, seed: int =
 
     if len(a_PD) < 4:
         raise RequestError(f"expected at least four points to embed, came {len(a_PD)}; take more inputs")
-    nearby, start = min(perplexity, (len(a_PD) - 1) / 3), "pca" if a_PD.shape[1] > 1 else "random"
+    nearby = min(perplexity, (len(a_PD) - 1) / 3)
+    start = "pca" if a_PD.shape[1] > 1 else "random"
     points = TSNE(2, perplexity=nearby, init=start, random_state=seed).fit_transform(a_PD)
     return np.asarray(points, dtype=np.float64)
 
@@ -82,9 +83,9 @@ def silhouette(a_PD: NDArray[np.float64], groups: NDArray[np.int64]) -> float | 
     return float(silhouette_score(a_PD, groups))
 
 
-def panels(
-    run: RunRecord, clients: Sequence[Who], seen: Sequence[Tensor], inputs: CommonInputs, points: int
-) -> list[Panel]:
+def embeddings(
+    run: RunRecord, clients: Sequence[ClientRef], seen: Sequence[Tensor], inputs: ProbeInputs, points: int
+) -> list[Embedding]:
     """Embed what the clients of one run kept of their representations, width by width.
 
     Args:
@@ -99,8 +100,8 @@ def panels(
 
 
 def _panel(
-    run: RunRecord, width: int, clients: Sequence[Who], seen: Sequence[Tensor], inputs: CommonInputs, points: int
-) -> Panel:
+    run: RunRecord, width: int, clients: Sequence[ClientRef], seen: Sequence[Tensor], inputs: ProbeInputs, points: int
+) -> Embedding:
     mine = [(who, a_LD) for who, a_LD in zip(clients, seen, strict=True) if a_LD.shape[1] == width]
     count = max(1, min(len(inputs.y), points // len(mine)))
     a_PD = np.concatenate([a_LD[:count].double().numpy() for _, a_LD in mine])
@@ -108,13 +109,13 @@ def _panel(
     label = np.tile(inputs.y[:count].numpy(), len(mine))
     at = embed(a_PD)
     scores = [silhouette(space, groups) for space in (a_PD, at) for groups in (client, label)]
-    return Panel(run.name, run.seed, width, tuple(who for who, _ in mine), count, at, client, label, *scores)
+    return Embedding(run.name, run.seed, width, tuple(who for who, _ in mine), count, at, client, label, *scores)
 
 
 # drawing ----------------------------------------------------------------------------------------------------------
 
 
-def draw_panels(group: Group, found: Sequence[Panel], inputs: CommonInputs, stem: str = "tsne") -> Drawing:
+def draw_panels(group: Group, found: Sequence[Embedding], inputs: ProbeInputs, stem: str = "tsne") -> Drawing:
     """One seed's runs: for each method (and width) the points marked by client, or architecture, and by class."""
     everybody = list(dict.fromkeys(who for panel in found for who in panel.clients))
     by_client = len(everybody) <= _NUMBERED
@@ -144,7 +145,7 @@ def draw_panels(group: Group, found: Sequence[Panel], inputs: CommonInputs, stem
     return Drawing(stem, figure, data, list(_rows(found)))
 
 
-def _count(found: Sequence[Panel]) -> str:
+def _count(found: Sequence[Embedding]) -> str:
     counts = sorted({panel.inputs for panel in found})
     return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
@@ -192,7 +193,7 @@ def _scatter(
         spine.set_linewidth(0.6)
 
 
-def _label(axes: Any, panel: Panel) -> None:
+def _label(axes: Any, panel: Embedding) -> None:
     """Each client's number at the one of its points that lies nearest to their median; close ones in one label."""
     from matplotlib.patheffects import withStroke
 
@@ -220,7 +221,7 @@ def _key(look: Mapping[str, Any]) -> Any:
     return Line2D([], [], **{**look, "linestyle": "none", "markersize": 6})
 
 
-def _plain(panel: Panel) -> dict[str, Any]:
+def _plain(panel: Embedding) -> dict[str, Any]:
     scores = {key: value for key, value in vars(panel).items() if "by_" in key}
     clients = [{"client": who.client, "architecture": who.architecture} for who in panel.clients]
     return {
@@ -230,7 +231,7 @@ def _plain(panel: Panel) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _rows(found: Sequence[Panel]) -> Iterator[dict[str, Any]]:
+def _rows(found: Sequence[Embedding]) -> Iterator[dict[str, Any]]:
     for panel in found:
         for (x, y), client, label in zip(panel.points.tolist(), panel.client, panel.label, strict=True):
             yield {"name": panel.name, "seed": panel.seed, "width": panel.width, "client": int(client),

@@ -24,8 +24,8 @@ from polyfed.core.modules import split
 from polyfed.data.samples import Samples
 from polyfed.data.transforms import Prepare
 from polyfed.errors import RequestError
+from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.prediction import ClientModel, load_model
-from polyfed.experiments.session import Prepared
 from polyfed.functional.noise import add_noise
 from polyfed.methods.building_blocks.prototype_averaging import Prototypes
 from polyfed.methods.fedgh import FedGH
@@ -227,7 +227,7 @@ def _last_round(record: RunRecord, client: int) -> int:
 
 def _images(recipe: Recipe, record: RunRecord, client: int) -> tuple[Samples, int]:
     """The client's training samples, dealt again as the recipe says, and the number of classes."""
-    dealt = Prepared().dealt(recipe)
+    dealt = DataCache().federated(recipe)
     train = dealt.clients[client].train if client < len(dealt.clients) else None
     counted = {int(row["id"]): row["samples"] for row in record.result.get("clients_table") or ()}
     if train is None or counted.get(client, len(train)) != len(train):

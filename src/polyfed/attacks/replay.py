@@ -23,7 +23,7 @@ from polyfed.core.message import Message
 from polyfed.core.randomness import derive
 from polyfed.data.samples import ClientData, Samples
 from polyfed.errors import RequestError
-from polyfed.experiments.session import prepare
+from polyfed.experiments.build import build_federation
 from polyfed.plugins.compression import restored_upload
 from polyfed.report.run_records import RunRecord
 
@@ -170,7 +170,7 @@ def replay(record: RunRecord, clients: Sequence[int]) -> Replay:
     with tempfile.TemporaryDirectory(prefix="polyfed-replay-") as place:
         begun = _begun(record.path, first, Path(place), recipe)
         wire = Wire(lambda message, down: restored_upload(recipe.compression, message, down), rounds)
-        federation = prepare(recipe, out=begun, wrap_executor=wire.listen)
+        federation = build_federation(recipe, out=begun, wrap_executor=wire.listen)
         run = federation.run(resume=begun is not None)
         equal = _compared(record, list(run.history), first)
     return Replay(record, recipe, federation, wire, equal)

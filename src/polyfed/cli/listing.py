@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from polyfed.experiments.method_table import shown, symbols_in
+from polyfed.experiments.method_table import format_value, symbols_in
 
 __all__ = ["of_datasets", "of_method", "of_models"]
 
@@ -70,7 +70,7 @@ def of_method(row: Mapping[str, Any], width: int) -> str:
     if row["knobs"]:
         table = _table([("knob", "left"), ("type", "left"), ("default", "left"), ("meaning", "left")])
         for name, default in row["knobs"].items():
-            table.add_row(name, row["kinds"][name], shown(default), row["about"][name])
+            table.add_row(name, row["kinds"][name], format_value(default), row["about"][name])
         lines += ["", _rendered(table, width)]
     if row["text"]:
         lines += ["", *(f"{_INDENT}{line}".rstrip() for line in _wrapped(row["text"], width - len(_INDENT)))]

@@ -42,7 +42,8 @@ def check_unpacked(archive: ZipFile, path: Path) -> None:
     Raises:
         RequestError: it does not.
     """
-    packed, size = path.stat().st_size, sum(member.file_size for member in archive.infolist())
+    packed = path.stat().st_size
+    size = sum(member.file_size for member in archive.infolist())
     if size > max(_UNPACKED, _RATIO * packed):
         raise RequestError(
             f"expected at most {max(_UNPACKED, _RATIO * packed)} bytes of arrays in {path}, a file of {packed} bytes, "

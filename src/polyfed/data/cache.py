@@ -22,7 +22,7 @@ from polyfed.results.schema import parse_json
 _CHUNK = 1 << 20  # bytes read at a time while hashing
 
 
-def folder() -> Path | None:
+def cache_dir() -> Path | None:
     """``$POLYFED_CACHE``, else ``~/.cache/polyfed``; None when there is no home folder either."""
     chosen = os.environ.get("POLYFED_CACHE")
     try:
@@ -31,7 +31,7 @@ def folder() -> Path | None:
         return None
 
 
-def digest(parts: Iterable[str]) -> str:
+def cache_key(parts: Iterable[str]) -> str:
     """One sha256 (hex) of a sequence of strings; their boundaries count."""
     return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()
 
@@ -45,7 +45,7 @@ def file_checksums(paths: Iterable[Path]) -> list[str]:
     Raises:
         OSError: a file cannot be read.
     """
-    place = folder()
+    place = cache_dir()
     notes = place / "checksums.json" if place else None
     known: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
@@ -61,7 +61,8 @@ def file_checksums(paths: Iterable[Path]) -> list[str]:
             with path.open("rb") as stream:
                 while block := stream.read(_CHUNK):
                     hasher.update(block)
-            entry, changed = [*stamp, hasher.hexdigest()], True
+            entry = [*stamp, hasher.hexdigest()]
+            changed = True
             known[str(path.resolve())] = entry
         sums.append(entry[3])
     if changed and notes:
@@ -70,11 +71,11 @@ def file_checksums(paths: Iterable[Path]) -> list[str]:
     return sums
 
 
-def fetch(key: str) -> tuple[dict[str, Tensor], dict[str, str]] | None:
+def load_entry(key: str) -> tuple[dict[str, Tensor], dict[str, str]] | None:
     """The tensors and the facts stored under `key`, or None when there is no whole and unaltered file."""
     from safetensors import SafetensorError, safe_open
 
-    place = folder()
+    place = cache_dir()
     path = place / f"{key}.safetensors" if place else None
     try:
         if path is None or not path.is_file():
@@ -96,12 +97,12 @@ def fetch(key: str) -> tuple[dict[str, Tensor], dict[str, str]] | None:
     return (tensors, facts) if whole else None
 
 
-def store(key: str, tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
+def save_entry(key: str, tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
     """Keep tensors and string facts under `key`, whole or not at all; gives up quietly when the disk refuses."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    place = folder()
+    place = cache_dir()
     if place is None:
         return
     kept = dict(tensors)

@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyfed.data import parquet_images
+from polyfed.data.column_schema import column_values
 from polyfed.data.samples import Samples, classes_up_to, from_dataset, refuse_negative
 from polyfed.data.text import Vocabulary
 from polyfed.data.transforms import Prepare
-from polyfed.errors import RequestError
+from polyfed.errors import RequestError, first_line
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,10 @@ class Source:
 
     def sides(self) -> list[tuple[str, Samples]]:
         """The sides there are, with their names."""
-        return [("training", self.train), *([("test", self.test)] if self.test is not None else [])]
+        sides = [("training", self.train)]
+        if self.test is not None:
+            sides.append(("test", self.test))
+        return sides
 
     def first(self, train: int | None, test: int | None) -> Source:
         """The first so many rows of each side (all of them for None)."""
@@ -120,7 +123,7 @@ class Source:
         )
 
 
-def told(
+def with_declared(
     source: Source,
     class_names: Sequence[str] | None = None,
     mean: Sequence[float] | None = None,
@@ -175,16 +178,15 @@ def from_tensors(
     Raises:
         RequestError: shapes or types that do not fit, NaN, an empty side, a label out of range.
     """
-    sides = [samples(train, "training", name), *([samples(test, "test", name)] if test is not None else [])]
+    sides = [as_samples(train, "training", name)]
+    if test is not None:
+        sides.append(as_samples(test, "test", name))
     if classes is None:
         classes = classes_up_to(max(int(side.y.max()) for side in sides), f"'{name}'")
     mean, std = statistics(sides[0].x)
     names = tuple(str(c) for c in range(classes))
     further = [
-        {
-            key: parquet_images.column_values(values, f"column '{key}' of '{name}'")
-            for key, values in (given or {}).items()
-        }
+        {key: column_values(values, f"column '{key}' of '{name}'") for key, values in (given or {}).items()}
         for given in (train_columns, test_columns)
     ]
     test_side = sides[1] if len(sides) > 1 else None
@@ -216,7 +218,7 @@ def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]
     return tuple(mean), tuple(std)
 
 
-def samples(side: Any, what: str, name: str) -> Samples:
+def as_samples(side: Any, what: str, name: str) -> Samples:
     """One side of `from_tensors`, checked and in the library's types."""
     if not isinstance(side, tuple | list) or len(side) != 2:
         side = side if isinstance(side, Samples) else from_dataset(side)
@@ -259,5 +261,5 @@ def _tensor(value: Any, what: str, name: str) -> Tensor:
             array = array.astype(np.int64)
         return torch.from_numpy(array if array.flags.writeable else array.copy())
     except (TypeError, ValueError) as error:
-        came = f"{type(value).__name__}: {parquet_images.first_line(error)}"
+        came = f"{type(value).__name__}: {first_line(error)}"
         raise RequestError(f"expected numbers in the {what} side of '{name}', came {came}") from error

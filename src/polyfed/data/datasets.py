@@ -25,21 +25,21 @@ from polyfed.data import hub, parquet_images, text_files
 from polyfed.data.dataset import Source, channel_statistics, from_tensors
 from polyfed.data.local_datasets import (
     READERS,
-    TRAIN,
-    Asked,
-    are_texts,
     from_folder,
     from_function,
     from_images,
     from_texts,
-    listed,
-    refuse,
-    refuse_splits,
-    refuse_words,
+    is_text_dataset,
+    join_names,
+    reject_options,
+    reject_splits,
+    reject_text_options,
     with_columns,
 )
+from polyfed.data.options import TRAIN, SourceOptions
+from polyfed.data.parquet_files import has_parquet
 from polyfed.data.samples import Samples
-from polyfed.data.text import Words, labelled
+from polyfed.data.text import TextConfig, encode_dataset
 from polyfed.errors import RequestError
 from polyfed.places import place_of
 from polyfed.registry import DATASETS, is_own, nearest
@@ -66,7 +66,7 @@ def load(
     columns: Sequence[str] = (),
     subset: str | None = None,
     revision: str | None = None,
-    words: Words | None = None,
+    words: TextConfig | None = None,
     feature_columns: Sequence[str] | None = None,
     image_size: int | None = None,
     beside: Sequence[str] = (),
@@ -99,64 +99,98 @@ def load(
         RequestError: an unknown name (with the nearest), files that are missing or wrong, or an option that the data
             set does not take.
     """
-    name, words = str(name), words or Words()
+    options = SourceOptions(
+        image_column,
+        label_column,
+        feature_columns,
+        train_splits,
+        tuple(columns),
+        words or TextConfig(),
+        image_size,
+        subset,
+        revision,
+        beside,
+    )
+    return load_source(str(name), root, options)
+
+
+def load_source(name: str, root: str | Path | None, options: SourceOptions) -> Source:
+    """`load` with its options as one object."""
     if not name.startswith(("csv:", "clients:")):
-        refuse(name, feature_columns=feature_columns)
+        reject_options(name, feature_columns=options.feature_columns)
     if name.startswith(_HUB):
-        repository = name.removeprefix(_HUB)
-        if are_texts(name, words, image_column):
-            texts = hub.read_texts(repository, words, subset, revision, label_column, train_splits, columns)
-            return from_texts(name, texts, words)
-        read = hub.read(repository, subset, revision, image_column, label_column, train_splits, columns)
-        return from_images(name, read)
-    if subset is not None or revision is not None:
+        return _from_hub(name, options)
+    if options.subset is not None or options.revision is not None:
         raise RequestError(f"expected subset and revision with a name 'hub:owner/name' only, came '{name}'")
-    asked = Asked(image_column, label_column, feature_columns, train_splits, tuple(columns), words, image_size, beside)
     kind, _, path = name.partition(":")
     if f"{kind}:" in READERS:
-        return READERS[f"{kind}:"](name, _located(path, root), asked)
-    if name not in DATASETS and is_own(name):
-        return from_function(name, asked)
+        return READERS[f"{kind}:"](name, _located(path, root), options)
     if name in DATASETS:
-        return _registered(name, root, image_column, label_column, tuple(train_splits), tuple(columns), words)
+        return _registered(name, root, options)
+    if is_own(name):
+        return from_function(name, options)
     place = _place(root)
-    if place is not None and _plain(name) and parquet_images.has_parquet(place_of(place / name)):
-        return from_folder(name, place / name, image_column, label_column, train_splits, columns, words)
+    if place is not None and _plain(name) and has_parquet(place_of(place / name)):
+        return from_folder(name, place / name, options)
+    raise _unknown(name, place)
+
+
+def _unknown(name: str, place: Path | None) -> RequestError:
+    """That there is no data set of this name, with the nearest. place: where it was looked for."""
     looked = f"{place / name}" if place is not None and _plain(name) else "neither root nor POLYFED_DATA is set"
-    kept: list[str] = []
-    with contextlib.suppress(OSError):  # only to suggest a name
-        kept = (
-            [folder.name for folder in place.iterdir() if parquet_images.has_parquet(folder)]
-            if place is not None
-            else []
-        )
-    raise RequestError(f"unknown dataset '{name}'{nearest(name, {*DATASETS, *kept})} (and no Parquet files: {looked})")
+    found: list[str] = []
+    if place is not None:
+        with contextlib.suppress(OSError):  # only to suggest a name
+            found = _parquet_folders(place)
+    hint = nearest(name, {*DATASETS, *found})
+    return RequestError(f"unknown dataset '{name}'{hint} (and no Parquet files: {looked})")
 
 
-def _registered(
-    name: str,
-    root: str | Path | None,
-    image_column: str | None,
-    label_column: str | None,
-    train_splits: tuple[str, ...],
-    columns: tuple[str, ...],
-    words: Words,
-) -> Source:
+def _from_hub(name: str, options: SourceOptions) -> Source:
+    """A data set of the Hugging Face Hub, ``hub:owner/name``."""
+    repository = name.removeprefix(_HUB)
+    if is_text_dataset(name, options.words, options.image_column):
+        return from_texts(name, hub.read_texts(repository, options), options.words)
+    return from_images(name, hub.read(repository, options))
+
+
+def describe() -> list[dict[str, Any]]:
+    """One row per data set: name, about, and here: whether its files are below $POLYFED_DATA; None: it has none."""
+    place = _place(None)
+    found = [] if place is None or not place.is_dir() else sorted(_parquet_folders(place))
+    rows: list[dict[str, Any]] = []
+    for name, loader in DATASETS.items():
+        about = " ".join((loader.__doc__ or "").split("\n\n")[0].replace("`", "").split())
+        here = {"digits": True, "parquet": None}.get(name, name.removesuffix("-coarse") in found)
+        rows.append({"name": name, "here": here, "about": about})
+    for name in found:
+        if name not in DATASETS:
+            rows.append({"name": name, "here": True, "about": f"Parquet files in {place}/{name}"})
+    return rows
+
+
+def _parquet_folders(place: Path) -> list[str]:
+    """The names of the folders in a folder that hold Parquet files."""
+    return [folder.name for folder in place.iterdir() if has_parquet(folder)]
+
+
+def _registered(name: str, root: str | Path | None, options: SourceOptions) -> Source:
     """An entry of the registry; a loader of your own needs to take `root`, `image_column` and `label_column` only."""
     loader = DATASETS[name]
     takes = inspect.signature(loader).parameters
-    more: dict[str, Any] = {}
-    if train_splits != TRAIN:
+    further: dict[str, Any] = {}
+    if tuple(options.train_splits) != TRAIN:
         if "train_splits" not in takes:
-            refuse_splits(name, train_splits)
-        more["train_splits"] = train_splits
-    if columns and "columns" in takes:
-        more["columns"] = columns
+            reject_splits(name, options.train_splits)
+        further["train_splits"] = tuple(options.train_splits)
+    if options.columns and "columns" in takes:
+        further["columns"] = options.columns
     if "words" in takes:
-        more["words"] = words
+        further["words"] = options.words
     else:
-        refuse_words(name, words)
-    return with_columns(loader(root, image_column, label_column, **more), name, columns)
+        reject_text_options(name, options.words)
+    source = loader(root, options.image_column, options.label_column, **further)
+    return with_columns(source, name, options.columns)
 
 
 def _handwritten() -> np.ndarray:
@@ -222,7 +256,7 @@ def _published(
                 f"'{instead}'"
             )
         place = _folder_of(folder or name, root)
-        place = place / inner if parquet_images.has_parquet(place / inner) else place
+        place = place / inner if has_parquet(place / inner) else place
         found = parquet_images.read_folder(place, image_column, label_column or label, train_splits, columns)
         return from_images(name, found, statistics)
 
@@ -281,7 +315,7 @@ def sentiment140(
     label_column: str | None = None,
     train_splits: Sequence[str] = TRAIN,
     columns: Sequence[str] = (),
-    words: Words | None = None,
+    words: TextConfig | None = None,
 ) -> Source:
     """Sentiment140's tweets (Go et al. 2009) from ``<root>/sentiment140/{train,test}*.parquet``: classes 0 and 4.
 
@@ -289,11 +323,11 @@ def sentiment140(
     """
     if image_column is not None:
         raise RequestError("expected no image_column with dataset 'sentiment140', whose column of texts is text_column")
-    how = words or Words()
+    how = words or TextConfig()
     how = replace(how, column=how.column or "text")
     place = _folder_of("sentiment140", root)
     read = text_files.read_parquet(place, how.column, label_column or "sentiment", train_splits, columns)
-    return from_texts("sentiment140", labelled(*read, how), how)
+    return from_texts("sentiment140", encode_dataset(*read, how), how)
 
 
 svhn = _published(
@@ -314,7 +348,7 @@ def parquet(
     label_column: str | None = None,
     train_splits: Sequence[str] = TRAIN,
     columns: Sequence[str] = (),
-    words: Words | None = None,
+    words: TextConfig | None = None,
 ) -> Source:
     """Any images or texts in Parquet files; `root` (else $POLYFED_DATA) is the folder that holds them.
 
@@ -326,7 +360,10 @@ def parquet(
             "dataset 'parquet' needs root: the folder with train*.parquet; came neither it nor POLYFED_DATA"
         )
     name = place.resolve().name or "parquet"
-    return from_folder(name, place, image_column, label_column, train_splits, columns, words or Words())
+    options = SourceOptions(
+        image_column, label_column, train_splits=train_splits, columns=tuple(columns), words=words or TextConfig()
+    )
+    return from_folder(name, place, options)
 
 
 def _place(root: str | Path | None) -> Path | None:
@@ -338,7 +375,7 @@ def _place(root: str | Path | None) -> Path | None:
 def _located(path: str, root: str | Path | None) -> Path:
     """The file or folder of a name with PATH; where it should be, if it is nowhere."""
     if not path:
-        raise RequestError(f"expected a path behind {listed(READERS)}, came none")
+        raise RequestError(f"expected a path behind {join_names(READERS)}, came none")
     shelves = [Path(root)] if root not in (None, "") else [Path(), _place(None) or Path()]
     found = [place_of(place_of(shelf) / place_of(path)) for shelf in shelves]
     return next((place for place in found if place.exists()), found[0])
@@ -359,7 +396,7 @@ def _folder_of(name: str, root: str | Path | None) -> Path:
             f"dataset '{name}' needs the files {wanted}: expected root, or POLYFED_DATA, to be the folder that holds "
             f"them, came neither"
         )
-    if not parquet_images.has_parquet(place / name):
+    if not has_parquet(place / name):
         raise RequestError(
             f"dataset '{name}' needs the files {wanted} in {place}, came no Parquet files in {place / name}"
         )

@@ -1,4 +1,4 @@
-"""Feature skew: every client sees its images in a way of its own, turned, noisy or tinted.
+"""Feature skew: every client sees its images in a way of its own, turned, add_noise or tint.
 
 The clients are spread evenly over what `strength` allows and dealt their places at random, so that any two differ:
 client k gets place p in 0..K-1 and its images are changed once, before training.
@@ -37,7 +37,7 @@ _MIDDLE = 127.5  # grey
 
 
 @dataclass(frozen=True)
-class Skew:
+class FeatureShift:
     """How each client sees its images.
 
     Args:
@@ -78,16 +78,16 @@ class Skew:
         _check_images(samples.x)
         part_of_K = self.place(client) / self.clients
         if self.kind == "rotation":
-            x = rotated(samples.x, 360 * self.strength * part_of_K)
+            x = rotate(samples.x, 360 * self.strength * part_of_K)
         elif self.kind == "noise":
             deviation = self.strength * (part_of_K + 1 / self.clients)
-            x = noisy(samples.x, deviation, self.rng(f"skew noise {client} {part}"))
+            x = add_noise(samples.x, deviation, self.rng(f"skew noise {client} {part}"))
         else:
-            x = tinted(samples.x, self.strength, 2 * math.pi * part_of_K)
+            x = tint(samples.x, self.strength, 2 * math.pi * part_of_K)
         return Samples(x, samples.y)
 
 
-def rotated(x: Tensor, degrees: float) -> Tensor:
+def rotate(x: Tensor, degrees: float) -> Tensor:
     """Images (N, C, H, W) uint8 turned anticlockwise about their centre: bilinear, black outside, of the same size."""
     height, width = x.shape[2:]
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
@@ -103,14 +103,14 @@ def rotated(x: Tensor, degrees: float) -> Tensor:
     return _by_parts(x, turn)
 
 
-def noisy(x: Tensor, deviation: float, rng: np.random.Generator) -> Tensor:
+def add_noise(x: Tensor, deviation: float, rng: np.random.Generator) -> Tensor:
     """Images (N, C, H, W) uint8 plus Gaussian noise of standard deviation `deviation`, of pixels in 0..1."""
     return _by_parts(
         x, lambda part: part + torch.from_numpy(rng.standard_normal(part.shape, np.float32)) * (255 * deviation)
     )
 
 
-def tinted(x: Tensor, strength: float, angle: float) -> Tensor:
+def tint(x: Tensor, strength: float, angle: float) -> Tensor:
     """Images (N, C, H, W) uint8 in another light: RGB by a gain per channel, grey by contrast and brightness.
 
     Args:

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from polyfed.data.parquet_images import first_line
 from polyfed.data.partition import Partition, class_shares
-from polyfed.errors import RequestError
+from polyfed.errors import RequestError, first_line
 from polyfed.registry import nearest
 
 PREFIX = "flwr:"
@@ -25,12 +24,12 @@ _LABEL = "label"
 _NO_ROWS = ("Partitioner", "VerticalEvenPartitioner", "VerticalSizePartitioner")  # the base class; they deal columns
 
 
-def is_partitioner(given: object) -> bool:
+def is_flwr_partitioner(given: object) -> bool:
     """Whether `given` looks like a partitioner of flwr-datasets, which need not be installed to ask."""
     return hasattr(given, "load_partition") and hasattr(type(given), "num_partitions")
 
 
-def make(name: str, arguments: Mapping[str, Any], clients: int, seed: int) -> Any:
+def make_partitioner(name: str, arguments: Mapping[str, Any], clients: int, seed: int) -> Any:
     """A partitioner by its class's name.
 
     What the class takes and `arguments` do not hold is filled in: num_partitions with `clients`, partition_by with
@@ -71,7 +70,7 @@ def make(name: str, arguments: Mapping[str, Any], clients: int, seed: int) -> An
         raise RequestError(f"{name} refuses its arguments: {first_line(error)}") from error
 
 
-def deal(
+def apply_partitioner(
     partitioner: Any,
     y: ArrayLike,
     clients: int,

@@ -18,23 +18,19 @@ import torch
 from numpy.typing import NDArray
 
 from polyfed.data import bounds, parquet_images, text_files
+from polyfed.data.column_schema import column_values, pick_columns
+from polyfed.data.label_encoding import Files, encode_labels
+from polyfed.data.options import SourceOptions
 from polyfed.data.samples import Samples
-from polyfed.data.text import LabelledTexts, RawTexts, Words, labelled
-from polyfed.errors import RequestError
+from polyfed.data.split_files import choose_splits
+from polyfed.data.text import LabeledTexts, RawTexts, encode_dataset
+from polyfed.errors import RequestError, first_line
 from polyfed.registry import nearest
 
 _REPOSITORY = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
-def read(
-    repository: str,
-    subset: str | None = None,
-    revision: str | None = None,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    train_splits: Sequence[str] = ("train",),
-    columns: Sequence[str] = (),
-) -> parquet_images.LabelledImages:
+def read(repository: str, options: SourceOptions) -> parquet_images.LabeledImages:
     """Download a data set, or take what was downloaded before, and decode it.
 
     Sides, columns and labels are found as in a folder of Parquet files (`polyfed.data.parquet_images.read_folder`). A
@@ -42,20 +38,16 @@ def read(
 
     Args:
         repository: ``owner/name``, or a name alone.
-        subset: which configuration; needed where there are several and none is the default.
-        revision: branch, tag or commit; None for the newest.
-        image_column: the column with images; None to find it.
-        label_column: the column with labels; None to find it.
-        train_splits: the splits that make the training side.
-        columns: further columns of whole numbers or strings; one that the test side lacks is left out there.
+        options: of it subset (needed where there are several and none is the default), revision, image_column,
+            label_column, train_splits and columns, of which one that the test side lacks is left out there.
 
     Raises:
         RequestError: `datasets` is missing or too old, no network, a data set that is unknown or gated, or of several
             configurations; no training split, columns missing or ambiguous, images that do not decode.
     """
-    where, chosen = _sides(repository, subset, revision, train_splits)
+    where, chosen = _sides(repository, options)
     features = chosen["train"][0].features
-    found = parquet_images.pick_columns(features.arrow_schema, features.to_dict(), image_column, label_column, where)
+    found = pick_columns(features.arrow_schema, features.to_dict(), options.image_column, options.label_column, where)
     pixels: dict[str, NDArray[np.uint8]] = {}
     raw: dict[str, NDArray[Any]] = {}
     shape: tuple[int, ...] | None = None
@@ -64,52 +56,44 @@ def read(
         shape = pixels[side].shape[1:]
         raw[side] = _labels(parts, found.label, where)
     files = {side: _files(parts, where) for side, parts in chosen.items()}
-    labels, class_names = parquet_images.number_labels(raw, found, files)
+    labels, class_names = encode_labels(raw, found, files)
     sides = {side: Samples(torch.from_numpy(pixels[side]), torch.from_numpy(labels[side])) for side in chosen}
-    more = {side: _further(parts, columns, side == "train", where) for side, parts in chosen.items()}
-    return parquet_images.LabelledImages(
+    more = {side: _further(parts, options.columns, side == "train", where) for side, parts in chosen.items()}
+    return parquet_images.LabeledImages(
         sides["train"], sides.get("test"), class_names, more["train"], more.get("test", {}), found.label
     )
 
 
-def read_texts(
-    repository: str,
-    how: Words,
-    subset: str | None = None,
-    revision: str | None = None,
-    label_column: str | None = None,
-    train_splits: Sequence[str] = ("train",),
-    columns: Sequence[str] = (),
-) -> LabelledTexts:
-    """The same of a data set of texts; `how` names their column, the vocabulary and the length.
+def read_texts(repository: str, options: SourceOptions) -> LabeledTexts:
+    """The same of a data set of texts; `options.words` names their column, the vocabulary and the length.
 
     Raises:
         RequestError: as for images; a text that is missing or no string; a file of vectors that is wrong.
     """
-    where, chosen = _sides(repository, subset, revision, train_splits)
+    where, chosen = _sides(repository, options)
     features = chosen["train"][0].features
-    found = text_files.pick_columns(features.arrow_schema, features.to_dict(), how.column, label_column, where)
+    found = text_files.pick_columns(
+        features.arrow_schema, features.to_dict(), options.words.column, options.label_column, where
+    )
     sides = {
         side: RawTexts(
             _texts(parts, found.image, where),
             _labels(parts, found.label, where),
-            _further(parts, columns, side == "train", where),
+            _further(parts, options.columns, side == "train", where),
             _files(parts, where),
         )
         for side, parts in chosen.items()
     }
-    return labelled(sides, found, how)
+    return encode_dataset(sides, found, options.words)
 
 
-def _sides(
-    repository: str, subset: str | None, revision: str | None, train_splits: Sequence[str]
-) -> tuple[str, dict[str, list[Any]]]:
+def _sides(repository: str, options: SourceOptions) -> tuple[str, dict[str, list[Any]]]:
     """What the data set is called in messages, and the splits of each side."""
     if not _REPOSITORY.fullmatch(repository):
         raise RequestError(f"expected a data set of the Hub as 'hub:owner/name', came 'hub:{repository}'")
-    splits = _load(repository, subset, revision)
+    splits = _load(repository, options.subset, options.revision)
     where = f"hub:{repository}"
-    chosen = parquet_images.choose_sides(list(splits), train_splits, where)
+    chosen = choose_splits(list(splits), options.train_splits, where)
     return where, {side: [splits[word] for word in words] for side, words in chosen.items()}
 
 
@@ -149,7 +133,7 @@ def _plain_errors(repository: str, revision: str | None) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # from `datasets`, huggingface_hub, the HTTP client, the readers of a dozen formats
-        said = parquet_images.first_line(error)
+        said = first_line(error)
         kinds = {kind.__name__ for kind in type(error).__mro__}
         at = f" at revision '{revision}'" if revision is not None else ""
         if "gated" in said or "GatedRepoError" in kinds:
@@ -217,7 +201,7 @@ def _labels(parts: Sequence[Any], column: str, where: str) -> NDArray[Any]:
         raise RequestError(f"expected labels below 2^63 in '{column}' of {where}, came larger ones") from None
 
 
-def _files(parts: Sequence[Any], where: str) -> parquet_images.Files:
+def _files(parts: Sequence[Any], where: str) -> Files:
     """The splits of a side and how many rows each has."""
     return [(f"split '{part.split}' of {where}", len(part)) for part in parts]
 
@@ -234,7 +218,7 @@ def _further(parts: Sequence[Any], names: Sequence[str], needed: bool, where: st
                 raise RequestError(
                     f"expected the further column '{name}' in {where}, came no such{nearest(name, part.column_names)}"
                 )
-            values.append(parquet_images.column_values(_cells(part, name), f"column '{name}' of {where}"))
+            values.append(column_values(_cells(part, name), f"column '{name}' of {where}"))
         found[name] = np.concatenate(values)
     return found
 

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from polyfed.data import cache, inference_inputs, parquet_images
+from polyfed.data.label_encoding import natural_sort, negative_name
 from polyfed.data.samples import Samples
-from polyfed.data.transforms import recoloured, resized
-from polyfed.errors import RequestError
+from polyfed.data.split_files import SPLITS, choose_splits
+from polyfed.data.transforms import convert_channels, resize
+from polyfed.errors import RequestError, first_line
 
 _VERSION = "picture-folders-1"  # part of every cache key: raise it when decoding or the order of rows changes
 _Rows = list[tuple[str, Path]]  # (class, file)
@@ -23,11 +25,11 @@ _Rows = list[tuple[str, Path]]  # (class, file)
 
 def read(
     folder: Path, train_splits: Sequence[str] = ("train",), image_size: int | None = None, whole: bool = True
-) -> parquet_images.LabelledImages:
+) -> parquet_images.LabeledImages:
     """Read and decode a folder of class folders, or take the decoded copy from the cache.
 
     Where a folder right below is called train (or as `train_splits` says), the folders right below are sides; which is
-    which: `polyfed.data.parquet_images.choose_sides`. Otherwise they are the classes of a training side without
+    which: `polyfed.data.split_files.choose_splits`. Otherwise they are the classes of a training side without
     a test side.
 
     A class is called as its folder; classes are in sorted order, by value where all are whole numbers. Rows go through
@@ -45,10 +47,9 @@ def read(
             images, an image that does not decode, images of several sizes without image_size.
     """
     sides = _sides(folder, train_splits)
-    names = parquet_images.ordered(
-        name for side, rows in sides.items() for name, _ in rows if side == "train" or not whole
-    )
-    if whole and (negative := parquet_images.negative_name(names)) is not None:
+    names = natural_sort(name for side, rows in sides.items() for name, _ in rows if side == "train" or not whole)
+    negative = negative_name(names)
+    if whole and negative is not None:
         raise RequestError(
             f"expected folders of classes from 0 on in {folder}, came '{negative}', which often means that there is no "
             "label; move it elsewhere, or call it by a word if it is a class"
@@ -61,10 +62,12 @@ def read(
     try:
         sums = cache.file_checksums(every)
     except OSError as error:
-        raise RequestError(f"cannot read the files in {folder}: {parquet_images.first_line(error)}") from error
+        raise RequestError(f"cannot read the files in {folder}: {first_line(error)}") from error
     marks = (f"{side} {name}" for side, rows in sides.items() for name, _ in rows)
-    key = cache.digest([_VERSION, str(image_size), *itertools.chain(*zip(marks, sums, strict=True))])
-    return parquet_images.from_cache(key) or parquet_images.kept(key, _decoded(sides, names, image_size), names)
+    key = cache.cache_key([_VERSION, str(image_size), *itertools.chain(*zip(marks, sums, strict=True))])
+    return parquet_images.from_cache(key) or parquet_images.cache_decoded(
+        key, _decoded(sides, names, image_size), names
+    )
 
 
 def _decoded(sides: dict[str, _Rows], names: Sequence[str], image_size: int | None) -> dict[str, Samples]:
@@ -80,7 +83,7 @@ def _decoded(sides: dict[str, _Rows], names: Sequence[str], image_size: int | No
                     f"expected images of one size, {first[0]}x{first[1]} pixels as the first, came "
                     f"{x.shape[2]}x{x.shape[3]} in {path}; set data.image_size to resize all"
                 )
-        x = torch.cat([recoloured(x, channels) for x in pixels[side]])
+        x = torch.cat([convert_channels(x, channels) for x in pixels[side]])
         found[side] = Samples(x, torch.tensor([number[name] for name, _ in rows]))
     return found
 
@@ -90,9 +93,9 @@ def _picture(path: Path, image_size: int | None) -> Tensor:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise RequestError(f"cannot read '{path}': {parquet_images.first_line(error)}") from error
-    x = inference_inputs.decoded(data, str(path))
-    return resized(Samples(x, torch.zeros(1, dtype=torch.int64)), image_size).x
+        raise RequestError(f"cannot read '{path}': {first_line(error)}") from error
+    x = inference_inputs.decode_image(data, str(path))
+    return resize(Samples(x, torch.zeros(1, dtype=torch.int64)), image_size).x
 
 
 # folders -------------------------------------------------------------------------------------------------------------
@@ -101,11 +104,11 @@ def _picture(path: Path, image_size: int | None) -> Tensor:
 def _sides(folder: Path, train_splits: Sequence[str]) -> dict[str, _Rows]:
     """The files of the training side and, if there is one, of the test side."""
     below = _folders(folder)
-    named = {spelling: split for split, spellings in parquet_images.SPLITS.items() for spelling in spellings}
+    named = {spelling: split for split, spellings in SPLITS.items() for spelling in spellings}
     splits = {named.get(place.name.lower(), place.name): place for place in below}
     if "train" not in splits and list(train_splits) == ["train"]:
         return {"train": _rows(folder, below)}
-    chosen = parquet_images.choose_sides(splits, train_splits, folder)
+    chosen = choose_splits(splits, train_splits, folder)
     return {
         side: [row for split in parts for row in _rows(splits[split], _folders(splits[split]))]
         for side, parts in chosen.items()
@@ -124,8 +127,8 @@ def _rows(place: Path, classes: Sequence[Path]) -> _Rows:
         raise RequestError(f"expected one folder of images per class (cat/1.png, dog/1.png) in {place}, came none")
     files: dict[str, list[Path]] = {}
     for home in classes:
-        files[home.name] = inference_inputs.pictures_in(home)
+        files[home.name] = inference_inputs.images_in(home)
         if not files[home.name]:
             raise RequestError(f"expected images (.png, .jpg) of class '{home.name}' in {home}, came none")
-    turns = itertools.zip_longest(*(files[name] for name in parquet_images.ordered(files)))
+    turns = itertools.zip_longest(*(files[name] for name in natural_sort(files)))
     return [(path.parent.name, path) for turn in turns for path in turn if path is not None]

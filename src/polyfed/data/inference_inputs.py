@@ -19,11 +19,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.data import bounds, parquet_images, safe_pickle, tabular, text_files
+from polyfed.data import bounds, safe_pickle, tabular, text_files
+from polyfed.data.column_schema import (
+    holds_bytes,
+    holds_labels,
+    image_columns,
+    label_columns,
+    pick_column,
+    stored_features,
+)
+from polyfed.data.parquet_files import open_parquet, parquet_files
 from polyfed.data.samples import Samples
 from polyfed.data.text import FIRST_WORD, Vocabulary
-from polyfed.data.transforms import resized
-from polyfed.errors import RequestError
+from polyfed.data.transforms import resize
+from polyfed.errors import RequestError, first_line
 
 T = TypeVar("T")
 
@@ -33,7 +42,7 @@ _KINDS = "a folder of Parquet or image files (.png, .jpg), one such file, a .csv
 
 
 @dataclass(frozen=True)
-class Form:
+class InputSpec:
     """How a run stored its inputs.
 
     Args:
@@ -64,7 +73,7 @@ class Form:
 
 
 @dataclass(frozen=True, eq=False)
-class Inputs:
+class InferenceInputs:
     """names: each input's row or file; x: (N, ...) as the run stored them; y: (N,) int64 or None.
 
     unknown: names of the texts of which the run knew no word.
@@ -78,11 +87,11 @@ class Inputs:
 
 def read(
     path: Path,
-    form: Form,
+    form: InputSpec,
     image_column: str | None = None,
     label_column: str | None = None,
     text_column: str | None = None,
-) -> Inputs:
+) -> InferenceInputs:
     """Read inputs from files.
 
     Args:
@@ -99,38 +108,50 @@ def read(
         RequestError: nothing readable there, or inputs that cannot be brought into the form.
     """
     kinds = _KINDS if form.vocabulary is None else _TEXTS
+    suffix = path.suffix.lower()
     bounds.check_file(path)
     if not path.exists():
         raise RequestError(f"expected {kinds}, came '{path}', which is not there")
-    if text_column is not None and form.vocabulary is None:
-        raise RequestError(f"text_column is of texts, came '{text_column}' where the run's inputs are {form}")
-    if form.vocabulary is not None and path.suffix.lower() != ".npy":
-        if image_column is not None:
-            raise RequestError(f"image_column is of images, came '{image_column}' where the run's inputs are texts")
+    _check_columns_asked(form, suffix, image_column, text_column)
+    if form.vocabulary is not None and suffix != ".npy":
         return _from_texts(path, form, form.vocabulary, text_column, label_column)
-    if path.suffix.lower() == ".csv" and path.is_file():
+    if suffix == ".csv" and path.is_file():
         return _from_csv(path, form, image_column, label_column)
-    if path.is_dir():
-        parquet, pictures = parquet_images._parquet_files(path), pictures_in(path)
-        if parquet and pictures:
-            raise RequestError(f"expected Parquet files or image files in {path}, came both")
-    else:
-        parquet = [path] if path.suffix.lower() == ".parquet" else []
-        pictures = [path] if path.suffix.lower() in _PICTURES else []
-    if not parquet and (given := image_column or label_column or text_column):
-        raise RequestError(f"image_column and label_column are of Parquet files, came '{given}' with '{path}'")
-    if path.suffix.lower() == ".npy" and path.is_file():
-        return numbered(_array(path), form, str(path))
+    parquet, pictures = _image_files(path)
+    column = image_column or label_column or text_column
+    if column and not parquet:
+        raise RequestError(f"image_column and label_column are of Parquet files, came '{column}' with '{path}'")
+    if suffix == ".npy" and path.is_file():
+        return from_tensor(_array(path), form, str(path))
     if not parquet and not pictures:
         raise RequestError(f"expected {_KINDS}, came '{path}'{' without any' if path.is_dir() else ''}")
     if not form.images:
         raise RequestError(f"expected a .npy file with inputs {form}, as the run stored them, came images in '{path}'")
-    return (
-        _from_images_in_tables(parquet, form, image_column, label_column) if parquet else _from_pictures(pictures, form)
-    )
+    if parquet:
+        return _from_images_in_tables(parquet, form, image_column, label_column)
+    return _from_pictures(pictures, form)
 
 
-def numbered(x: Tensor, form: Form, place: str) -> Inputs:
+def _check_columns_asked(form: InputSpec, suffix: str, image_column: str | None, text_column: str | None) -> None:
+    """Refuse a column of images where the run's inputs are texts, and the other way round."""
+    if text_column is not None and form.vocabulary is None:
+        raise RequestError(f"text_column is of texts, came '{text_column}' where the run's inputs are {form}")
+    if image_column is not None and form.vocabulary is not None and suffix != ".npy":
+        raise RequestError(f"image_column is of images, came '{image_column}' where the run's inputs are texts")
+
+
+def _image_files(path: Path) -> tuple[list[Path], list[Path]]:
+    """The Parquet files, or the image files, that a path is or that its folder holds."""
+    if path.is_dir():
+        parquet, pictures = parquet_files(path), images_in(path)
+        if parquet and pictures:
+            raise RequestError(f"expected Parquet files or image files in {path}, came both")
+        return parquet, pictures
+    suffix = path.suffix.lower()
+    return [path] if suffix == ".parquet" else [], [path] if suffix in _PICTURES else []
+
+
+def from_tensor(x: Tensor, form: InputSpec, place: str) -> InferenceInputs:
     """Inputs (N, ...) from memory, named by their row; images also (N, H, W) where they are grey.
 
     Raises:
@@ -147,15 +168,15 @@ def numbered(x: Tensor, form: Form, place: str) -> Inputs:
         raise RequestError(f"expected at least one input, came none in {place}")
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
         raise RequestError(f"expected finite inputs, came NaN or infinite values in {place}")
-    return Inputs(tuple(map(str, range(len(x)))), _fitted(x, form, place))
+    return InferenceInputs(tuple(map(str, range(len(x)))), _fitted(x, form, place))
 
 
-def _fitted(x: Tensor, form: Form, place: str) -> Tensor:
+def _fitted(x: Tensor, form: InputSpec, place: str) -> Tensor:
     """Inputs (N, ...) of the run's type in its shape."""
     if form.images and x.shape[1] != form.shape[0]:
         x = _recoloured(x, form.shape[0], place)
     if form.images:
-        x = resized(Samples(x, torch.zeros(len(x), dtype=torch.int64)), form.image_size).x
+        x = resize(Samples(x, torch.zeros(len(x), dtype=torch.int64)), form.image_size).x
     if x.shape[1:] != form.shape:
         hint = "; ask for --resize (resize=True) to bring images to this size" if form.images else ""
         raise RequestError(f"expected inputs {form}, as the run stored them, came {_by(x.shape[1:])} in {place}{hint}")
@@ -185,30 +206,30 @@ def _array(path: Path) -> Tensor:
         array = np.load(path, allow_pickle=False)
         return torch.from_numpy(np.array(array, order="C"))
     except OSError as error:
-        raise RequestError(f"cannot read '{path}': {parquet_images.first_line(error)}") from error
+        raise RequestError(f"cannot read '{path}': {first_line(error)}") from error
     except safe_pickle.NO_ARRAY as error:  # NumPy's words suggest unpickling it
         raise RequestError(
             f"expected an array of numbers as NumPy saves it, came something else in '{path}'"
         ) from error
 
 
-def pictures_in(folder: Path) -> list[Path]:
+def images_in(folder: Path) -> list[Path]:
     found = [p for p in folder.iterdir() if p.suffix.lower() in _PICTURES and p.is_file()]
     return sorted(p for p in found if not p.name.startswith("."))
 
 
-def _from_pictures(paths: Sequence[Path], form: Form) -> Inputs:
+def _from_pictures(paths: Sequence[Path], form: InputSpec) -> InferenceInputs:
     rows = []
     for path in paths:
         try:
             data = path.read_bytes()
         except OSError as error:
-            raise RequestError(f"cannot read '{path}': {parquet_images.first_line(error)}") from error
-        rows.append(_fitted(decoded(data, str(path)), form, str(path)))
-    return Inputs(tuple(path.name for path in paths), torch.cat(rows))
+            raise RequestError(f"cannot read '{path}': {first_line(error)}") from error
+        rows.append(_fitted(decode_image(data, str(path)), form, str(path)))
+    return InferenceInputs(tuple(path.name for path in paths), torch.cat(rows))
 
 
-def decoded(data: bytes | None, place: str) -> Tensor:
+def decode_image(data: bytes | None, place: str) -> Tensor:
     """One image as (1, C, H, W) uint8: grey stays one channel, palettes become RGB, an alpha without effect goes."""
     from PIL import UnidentifiedImageError
 
@@ -220,7 +241,7 @@ def decoded(data: bytes | None, place: str) -> Tensor:
             pixels = np.asarray(image.convert(mode) if mode else image)
             mode = mode or image.mode
     except Exception as error:  # Pillow's decoders raise nearly anything on foreign bytes
-        why = "" if isinstance(error, UnidentifiedImageError) else f": {parquet_images.first_line(error)}"
+        why = "" if isinstance(error, UnidentifiedImageError) else f": {first_line(error)}"
         raise RequestError(f"expected an image, came bytes that do not decode in {place}{why}") from error
     if mode in ("LA", "RGBA") and (pixels[..., -1] == 255).all():
         pixels, mode = pixels[..., :-1], mode[:-1]
@@ -229,17 +250,17 @@ def decoded(data: bytes | None, place: str) -> Tensor:
     return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1).copy()).unsqueeze(0)
 
 
-def _from_csv(path: Path, form: Form, image_column: str | None, label_column: str | None) -> Inputs:
+def _from_csv(path: Path, form: InputSpec, image_column: str | None, label_column: str | None) -> InferenceInputs:
     if image_column is not None:
         raise RequestError(f"image_column is of Parquet files, came '{image_column}' with '{path}'")
     if not form.feature_names:
         raise RequestError(f"expected inputs {form}, as the run stored them, came a CSV file: {path}")
-    x_NF, spelt = tabular.read_new(path, form.feature_names, label_column, form.label_column)
+    x_NF, spelt = tabular.read_inference_csv(path, form.feature_names, label_column, form.label_column)
     x = torch.from_numpy(x_NF).to(form.dtype)
-    return Inputs(tuple(map(str, range(len(x)))), x, _numbered_labels(spelt, form, path))
+    return InferenceInputs(tuple(map(str, range(len(x)))), x, _numbered_labels(spelt, form, path))
 
 
-def _numbered_labels(spelt: Sequence[str] | None, form: Form, path: Path) -> Tensor | None:
+def _numbered_labels(spelt: Sequence[str] | None, form: InputSpec, path: Path) -> Tensor | None:
     """The labels of a CSV file, (N,) int64."""
     if spelt is None:
         return None
@@ -253,8 +274,8 @@ def _parsed(label: str) -> str | int:
 
 
 def _from_texts(
-    path: Path, form: Form, vocabulary: Vocabulary, text_column: str | None, label_column: str | None
-) -> Inputs:
+    path: Path, form: InputSpec, vocabulary: Vocabulary, text_column: str | None, label_column: str | None
+) -> InferenceInputs:
     """Texts as ids, by the words that the run knew."""
     suffix = path.suffix.lower()
     if suffix == ".txt" and path.is_file():
@@ -263,24 +284,26 @@ def _from_texts(
                 f"text_column and label_column are of Parquet or CSV files, came '{given}' with '{path}'"
             )
         x = vocabulary.ids(text_files.read_lines(path))
-        return _told_unknown(Inputs(tuple(map(str, range(len(x)))), x))
+        return _told_unknown(InferenceInputs(tuple(map(str, range(len(x)))), x))
     if suffix == ".csv" and path.is_file():
-        texts, spelt = text_files.read_new_csv(path, text_column, vocabulary.column, label_column, form.label_column)
+        texts, spelt = text_files.read_inference_csv(
+            path, text_column, vocabulary.column, label_column, form.label_column
+        )
         names = tuple(map(str, range(len(texts))))
-        return _told_unknown(Inputs(names, vocabulary.ids(texts), _numbered_labels(spelt, form, path)))
-    paths = parquet_images._parquet_files(path) if path.is_dir() else [path] if suffix == ".parquet" else []
+        return _told_unknown(InferenceInputs(names, vocabulary.ids(texts), _numbered_labels(spelt, form, path)))
+    paths = parquet_files(path) if path.is_dir() else [path] if suffix == ".parquet" else []
     if not paths:
         raise RequestError(f"expected {_TEXTS}, came '{path}'{' without any' if path.is_dir() else ''}")
 
     def column(schema: Any, place: Path) -> str:
         usual = vocabulary.column if vocabulary.column in schema.names else None
-        return text_files.pick_text(schema, text_column or usual, place)
+        return text_files.find_text_column(schema, text_column or usual, place)
 
     names, cells, labels = _from_tables(paths, form, column, label_column, _text)
-    return _told_unknown(Inputs(names, vocabulary.ids(cells), labels))
+    return _told_unknown(InferenceInputs(names, vocabulary.ids(cells), labels))
 
 
-def _told_unknown(texts: Inputs) -> Inputs:
+def _told_unknown(texts: InferenceInputs) -> InferenceInputs:
     """The texts, with the names of those that have no id of a word."""
     none = (texts.x < FIRST_WORD).all(dim=1).tolist()
     return replace(texts, unknown=tuple(name for name, is_one in zip(texts.names, none, strict=True) if is_one))
@@ -296,27 +319,27 @@ def _text(cell: Any, place: str) -> str:
 
 
 def _from_images_in_tables(
-    paths: Sequence[Path], form: Form, image_column: str | None, label_column: str | None
-) -> Inputs:
+    paths: Sequence[Path], form: InputSpec, image_column: str | None, label_column: str | None
+) -> InferenceInputs:
     def column(schema: Any, place: Path) -> str:
-        found = parquet_images._image_columns(schema, parquet_images._features(schema.metadata))
-        image = parquet_images._pick("image", image_column, found, schema.names, place)
-        if not parquet_images._holds_bytes(schema.field(image).type):
+        found = image_columns(schema, stored_features(schema.metadata))
+        image = pick_column("image", image_column, found, schema.names, place)
+        if not holds_bytes(schema.field(image).type):
             raise RequestError(
                 f"expected encoded images in column '{image}' of {place}, came {schema.field(image).type}"
             )
         return image
 
     def made(cell: Any, place: str) -> Tensor:
-        return _fitted(decoded(cell["bytes"] if isinstance(cell, dict) else cell, place), form, place)
+        return _fitted(decode_image(cell["bytes"] if isinstance(cell, dict) else cell, place), form, place)
 
     names, rows, labels = _from_tables(paths, form, column, label_column, made)
-    return Inputs(names, torch.cat(rows), labels)
+    return InferenceInputs(names, torch.cat(rows), labels)
 
 
 def _from_tables(
     paths: Sequence[Path],
-    form: Form,
+    form: InputSpec,
     column: Callable[[Any, Path], str],
     label_column: str | None,
     made: Callable[[Any, str], T],
@@ -344,18 +367,18 @@ def _table(
     """The cells of one column of a file with their labels: a class's name, a number, or None."""
     import pyarrow as pa
 
-    file = parquet_images._open(path)
+    file = open_parquet(path)
     schema = file.schema_arrow
-    features = parquet_images._features(schema.metadata)
+    features = stored_features(schema.metadata)
     content = column(schema, path)
-    candidates = parquet_images._label_columns(schema, features)
-    label = parquet_images._pick("label", label_column, [], schema.names, path) if label_column else None
+    candidates = label_columns(schema, features)
+    label = pick_column("label", label_column, [], schema.names, path) if label_column else None
     if label is None and usual_label in schema.names and usual_label != content:
         label = usual_label
     elif label is None and len(candidates) == 1:
         label = candidates[0]
     spelling: Any = features.get(label or "", {}).get("names")
-    if label is not None and not parquet_images._holds_labels(schema.field(label).type):
+    if label is not None and not holds_labels(schema.field(label).type):
         raise RequestError(f"expected numbers or names in column '{label}' of {path}, came {schema.field(label).type}")
     try:
         for batch in file.iter_batches(batch_size=1000, columns=[content, *([label] if label else [])]):
@@ -365,10 +388,10 @@ def _table(
                 named = isinstance(spelling, list) and isinstance(mark, int) and 0 <= mark < len(spelling)
                 yield cell, spelling[mark] if named else mark
     except (pa.ArrowException, OSError, OverflowError, UnicodeDecodeError) as error:
-        raise RequestError(f"expected a whole Parquet file, came {path}: {parquet_images.first_line(error)}") from error
+        raise RequestError(f"expected a whole Parquet file, came {path}: {first_line(error)}") from error
 
 
-def _numbered_label(label: Any, form: Form, place: str) -> int:
+def _numbered_label(label: Any, form: InputSpec, place: str) -> int:
     """The number of a class, from its name or its number."""
     name = str(int(label)) if isinstance(label, bool) else str(label)
     if name in form.class_names:

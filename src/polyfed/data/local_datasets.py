@@ -7,58 +7,47 @@ a data set that has no use for it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from polyfed.data import image_folders, parquet_images, per_client_folders, pflib_npz, tabular, text_files
-from polyfed.data.dataset import Source, channel_statistics, from_tensors, samples, statistics
+from polyfed.data.dataset import Source, as_samples, channel_statistics, from_tensors, statistics
+from polyfed.data.options import TRAIN, SourceOptions
 from polyfed.data.samples import Samples
-from polyfed.data.text import LabelledTexts, Words, labelled
-from polyfed.errors import PolyfedError, RequestError
-from polyfed.registry import imported, nearest
-
-TRAIN = ("train",)  # the split that makes the training side where nothing else is asked for
+from polyfed.data.text import LabeledTexts, TextConfig, encode_dataset
+from polyfed.errors import PolyfedError, RequestError, first_line
+from polyfed.registry import import_object, nearest
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What `load` was asked for of a user's own files."""
-
-    image_column: str | None
-    label_column: str | None
-    feature_columns: Sequence[str] | None
-    train_splits: Sequence[str]
-    columns: tuple[str, ...]
-    words: Words
-    image_size: int | None
-    beside: Sequence[str] = ()  # where a module of theirs is looked for, too
+def _own_images(name: str, folder: Path, options: SourceOptions) -> Source:
+    _refuse_columns(name, options)
+    reject_text_options(name, options.words)
+    return from_images(name, image_folders.read(folder, options.train_splits, options.image_size))
 
 
-def _own_images(name: str, folder: Path, asked: Asked) -> Source:
-    _refuse_columns(name, asked)
-    refuse_words(name, asked.words)
-    return from_images(name, image_folders.read(folder, asked.train_splits, asked.image_size))
+def _own_table(name: str, place: Path, options: SourceOptions) -> Source:
+    if is_text_dataset(name, options.words, options.image_column):
+        reject_options(f"{name} with text_column", feature_columns=options.feature_columns)
+        read = text_files.read_csv(
+            place, options.words.column, options.label_column, options.train_splits, options.columns
+        )
+        return from_texts(name, encode_dataset(*read, options.words), options.words)
+    reject_options(name, image_column=options.image_column)
+    return _from_table(name, _table(place, options), place)
 
 
-def _own_table(name: str, place: Path, asked: Asked) -> Source:
-    if are_texts(name, asked.words, asked.image_column):
-        refuse(f"{name} with text_column", feature_columns=asked.feature_columns)
-        read = text_files.read_csv(place, asked.words.column, asked.label_column, asked.train_splits, asked.columns)
-        return from_texts(name, labelled(*read, asked.words), asked.words)
-    refuse(name, image_column=asked.image_column)
-    return _from_table(name, _table(place, asked), place)
-
-
-def _own_clients(name: str, place: Path, asked: Asked) -> Source:
+def _own_clients(name: str, place: Path, options: SourceOptions) -> Source:
     """All clients' rows, with the further column that says whose they are."""
-    kind, homes = per_client_folders.folders(place)
-    asked = replace(asked, columns=tuple(column for column in asked.columns if column != per_client_folders.COLUMN))
-    if kind != "images" and are_texts(name, asked.words, asked.image_column):
-        return _texts_of_clients(name, homes, kind, asked)
-    refuse_words(name, asked.words)
+    kind, homes = per_client_folders.client_directories(place)
+    options = replace(
+        options, columns=tuple(column for column in options.columns if column != per_client_folders.COLUMN)
+    )
+    if kind != "images" and is_text_dataset(name, options.words, options.image_column):
+        return _texts_of_clients(name, homes, kind, options)
+    reject_text_options(name, options.words)
     if kind == "csv":
-        refuse(name, image_column=asked.image_column)
-        read = {home: _table(home, asked) for home in homes}
+        reject_options(name, image_column=options.image_column)
+        read = {home: _table(home, options) for home in homes}
         features = read[homes[0]].feature_names
         for home, table in read.items():
             if table.feature_names != features:
@@ -69,33 +58,37 @@ def _own_clients(name: str, place: Path, asked: Asked) -> Source:
         joined = per_client_folders.read(homes, lambda home: read[home].sides)
         return _from_table(name, tabular.LabelledTable(joined, features), place)
     if kind == "images":
-        _refuse_columns(name, asked)
+        _refuse_columns(name, options)
         return from_images(
             name,
             per_client_folders.read(
-                homes, lambda home: image_folders.read(home, asked.train_splits, asked.image_size, whole=False)
+                homes, lambda home: image_folders.read(home, options.train_splits, options.image_size, whole=False)
             ),
         )
-    refuse(name, feature_columns=asked.feature_columns)
-    options = (asked.image_column, asked.label_column, asked.train_splits, asked.columns)
-    return from_images(name, per_client_folders.read(homes, lambda home: parquet_images.read_folder(home, *options)))
+    reject_options(name, feature_columns=options.feature_columns)
+    columns = (options.image_column, options.label_column, options.train_splits, options.columns)
+    return from_images(name, per_client_folders.read(homes, lambda home: parquet_images.read_folder(home, *columns)))
 
 
-def _texts_of_clients(name: str, homes: Sequence[Path], kind: str, asked: Asked) -> Source:
-    refuse(f"{name} with text_column", feature_columns=asked.feature_columns)
+def _columns_of_files(options: SourceOptions) -> tuple[str, ...]:
+    """The further columns that are looked for in files; whose rows they are, their place says."""
+    return tuple(column for column in options.columns if column != per_client_folders.COLUMN)
+
+
+def _texts_of_clients(name: str, homes: Sequence[Path], kind: str, options: SourceOptions) -> Source:
+    reject_options(f"{name} with text_column", feature_columns=options.feature_columns)
     one = text_files.read_csv if kind == "csv" else text_files.read_parquet
-    options = (asked.words.column, asked.label_column, asked.train_splits, asked.columns)
-    sides, columns = per_client_folders.read_texts(homes, lambda home: one(home, *options))
-    return from_texts(name, labelled(sides, columns, asked.words), asked.words)
+    asked = (options.words.column, options.label_column, options.train_splits, options.columns)
+    sides, columns = per_client_folders.read_texts(homes, lambda home: one(home, *asked))
+    return from_texts(name, encode_dataset(sides, columns, options.words), options.words)
 
 
-def _own_arrays(name: str, place: Path, asked: Asked) -> Source:
+def _own_arrays(name: str, place: Path, options: SourceOptions) -> Source:
     """All clients' arrays, with the further column that says whose they are."""
-    others = tuple(column for column in asked.columns if column != per_client_folders.COLUMN)
-    _refuse_columns(name, replace(asked, columns=others))
-    refuse_words(name, asked.words)
-    refuse_splits(name, asked.train_splits)
-    read = pflib_npz.read(place, samples)
+    _refuse_columns(name, replace(options, columns=_columns_of_files(options)))
+    reject_text_options(name, options.words)
+    reject_splits(name, options.train_splits)
+    read = pflib_npz.read(place, as_samples)
     return from_images(name, read, statistics(read.train.x))
 
 
@@ -106,15 +99,15 @@ READERS = {"images:": _own_images, "csv:": _own_table, "clients:": _own_clients,
 # one reader each --------------------------------------------------------------------------------------------------
 
 
-def from_function(name: str, asked: Asked) -> Source:
+def from_function(name: str, options: SourceOptions) -> Source:
     """What a function of the user's returns: a source, a training side, or a dictionary of both sides."""
-    _refuse_columns(name, replace(asked, columns=()))
-    refuse_words(name, asked.words)
-    refuse_splits(name, asked.train_splits)
+    _refuse_columns(name, replace(options, columns=()))
+    reject_text_options(name, options.words)
+    reject_splits(name, options.train_splits)
     try:
-        function = imported("data set", name, asked.beside)
+        function = import_object("data set", name, options.beside)
     except RequestError as error:
-        raise RequestError(f"{error}; before a path: {listed(READERS)}") from error.__cause__
+        raise RequestError(f"{error}; before a path: {join_names(READERS)}") from error.__cause__
     if not callable(function):
         raise RequestError(
             f"data set '{name}' should be a function without arguments; a {type(function).__name__} came"
@@ -124,25 +117,24 @@ def from_function(name: str, asked: Asked) -> Source:
     except PolyfedError:
         raise
     except Exception as error:  # the function is the user's
-        raise RequestError(
-            f"data set '{name}' failed: {type(error).__name__}: {parquet_images.first_line(error)}"
-        ) from error
+        raise RequestError(f"data set '{name}' failed: {type(error).__name__}: {first_line(error)}") from error
     if isinstance(made, Source):
-        return with_columns(made, name, asked.columns)
+        return with_columns(made, name, options.columns)
     sides = made if isinstance(made, Mapping) else {"train": made}
     if "train" not in sides or set(sides) - {"train", "test"}:
         raise RequestError(f"expected a dictionary of 'train' and 'test' from '{name}', came {sorted(map(str, sides))}")
-    return with_columns(from_tensors(sides["train"], sides.get("test"), name=name), name, asked.columns)
+    return with_columns(from_tensors(sides["train"], sides.get("test"), name=name), name, options.columns)
 
 
 def from_images(
     name: str,
-    read: parquet_images.LabelledImages,
+    read: parquet_images.LabeledImages,
     statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None,
 ) -> Source:
     """A source from decoded images; `statistics` are mean and std where they are published."""
     mean, std = statistics or channel_statistics(read.train.x)
-    classes, names = len(read.class_names), read.class_names
+    classes = len(read.class_names)
+    names = read.class_names
     return Source(
         name,
         read.train,
@@ -157,23 +149,16 @@ def from_images(
     )
 
 
-def from_folder(
-    name: str,
-    folder: Path,
-    image_column: str | None,
-    label_column: str | None,
-    train_splits: Sequence[str],
-    columns: Sequence[str],
-    words: Words,
-) -> Source:
+def from_folder(name: str, folder: Path, options: SourceOptions) -> Source:
     """A source from a folder of Parquet files: texts where their column is named, else images."""
-    if are_texts(name, words, image_column):
-        read = text_files.read_parquet(folder, words.column, label_column, train_splits, columns)
-        return from_texts(name, labelled(*read, words), words)
-    return from_images(name, parquet_images.read_folder(folder, image_column, label_column, train_splits, columns))
+    columns = (options.label_column, options.train_splits, options.columns)
+    if is_text_dataset(name, options.words, options.image_column):
+        read = text_files.read_parquet(folder, options.words.column, *columns)
+        return from_texts(name, encode_dataset(*read, options.words), options.words)
+    return from_images(name, parquet_images.read_folder(folder, options.image_column, *columns))
 
 
-def from_texts(name: str, read: LabelledTexts, how: Words) -> Source:
+def from_texts(name: str, read: LabeledTexts, how: TextConfig) -> Source:
     """A source from numbered texts."""
     return Source(
         name,
@@ -191,8 +176,8 @@ def from_texts(name: str, read: LabelledTexts, how: Words) -> Source:
     )
 
 
-def _table(place: Path, asked: Asked) -> tabular.LabelledTable:
-    return tabular.read(place, asked.label_column, asked.feature_columns, asked.train_splits, asked.columns)
+def _table(place: Path, options: SourceOptions) -> tabular.LabelledTable:
+    return tabular.read(place, options.label_column, options.feature_columns, options.train_splits, options.columns)
 
 
 def _from_table(name: str, read: tabular.LabelledTable, where: Path) -> Source:
@@ -225,16 +210,16 @@ def with_columns(source: Source, name: str, columns: Sequence[str]) -> Source:
     return source
 
 
-def are_texts(name: str, words: Words, image_column: str | None) -> bool:
+def is_text_dataset(name: str, words: TextConfig, image_column: str | None) -> bool:
     """Whether a column of texts is named; other settings of texts, or of images, do not go with that."""
     if words.column is None:
-        refuse_words(name, words)
+        reject_text_options(name, words)
     elif image_column is not None:
         raise RequestError(f"expected image_column or text_column with dataset '{name}', came both")
     return words.column is not None
 
 
-def refuse_words(name: str, words: Words) -> None:
+def reject_text_options(name: str, words: TextConfig) -> None:
     """Settings of texts where there are none."""
     if given := words.given():
         more = "" if given == "text_column" else "; text_column names the column of texts"
@@ -243,26 +228,31 @@ def refuse_words(name: str, words: Words) -> None:
         )
 
 
-def _refuse_columns(name: str, asked: Asked) -> None:
+def _refuse_columns(name: str, options: SourceOptions) -> None:
     """Where there are none: folders of images, arrays."""
-    columns = ", ".join(asked.columns) or None
-    options = {"label_column": asked.label_column, "feature_columns": asked.feature_columns, "columns": columns}
-    refuse(name, image_column=asked.image_column, **options)
+    columns = ", ".join(options.columns) or None
+    reject_options(
+        name,
+        image_column=options.image_column,
+        label_column=options.label_column,
+        feature_columns=options.feature_columns,
+        columns=columns,
+    )
 
 
-def refuse_splits(name: str, train_splits: Sequence[str]) -> None:
+def reject_splits(name: str, train_splits: Sequence[str]) -> None:
     if list(train_splits) != list(TRAIN):
         raise RequestError(f"dataset '{name}' has no splits to choose from, came train_splits {list(train_splits)}")
 
 
-def refuse(name: str, **options: object) -> None:
+def reject_options(name: str, **options: object) -> None:
     """Options that a data set has no use for."""
     for option, value in options.items():
         if value is not None:
             raise RequestError(f"dataset '{name}' has no use for {option}, came '{value}'")
 
 
-def listed(names: Iterable[object]) -> str:
+def join_names(names: Iterable[object]) -> str:
     """'a', 'b' or 'c'."""
     *most, last = (f"'{name}'" for name in names)
     return f"{', '.join(most)} or {last}" if most else last

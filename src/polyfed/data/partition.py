@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import numbers
-import warnings
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,12 +21,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from polyfed.errors import RequestError
-from polyfed.registry import nearest
 
 Rows = NDArray[np.int64]
-DEALS = ("ring", "fedrep", "shamsian")
 
-_SHARE_LOW, _SHARE_HIGH = 0.4, 0.6  # bounds of the uniform draws behind a class's shares (Shamsian et al. 2021)
 _TINY = 1e-9  # two remainders closer than this count as equal: shares are quotients of small whole numbers
 
 
@@ -75,8 +71,8 @@ def iid(y: ArrayLike, clients: int, rng: np.random.Generator, class_count: int |
     Raises:
         RequestError: no client, or more clients than rows.
     """
-    labels, class_count = _checked(y, clients, class_count)
-    return _partition(np.array_split(rng.permutation(len(labels)), clients), labels, class_count)
+    labels, class_count = check_labels(y, clients, class_count)
+    return sorted_partition(np.array_split(rng.permutation(len(labels)), clients), labels, class_count)
 
 
 def dirichlet(
@@ -106,9 +102,9 @@ def dirichlet(
     Raises:
         RequestError: alpha not above 0, a minimum that cannot be met, or one that `max_tries` draws did not meet.
     """
-    labels, class_count = _checked(y, clients, class_count)
+    labels, class_count = check_labels(y, clients, class_count)
     _check_draw("dirichlet", alpha, min_size, clients, len(labels))
-    whole("max_tries", max_tries, 1)
+    check_integer("max_tries", max_tries, 1)
     counts_C = np.bincount(labels, minlength=class_count)
     best = -1
     for _ in range(max_tries):
@@ -125,9 +121,9 @@ def dirichlet(
     held: list[list[Rows]] = [[] for _ in range(clients)]
     for label in range(class_count):
         shuffled = rng.permutation(np.flatnonzero(labels == label))
-        for client, part in enumerate(_cut(shuffled, sizes_KC[:, label])):
+        for client, part in enumerate(cut_rows(shuffled, sizes_KC[:, label])):
             held[client].append(part)
-    return _partition([np.concatenate(parts) for parts in held], labels, class_count)
+    return sorted_partition([np.concatenate(parts) for parts in held], labels, class_count)
 
 
 def _dirichlet_sizes(
@@ -183,15 +179,15 @@ def quantity(
     Raises:
         RequestError: alpha not above 0, or a minimum that cannot be met.
     """
-    labels, class_count = _checked(y, clients, class_count)
+    labels, class_count = check_labels(y, clients, class_count)
     _check_draw("quantity", alpha, min_size, clients, len(labels))
     left = len(labels) - clients * min_size
     share_K = _dirichlet_shares(np.ones(clients, dtype=bool), rng, alpha)
-    sizes_K = min_size + _largest_remainder(left * share_K, left, np.zeros(clients, dtype=np.int64))
-    return _partition(_cut(rng.permutation(len(labels)), sizes_K), labels, class_count)
+    sizes_K = min_size + largest_remainder(left * share_K, left, np.zeros(clients, dtype=np.int64))
+    return sorted_partition(cut_rows(rng.permutation(len(labels)), sizes_K), labels, class_count)
 
 
-def natural(values: ArrayLike, clients: int | None, rng: np.random.Generator) -> Partition:
+def by_group(values: ArrayLike, clients: int | None, rng: np.random.Generator) -> Partition:
     """Rows that share a value go to one client: tweets of a user, letters of a writer.
 
     With as many clients as values, client k gets the kth value in sorted order, and nothing is drawn. With fewer,
@@ -209,7 +205,7 @@ def natural(values: ArrayLike, clients: int | None, rng: np.random.Generator) ->
     """
     names, group_N = np.unique(np.asarray(values), return_inverse=True)
     groups = len(names)
-    clients = groups if clients is None else whole("clients", clients, 1)
+    clients = groups if clients is None else check_integer("clients", clients, 1)
     if not 0 < clients <= groups:
         raise RequestError(
             f"expected at most as many clients as there are values to deal by ({groups}), came {clients} clients"
@@ -227,56 +223,7 @@ def natural(values: ArrayLike, clients: int | None, rng: np.random.Generator) ->
     return Partition(tuple(np.flatnonzero(client_N == client) for client in range(clients)))
 
 
-def classes(
-    y: ArrayLike,
-    clients: int,
-    rng: np.random.Generator,
-    classes_per_client: int = 2,
-    deal: str = "ring",
-    distinct: bool = True,
-    class_count: int | None = None,
-) -> Partition:
-    """Each client holds `classes_per_client` classes.
-
-    * ``ring``: client c holds classes c mod C, c + 1 mod C, ...; the rows of a class go in file order to its holders in
-      turn, like cards, so their shares differ by at most 1. Draws nothing.
-    * ``fedrep``: every class is cut in file order into k K / C equal shards (the first ones take what is left over); a
-      deck with each class once per shard is shuffled and dealt, and a client takes a random remaining shard of each of
-      its classes. `distinct` puts a card back that the client already holds; False is the authors' code.
-    * ``shamsian``: each class draws its holders' shares (uniform in [0.4, 0.6], normalised); the clients one after the
-      other pick classes at random among those with most free places, none twice; a share of n rows is floor(n share).
-      A class has ceil(k K / C) places; a floor would leave too few when C does not divide k K.
-
-    Args:
-        y: (N,) labels 0..C-1.
-        clients: K.
-        rng: of all draws.
-        classes_per_client: k, at most C.
-        deal: "ring", "fedrep" or "shamsian".
-        distinct: for fedrep: no class twice in a client.
-        class_count: C; default: the largest label plus one.
-
-    Raises:
-        RequestError: k not in 1..C, an unknown deal, k K not divisible by C with fedrep, a client left without rows.
-    """
-    labels, class_count = _checked(y, clients, class_count)
-    whole("classes_per_client", classes_per_client, 1)
-    if classes_per_client > class_count:
-        raise RequestError(f"expected classes_per_client of at most {class_count} classes, came {classes_per_client}")
-    if deal not in DEALS:
-        raise RequestError(f"unknown deal '{deal}'{nearest(str(deal), DEALS)}")
-    hands = {"ring": _ring, "fedrep": _fedrep, "shamsian": _shamsian}[deal]
-    rows, shares_KC = hands(labels, clients, rng, classes_per_client, class_count, distinct)
-    for client, mine in enumerate(rows):
-        if len(mine) == 0:
-            raise RequestError(
-                f"expected at least one row for every client, client {client} came out with none of the "
-                f"{len(labels)} rows ({clients} clients, {classes_per_client} classes each); use fewer clients"
-            )
-    return _partition(rows, labels, class_count, shares_KC)
-
-
-def deal_alike(partition: Partition, y: ArrayLike) -> Partition:
+def partition_like(partition: Partition, y: ArrayLike) -> Partition:
     """Deal another side (test) by the class shares of a partition (of the training side).
 
     Each class is cut in file order; parts are rounded to whole rows by largest remainder, ties going to the client with
@@ -302,14 +249,14 @@ def deal_alike(partition: Partition, y: ArrayLike) -> Partition:
         mine = np.flatnonzero(labels == label)
         share_K = partition.shares[:, label]
         rest = max(0.0, 1.0 - float(share_K.sum()))  # the part of the class that nobody was dealt
-        take = _largest_remainder(len(mine) * np.append(share_K, rest), len(mine), np.append(sizes_K, len(labels)))[:-1]
-        for client, part in enumerate(_cut(mine, take)):
+        take = largest_remainder(len(mine) * np.append(share_K, rest), len(mine), np.append(sizes_K, len(labels)))[:-1]
+        for client, part in enumerate(cut_rows(mine, take)):
             held[client].append(part)
         sizes_K += take
-    return _partition([np.concatenate(parts) for parts in held], labels, class_count, partition.shares)
+    return sorted_partition([np.concatenate(parts) for parts in held], labels, class_count, partition.shares)
 
 
-def hashed_groups(values: ArrayLike, groups: int) -> NDArray[np.int64]:
+def hash_groups(values: ArrayLike, groups: int) -> NDArray[np.int64]:
     """(N,) group 0..groups-1 of each value by its CRC-32: the same on every machine and for every seed.
 
     Args:
@@ -319,20 +266,20 @@ def hashed_groups(values: ArrayLike, groups: int) -> NDArray[np.int64]:
     Raises:
         RequestError: no whole number of groups.
     """
-    whole("natural_groups", groups, 1)
+    check_integer("natural_groups", groups, 1)
     names, place_N = np.unique(np.asarray(values), return_inverse=True)
     group_V = np.array([zlib.crc32(str(name).encode()) % groups for name in names], dtype=np.int64)
     found: NDArray[np.int64] = group_V[place_N]
     return found
 
 
-def natural_alike(partition: Partition, values: NDArray[Any], other: NDArray[Any]) -> Partition:
+def groups_like(partition: Partition, values: NDArray[Any], other: NDArray[Any]) -> Partition:
     """Deal another side (test) by who was dealt which value of this one; draws nothing.
 
     Rows whose value no client holds, as it occurs on the other side alone, stay unused.
 
     Args:
-        partition: of the rows that `values` belong to, by `natural`.
+        partition: of the rows that `values` belong to, by `by_group`.
         values: (N,) what the rows were dealt by.
         other: (M,) the same of the other side.
     """
@@ -353,109 +300,10 @@ def class_shares(rows: Sequence[Rows], y: ArrayLike, class_count: int) -> NDArra
     return counts_KC / np.maximum(np.bincount(labels, minlength=class_count), 1)
 
 
-# the three deals; each returns the clients' rows and the (K, C) shares -----------------------------------------------
-
-
-def _ring(
-    labels: Rows, clients: int, rng: np.random.Generator, each: int, class_count: int, distinct: bool
-) -> tuple[list[Rows], NDArray[np.float64]]:
-    hold_KC = (np.arange(class_count) - np.arange(clients)[:, None]) % class_count < each
-    held: list[list[Rows]] = [[] for _ in range(clients)]
-    for label in range(class_count):
-        mine, holders = np.flatnonzero(labels == label), np.flatnonzero(hold_KC[:, label])
-        for place, client in enumerate(holders):
-            held[client].append(mine[place :: len(holders)])
-    return [np.concatenate(parts) for parts in held], hold_KC / np.maximum(hold_KC.sum(axis=0), 1)
-
-
-def _fedrep(
-    labels: Rows, clients: int, rng: np.random.Generator, each: int, class_count: int, distinct: bool
-) -> tuple[list[Rows], NDArray[np.float64]]:
-    if each * clients % class_count:
-        step = class_count // math.gcd(each, class_count)
-        below = clients - clients % step
-        raise RequestError(
-            f"the deal 'fedrep' expects classes_per_client x clients divisible by the {class_count} classes, came "
-            f"{each} x {clients}; use {f'{below} or ' if below else ''}{below + step} clients, or the deal 'ring'"
-        )
-    shards = each * clients // class_count
-    if distinct:
-        hands = _distinct_hands(rng, clients, each, class_count, shards)
-    else:
-        hands = list(rng.permutation(np.repeat(np.arange(class_count), shards)).reshape(clients, each))
-    stacks = []
-    for label in range(class_count):
-        parts = np.array_split(np.flatnonzero(labels == label), shards)
-        stacks.append([parts[i] for i in rng.permutation(shards)])
-    shares_KC = np.zeros((clients, class_count))
-    rows = []
-    for client, hand in enumerate(hands):
-        rows.append(np.concatenate([stacks[label].pop() for label in hand]))
-        np.add.at(shares_KC[client], hand, 1 / shards)
-    return rows, shares_KC
-
-
-def _distinct_hands(
-    rng: np.random.Generator, clients: int, each: int, class_count: int, shards: int
-) -> list[NDArray[np.int64]]:
-    """Deal a deck (each class `shards` times) so that no hand has a class twice; always ends.
-
-    Cards are drawn one by one from the remaining deck, passing over classes already in the hand. A class with as many
-    cards left as there are clients to come must be in every one of their hands, so it is dealt first; with that, no
-    deal gets stuck.
-    """
-    left_C = np.full(class_count, shards, dtype=np.int64)
-    hands = []
-    for client in range(clients):
-        must = np.flatnonzero(left_C == clients - client)
-        may_C = np.where(left_C == clients - client, 0, left_C).astype(np.float64)
-        drawn = []
-        for _ in range(each - len(must)):
-            drawn.append(int(rng.choice(class_count, p=may_C / may_C.sum())))
-            may_C[drawn[-1]] = 0
-        hand = np.concatenate([must, np.array(drawn, dtype=np.int64)])
-        left_C[hand] -= 1
-        hands.append(hand)
-    return hands
-
-
-def _shamsian(
-    labels: Rows, clients: int, rng: np.random.Generator, each: int, class_count: int, distinct: bool
-) -> tuple[list[Rows], NDArray[np.float64]]:
-    places = -(-each * clients // class_count)  # ceil
-    drawn_CP = rng.uniform(_SHARE_LOW, _SHARE_HIGH, size=(class_count, places))
-    drawn_CP /= drawn_CP.sum(axis=1, keepdims=True)
-    shuffled = [rng.permutation(np.flatnonzero(labels == label)) for label in range(class_count)]
-    free_C = np.full(class_count, places, dtype=np.int64)
-    start_C = np.zeros(class_count, dtype=np.int64)
-    shares_KC = np.zeros((clients, class_count))
-    rows = []
-    for client in range(clients):
-        mine: list[Rows] = []
-        for _ in range(each):
-            free = np.where(shares_KC[client] > 0, 0, free_C)
-            label = int(rng.choice(np.flatnonzero(free == free.max())))
-            free_C[label] -= 1
-            share = float(drawn_CP[label, free_C[label]])
-            size = int(len(shuffled[label]) * share)
-            mine.append(shuffled[label][start_C[label] : start_C[label] + size])
-            start_C[label] += size
-            shares_KC[client, label] = share
-        rows.append(np.concatenate(mine))
-    if free_C.sum():
-        unused = len(labels) - sum(len(mine) for mine in rows)
-        warnings.warn(
-            f"the deal 'shamsian' leaves {unused} of {len(labels)} rows unused: {clients} clients x {each} classes is "
-            f"not a multiple of {class_count} classes",
-            stacklevel=3,
-        )
-    return rows, shares_KC
-
-
 # shared --------------------------------------------------------------------------------------------------------------
 
 
-def whole(name: str, value: Any, least: int) -> int:
+def check_integer(name: str, value: Any, least: int) -> int:
     """`value` as an int.
 
     Raises:
@@ -470,7 +318,7 @@ def _check_draw(partition: str, alpha: float, min_size: int, clients: int, rows:
     """Refuse an alpha or a minimum that cannot be."""
     if not (isinstance(alpha, numbers.Real) and math.isfinite(alpha) and alpha > 0):
         raise RequestError(f"expected a finite alpha > 0 for the {partition} partition, came {alpha}")
-    whole("min_size", min_size, 1)
+    check_integer("min_size", min_size, 1)
     if clients * min_size > rows:
         raise RequestError(
             f"expected at least {clients * min_size} rows for {clients} clients with min_size {min_size}, came "
@@ -505,10 +353,10 @@ def proportional_counts(available: NDArray[np.int64], total: int) -> NDArray[np.
     have = int(available.sum())
     if total >= have:
         return available.copy()
-    return _largest_remainder(available * (total / have), total, np.zeros(len(available), dtype=np.int64))
+    return largest_remainder(available * (total / have), total, np.zeros(len(available), dtype=np.int64))
 
 
-def _largest_remainder(quota: NDArray[np.floating[Any]], total: int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+def largest_remainder(quota: NDArray[np.floating[Any]], total: int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Whole numbers that add up to `total`, each its quota rounded down or up.
 
     Among equal remainders the smallest of `sizes` goes first, then the first.
@@ -520,28 +368,28 @@ def _largest_remainder(quota: NDArray[np.floating[Any]], total: int, sizes: NDAr
     return base
 
 
-def _cut(rows: Rows, sizes: NDArray[np.int64]) -> list[Rows]:
+def cut_rows(rows: Rows, sizes: NDArray[np.int64]) -> list[Rows]:
     """Consecutive pieces of `rows` of the given sizes."""
     return np.split(rows, np.cumsum(sizes))[: len(sizes)]
 
 
-def _checked(y: ArrayLike, clients: int, class_count: int | None) -> tuple[Rows, int]:
+def check_labels(y: ArrayLike, clients: int, class_count: int | None) -> tuple[Rows, int]:
     """The labels as int64 and the number of classes, after the checks that all partitions share."""
     labels = np.asarray(y)
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise RequestError(f"expected whole-number labels of shape (N,), came {labels.dtype} of shape {labels.shape}")
     labels = labels.astype(np.int64)
-    whole("clients", clients, 1)
+    check_integer("clients", clients, 1)
     if clients > len(labels):
         raise RequestError(f"expected at most as many clients as rows ({len(labels)}), came {clients} clients")
     top = int(labels.max()) + 1
-    class_count = top if class_count is None else whole("class_count", class_count, 1)
+    class_count = top if class_count is None else check_integer("class_count", class_count, 1)
     if int(labels.min()) < 0 or top > class_count:
         raise RequestError(f"expected labels in 0..{class_count - 1}, came {labels.min()}..{top - 1}")
     return labels, class_count
 
 
-def _partition(
+def sorted_partition(
     rows: Sequence[Rows], labels: Rows, class_count: int, shares_KC: NDArray[np.float64] | None = None
 ) -> Partition:
     """A `Partition` with sorted rows; shares from the counts unless they are given."""

@@ -14,17 +14,20 @@ import torch
 from numpy.typing import NDArray
 
 from polyfed.data import parquet_images
+from polyfed.data.column_schema import Columns
+from polyfed.data.label_encoding import natural_sort, negative_name
 from polyfed.data.samples import Samples
+from polyfed.data.split_files import files_of
 from polyfed.data.text import RawTexts
 from polyfed.errors import RequestError
 
 COLUMN = "client"  # the further column that says whose a row is
 
-_Read = parquet_images.LabelledImages
-_Texts = tuple[Mapping[str, RawTexts], parquet_images.Columns]
+_Read = parquet_images.LabeledImages
+_Texts = tuple[Mapping[str, RawTexts], Columns]
 
 
-def folders(place: Path) -> tuple[str, list[Path]]:
+def client_directories(place: Path) -> tuple[str, list[Path]]:
     """The clients' folders and what all of them hold: "parquet", "csv" or "images" (a folder per class).
 
     They are in the order of their names, by value where all are whole numbers.
@@ -37,7 +40,7 @@ def folders(place: Path) -> tuple[str, list[Path]]:
     homes = {p.name: p for p in place.iterdir() if p.is_dir() and not p.name.startswith(".")}
     if not homes:
         raise RequestError(f"expected one folder per client (0/train.csv, 1/train.csv) in {place}, came none")
-    names = parquet_images.ordered(homes)
+    names = natural_sort(homes)
     kinds = {name: _kind(homes[name]) for name in names}
     kind = kinds[names[0]]
     for name in names:
@@ -55,7 +58,7 @@ def folders(place: Path) -> tuple[str, list[Path]]:
 
 def _kind(home: Path) -> str | None:
     for suffix in ("parquet", "csv"):
-        if parquet_images.files_of(home, suffix):
+        if files_of(home, suffix):
             return suffix
     below = any(p.is_dir() and not p.name.startswith(".") for p in home.iterdir())
     return "images" if below else None
@@ -84,10 +87,8 @@ def read(homes: Sequence[Path], one: Callable[[Path], _Read]) -> _Read:
                 f"'{name}'; data.image_size resizes folders of images"
             )
     names = {part.class_names for part in parts.values()}
-    classes = (
-        first.class_names if len(names) == 1 else parquet_images.ordered({name for every in names for name in every})
-    )
-    if (negative := parquet_images.negative_name(classes)) is not None:
+    classes = first.class_names if len(names) == 1 else natural_sort({name for every in names for name in every})
+    if (negative := negative_name(classes)) is not None:
         whose = next(name for name, part in parts.items() if negative in part.class_names)
         raise RequestError(
             f"expected labels from 0 on of every client, came {negative} of '{whose}'; drop such rows, or name the "

@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyfed.data import bounds, parquet_images, per_client_folders, safe_pickle
+from polyfed.data.label_encoding import natural_sort
 from polyfed.data.samples import Samples, classes_up_to
-from polyfed.errors import RequestError
+from polyfed.errors import RequestError, first_line
 from polyfed.results.schema import parse_json
 
 _NO_ARRAYS: tuple[type[Exception], ...] = (*safe_pickle.NO_ARRAY, OSError, zipfile.BadZipFile, zlib.error)
@@ -27,7 +28,7 @@ _NO_ARRAYS: tuple[type[Exception], ...] = (*safe_pickle.NO_ARRAY, OSError, zipfi
 _Check = Callable[[tuple[Any, Any], str, str], Samples]
 
 
-def read(place: Path, checked: _Check) -> parquet_images.LabelledImages:
+def read(place: Path, checked: _Check) -> parquet_images.LabeledImages:
     """All clients' rows, client by client, with the further column `client_folders.COLUMN`.
 
     Clients are in the order of their files' names, by value where all are whole numbers. Class c is called c; how many
@@ -48,14 +49,15 @@ def read(place: Path, checked: _Check) -> parquet_images.LabelledImages:
         raise RequestError(f"expected one file per client (train/0.npz, train/1.npz) in {place}, came none")
     if alone := sorted(set(test) - set(train)):
         raise RequestError(f"expected training data of every client in {place}, came {test[alone[0]]} without")
-    names, said = parquet_images.ordered(train), _config(place / "config.json")
+    names = natural_sort(train)
+    said = _config(place / "config.json")
     if said.get("num_clients", len(names)) != len(names):
         raise RequestError(
             f"expected {said['num_clients']} clients in {place / 'train'}, as {place / 'config.json'} says, came "
             f"{len(names)}"
         )
 
-    def one(home: Path) -> parquet_images.LabelledImages:
+    def one(home: Path) -> parquet_images.LabeledImages:
         parts = {side: _side(side, files[home.name], checked) for side, files in sides.items() if home.name in files}
         _check_alike(parts, test.get(home.name))
         largest = max(int(part.y.max()) for part in parts.values())
@@ -66,7 +68,7 @@ def read(place: Path, checked: _Check) -> parquet_images.LabelledImages:
                 raise RequestError(
                     f"expected labels in 0..{classes - 1} in {sides[side][home.name]}, came {low if low < 0 else high}"
                 )
-        return parquet_images.LabelledImages(parts["train"], parts.get("test"), tuple(map(str, range(classes))))
+        return parquet_images.LabeledImages(parts["train"], parts.get("test"), tuple(map(str, range(classes))))
 
     return per_client_folders.read([place / name for name in names], one)
 
@@ -84,9 +86,7 @@ def _config(path: Path) -> dict[str, int]:
     try:
         given = dict(parse_json(path.read_bytes()))
     except (OSError, ValueError, TypeError) as error:
-        raise RequestError(
-            f"expected a JSON object in {path}, came something else: {parquet_images.first_line(error)}"
-        ) from error
+        raise RequestError(f"expected a JSON object in {path}, came something else: {first_line(error)}") from error
     found = {key: given[key] for key in ("num_clients", "num_classes") if key in given}
     for key, value in found.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -103,7 +103,7 @@ def _side(side: str, path: Path, checked: _Check) -> Samples:
             bounds.check_unpacked(archive, path)
             names = [name for name in ("x", "y") if f"{name}.npy" in archive.namelist()]
             if archive.namelist() == ["data.npy"]:
-                found = safe_pickle.dictionary(_pickled(archive), path)
+                found = safe_pickle.read_arrays(_pickled(archive), path)
             else:
                 found = {name: _array(archive, name) for name in names}
     except _NO_ARRAYS as error:

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from polyfed.data.datasets import Source
-from polyfed.data.partition import whole
+from polyfed.data.partition import check_integer
 from polyfed.data.samples import Samples
-from polyfed.data.transforms import recoloured, resized
+from polyfed.data.transforms import convert_channels, resize
 from polyfed.errors import RequestError
 
 _USUAL = 5000  # rows; FedHeNN's number of alignment inputs
@@ -38,7 +38,7 @@ def public_inputs(other: Source, task: Source, rows: int | None, rng: np.random.
             raise RequestError(
                 f"data.public expects images stored as uint8, '{source.name}' has {tuple(x.shape[1:])} of {x.dtype}"
             )
-    count = min(_USUAL, len(other.train)) if rows is None else whole("public_rows", rows, 1)
+    count = min(_USUAL, len(other.train)) if rows is None else check_integer("public_rows", rows, 1)
     if count > len(other.train):
         raise RequestError(
             f"expected public_rows of at most the {len(other.train)} training rows of '{other.name}', came {count}"
@@ -46,4 +46,4 @@ def public_inputs(other: Source, task: Source, rows: int | None, rng: np.random.
     drawn = np.sort(rng.choice(len(other.train), count, replace=False))
     channels, height, width = task.train.x.shape[1:]
     chosen = other.train.select(torch.from_numpy(drawn))
-    return resized(Samples(recoloured(chosen.x, channels), torch.zeros_like(chosen.y)), (height, width))
+    return resize(Samples(convert_channels(chosen.x, channels), torch.zeros_like(chosen.y)), (height, width))

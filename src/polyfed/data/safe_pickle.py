@@ -14,13 +14,13 @@ import re
 import struct
 import tokenize
 import zipfile
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polyfed.data import parquet_images
-from polyfed.errors import RequestError
+from polyfed.errors import RequestError, first_line
 
 # What NumPy raises over bytes that are no array: headers are Python's own words; a size that is none, a lack of memory.
 NO_ARRAY: tuple[type[Exception], ...] = (
@@ -85,7 +85,7 @@ class _Array:
         self.content = values.astype(flat.dtype.newbyteorder("="), order="C")  # also a copy that may be written into
 
 
-def dictionary(stream: bytes, where: object) -> dict[str, NDArray[Any] | None]:
+def read_arrays(stream: bytes, where: object) -> dict[str, NDArray[Any] | None]:
     """The one dictionary in an array of objects, as ``numpy.savez(file, data={"x": x, "y": y})`` writes it.
 
     Args:
@@ -104,7 +104,7 @@ def dictionary(stream: bytes, where: object) -> dict[str, NDArray[Any] | None]:
         if not isinstance(content, list) or [type(value) for value in content] != [dict]:
             raise ValueError("something else")
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, struct.error) as error:
-        came = parquet_images.first_line(error) if isinstance(error, ValueError) else "opcodes that do not fit together"
+        came = first_line(error) if isinstance(error, ValueError) else "opcodes that do not fit together"
         raise RequestError(
             f"expected a dictionary of arrays in {where}, which is read without running what it says, came "
             f"{came}; save them there as numpy.savez(file, x=x, y=y)"
@@ -138,37 +138,63 @@ def _run(stream: bytes) -> Any:
 
 def _build(name: str, argument: Any, stack: list[Any]) -> None:
     """One opcode that makes something of what is on the stack."""
-    if name in ("MARK", "EMPTY_LIST", "EMPTY_DICT"):
-        stack.append({"MARK": _MARK, "EMPTY_LIST": [], "EMPTY_DICT": {}}[name])
-    elif name in _TUPLES:
+    if name in _TUPLES:
         stack[-_TUPLES[name] :] = [tuple(stack[-_TUPLES[name] :])]
-    elif name == "TUPLE":
-        stack.append(tuple(_since_mark(stack)))
-    elif name in ("APPEND", "APPENDS"):
-        values = [stack.pop()] if name == "APPEND" else _since_mark(stack)
-        _last(stack, list).extend(values)
-    elif name in ("SETITEM", "SETITEMS"):
-        pairs = [stack.pop() for _ in range(2)][::-1] if name == "SETITEM" else _since_mark(stack)
-        if not all(isinstance(key, str) for key in pairs[::2]):
-            raise ValueError("a key that is no word")
-        _last(stack, dict).update(zip(pairs[::2], pairs[1::2], strict=True))
-    elif name in ("GLOBAL", "STACK_GLOBAL"):
-        called = argument if name == "GLOBAL" else " ".join(reversed([stack.pop(), stack.pop()]))
-        if called not in _NAMES:
-            raise ValueError(f"the name '{str(called).replace(' ', '.')[:60]}'")
-        stack.append(_NAMES[called])
-    elif name == "REDUCE":
-        values, made = stack.pop(), stack.pop()
-        if made not in (_Name.EMPTY, _Name.TYPE):
-            raise ValueError("something that is no array")
-        stack.append(_Array() if made is _Name.EMPTY else _Type(values[0]))
-    elif name == "BUILD":
-        state = stack.pop()
-        if not isinstance(stack[-1], _Array | _Type):
-            raise ValueError("something that is no array")
-        stack[-1].set(state)
-    else:
+        return
+    if name not in _BUILDERS:
         raise ValueError(f"the opcode {name}")
+    _BUILDERS[name](stack, argument)
+
+
+def _append(stack: list[Any], values: list[Any]) -> None:
+    _last(stack, list).extend(values)
+
+
+def _set_items(stack: list[Any], pairs: list[Any]) -> None:
+    if not all(isinstance(key, str) for key in pairs[::2]):
+        raise ValueError("a key that is no word")
+    _last(stack, dict).update(zip(pairs[::2], pairs[1::2], strict=True))
+
+
+def _pop_pair(stack: list[Any]) -> list[Any]:
+    value, key = stack.pop(), stack.pop()
+    return [key, value]
+
+
+def _look_up(stack: list[Any], name: Any) -> None:
+    if name not in _NAMES:
+        raise ValueError(f"the name '{str(name).replace(' ', '.')[:60]}'")
+    stack.append(_NAMES[name])
+
+
+def _call(stack: list[Any], _: Any) -> None:
+    values, function = stack.pop(), stack.pop()
+    if function not in (_Name.EMPTY, _Name.TYPE):
+        raise ValueError("something that is no array")
+    stack.append(_Array() if function is _Name.EMPTY else _Type(values[0]))
+
+
+def _set_state(stack: list[Any], _: Any) -> None:
+    state = stack.pop()
+    if not isinstance(stack[-1], _Array | _Type):
+        raise ValueError("something that is no array")
+    stack[-1].set(state)
+
+
+_BUILDERS: dict[str, Callable[[list[Any], Any], None]] = {  # opcode -> function of the stack and its argument
+    "MARK": lambda stack, _: stack.append(_MARK),
+    "EMPTY_LIST": lambda stack, _: stack.append([]),
+    "EMPTY_DICT": lambda stack, _: stack.append({}),
+    "TUPLE": lambda stack, _: stack.append(tuple(_since_mark(stack))),
+    "APPEND": lambda stack, _: _append(stack, [stack.pop()]),
+    "APPENDS": lambda stack, _: _append(stack, _since_mark(stack)),
+    "SETITEM": lambda stack, _: _set_items(stack, _pop_pair(stack)),
+    "SETITEMS": lambda stack, _: _set_items(stack, _since_mark(stack)),
+    "GLOBAL": _look_up,
+    "STACK_GLOBAL": lambda stack, _: _look_up(stack, " ".join(_pop_pair(stack))),
+    "REDUCE": _call,
+    "BUILD": _set_state,
+}
 
 
 def _since_mark(stack: list[Any]) -> list[Any]:

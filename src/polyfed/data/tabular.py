@@ -16,8 +16,11 @@ import torch
 from numpy.typing import NDArray
 
 from polyfed.data import bounds, parquet_images
+from polyfed.data.column_schema import Columns, column_values
+from polyfed.data.label_encoding import Files, encode_labels
 from polyfed.data.samples import LABEL_NAMES, Samples
-from polyfed.errors import RequestError
+from polyfed.data.split_files import find_split_files
+from polyfed.errors import RequestError, first_line
 from polyfed.registry import nearest
 
 _LEAST_SPREAD = 1e-4  # of a column's deviation to its largest value: float32 keeps 7 digits, so 3 are left
@@ -27,12 +30,12 @@ _LEAST_SPREAD = 1e-4  # of a column's deviation to its largest value: float32 ke
 class LabelledTable:
     """What was read: both sides as they stand in the files, (N, F) float64, and what the features are called."""
 
-    sides: parquet_images.LabelledImages
+    sides: parquet_images.LabeledImages
     feature_names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Sheet:
+class CsvTable:
     """One file: its cells by column, without blanks around them."""
 
     path: Path
@@ -63,7 +66,7 @@ def read(
         RequestError: no such file or column, rows of another length than the first, a label that is missing,
             fractional or below 0, a feature that is no finite number.
     """
-    sheets = {side: [read_sheet(path) for path in paths] for side, paths in side_files(place, train_splits).items()}
+    sheets = {side: [read_sheet(path) for path in paths] for side, paths in find_csv_files(place, train_splits).items()}
     first = sheets["train"][0]
     label = find_label(first, label_column)
     features = _features(sheets["train"], label, feature_columns, columns)
@@ -72,12 +75,10 @@ def read(
         raw[side] = [cell for sheet in parts for cell in labels_of(sheet, label)]
         x[side] = np.concatenate([_matrix(sheet, features) for sheet in parts])
     files = {side: rows_of(parts) for side, parts in sheets.items()}
-    numbers, names = parquet_images.number_labels(
-        typed(raw, label, place), parquet_images.Columns("", label, None), files
-    )
+    numbers, names = encode_labels(infer_types(raw, label, place), Columns("", label, None), files)
     sides = {side: Samples(torch.from_numpy(x[side]), torch.from_numpy(numbers[side])) for side in sheets}
-    more = {side: further(parts, columns, needed=side == "train") for side, parts in sheets.items()}
-    read = parquet_images.LabelledImages(
+    more = {side: extra_columns(parts, columns, needed=side == "train") for side, parts in sheets.items()}
+    read = parquet_images.LabeledImages(
         sides["train"], sides.get("test"), names, more["train"], more.get("test", {}), label
     )
     return LabelledTable(read, features)
@@ -105,7 +106,7 @@ def statistics(table: LabelledTable, where: object) -> tuple[tuple[float, ...], 
     return tuple(mean.tolist()), tuple(std.tolist())
 
 
-def read_new(
+def read_inference_csv(
     path: Path, features: Sequence[str], label_column: str | None = None, usual_label: str | None = None
 ) -> tuple[NDArray[np.float64], list[str] | None]:
     """Rows for a trained model.
@@ -127,9 +128,9 @@ def read_new(
 
 
 def new_labels(
-    sheet: Sheet, inputs: Sequence[str], label_column: str | None, usual_label: str | None
+    sheet: CsvTable, inputs: Sequence[str], label_column: str | None, usual_label: str | None
 ) -> list[str] | None:
-    """The labels of new rows as they are spelt; see `read_new`. `inputs` are the columns that are none."""
+    """The labels of new rows as they are spelt; see `read_inference_csv`. `inputs` are the columns that are none."""
     likely: Sequence[str] = ()
     if usual_label is not None and usual_label in sheet.cells:
         likely = (usual_label,)
@@ -143,14 +144,14 @@ def new_labels(
 # files ---------------------------------------------------------------------------------------------------------------
 
 
-def side_files(place: Path, train_splits: Sequence[str]) -> dict[str, list[Path]]:
+def find_csv_files(place: Path, train_splits: Sequence[str]) -> dict[str, list[Path]]:
     """The files of the training side and, if there are any, of the test side; a file alone is a training side.
 
     Raises:
         RequestError: neither a CSV file nor a folder with a training side.
     """
     if place.is_dir():
-        return parquet_images.split_files(place, train_splits, "csv")
+        return find_split_files(place, train_splits, "csv")
     if not place.exists():
         raise RequestError(f"expected a CSV file, or a folder with train*.csv and test*.csv, at {place}, came neither")
     if list(train_splits) != ["train"]:
@@ -158,7 +159,7 @@ def side_files(place: Path, train_splits: Sequence[str]) -> dict[str, list[Path]
     return {"train": [place]}
 
 
-def read_sheet(path: Path) -> Sheet:
+def read_sheet(path: Path) -> CsvTable:
     """A whole file.
 
     Raises:
@@ -184,10 +185,10 @@ def read_sheet(path: Path) -> Sheet:
                     )
                 rows.append(row)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise RequestError(f"expected a CSV file in UTF-8, came {path}: {parquet_images.first_line(error)}") from error
+        raise RequestError(f"expected a CSV file in UTF-8, came {path}: {first_line(error)}") from error
     if not rows:
         raise RequestError(f"expected at least one row below the columns' names in {path}, came none")
-    return Sheet(path, {name: [cell.strip() for cell in cells] for name, *cells in zip(names, *rows, strict=True)})
+    return CsvTable(path, {name: [cell.strip() for cell in cells] for name, *cells in zip(names, *rows, strict=True)})
 
 
 def _check_names(names: Sequence[str], path: Path) -> None:
@@ -198,7 +199,7 @@ def _check_names(names: Sequence[str], path: Path) -> None:
         raise RequestError(f"expected a name of its own for every column in the first line of {path}, came {came}")
 
 
-def rows_of(sheets: Sequence[Sheet]) -> parquet_images.Files:
+def rows_of(sheets: Sequence[CsvTable]) -> Files:
     """The files of a side and how many rows each has."""
     return [(sheet.path, len(next(iter(sheet.cells.values())))) for sheet in sheets]
 
@@ -206,7 +207,7 @@ def rows_of(sheets: Sequence[Sheet]) -> parquet_images.Files:
 # columns -------------------------------------------------------------------------------------------------------------
 
 
-def find_label(sheet: Sheet, named: str | None) -> str:
+def find_label(sheet: CsvTable, named: str | None) -> str:
     """The named column, else the only one of a usual name.
 
     Raises:
@@ -223,7 +224,7 @@ def find_label(sheet: Sheet, named: str | None) -> str:
 
 
 def _features(
-    sheets: Sequence[Sheet], label: str, asked: Sequence[str] | None, others: Sequence[str]
+    sheets: Sequence[CsvTable], label: str, asked: Sequence[str] | None, others: Sequence[str]
 ) -> tuple[str, ...]:
     """The columns to learn from: those asked for, else all with a number in them, so that a stray word is noticed."""
     if asked is None:
@@ -240,7 +241,7 @@ def _features(
     return tuple(asked)
 
 
-def check_column(what: str, name: str, sheet: Sheet) -> None:
+def check_column(what: str, name: str, sheet: CsvTable) -> None:
     """Refuse a column that is not there."""
     if name not in sheet.cells:
         raise RequestError(
@@ -248,7 +249,7 @@ def check_column(what: str, name: str, sheet: Sheet) -> None:
         )
 
 
-def _matrix(sheet: Sheet, features: Sequence[str]) -> NDArray[np.float64]:
+def _matrix(sheet: CsvTable, features: Sequence[str]) -> NDArray[np.float64]:
     """(N, F) finite numbers."""
     for name in features:
         check_column("feature", name, sheet)
@@ -272,7 +273,7 @@ def _number(cell: str) -> float | None:
         return None
 
 
-def further(sheets: Sequence[Sheet], names: Sequence[str], needed: bool) -> dict[str, NDArray[Any]]:
+def extra_columns(sheets: Sequence[CsvTable], names: Sequence[str], needed: bool) -> dict[str, NDArray[Any]]:
     """Columns to deal by: whole numbers where all cells are, else words."""
     found = {}
     for name in dict.fromkeys(names):
@@ -285,14 +286,14 @@ def further(sheets: Sequence[Sheet], names: Sequence[str], needed: bool) -> dict
             raise RequestError(
                 f"expected a value in every row of column '{name}' of {sheets[0].path}, came an empty one"
             )
-        found[name] = parquet_images.column_values(_whole(cells) or cells, f"column '{name}' of {sheets[0].path}")
+        found[name] = column_values(_whole(cells) or cells, f"column '{name}' of {sheets[0].path}")
     return found
 
 
 # labels --------------------------------------------------------------------------------------------------------------
 
 
-def labels_of(sheet: Sheet, label: str) -> list[str]:
+def labels_of(sheet: CsvTable, label: str) -> list[str]:
     """A side's labels as they are spelt; none is empty."""
     check_column("label", label, sheet)
     cells = sheet.cells[label]
@@ -303,7 +304,7 @@ def labels_of(sheet: Sheet, label: str) -> list[str]:
     return cells
 
 
-def typed(raw: Mapping[str, list[str]], label: str, place: Path) -> dict[str, NDArray[Any]]:
+def infer_types(raw: Mapping[str, list[str]], label: str, place: Path) -> dict[str, NDArray[Any]]:
     """Labels as int64 where all of both sides are whole numbers, else as words."""
     every = [cell for cells in raw.values() for cell in cells]
     if _whole(every) is not None:

@@ -22,9 +22,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyfed.data import bounds, parquet_images
+from polyfed.data import bounds
+from polyfed.data.column_schema import Columns
+from polyfed.data.label_encoding import Files, encode_labels
 from polyfed.data.samples import Samples
-from polyfed.errors import RequestError
+from polyfed.errors import RequestError, first_line
 
 PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
 
@@ -35,7 +37,7 @@ _WORD = re.compile(PATTERN)
 
 
 @dataclass(frozen=True)
-class Words:
+class TextConfig:
     """How texts become ids; None stands for the default.
 
     Args:
@@ -98,7 +100,7 @@ class Vocabulary:
         tensor([[3, 2, 1],
                 [0, 0, 0]])
         """
-        return numbered([words_of(text) for text in texts], self.words, self.length)
+        return encode_tokens([tokenize(text) for text in texts], self.words, self.length)
 
 
 @dataclass(frozen=True)
@@ -111,14 +113,14 @@ class RawTexts:
     texts: Sequence[str]
     labels: NDArray[Any]
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    files: parquet_images.Files = ()
+    files: Files = ()
 
     def __len__(self) -> int:
         return len(self.texts)
 
 
 @dataclass(frozen=True)
-class LabelledTexts:
+class LabeledTexts:
     """What was read: x is (N, L) int64; vectors is (V, E) float32, zeros for ids 0 and 1."""
 
     train: Samples
@@ -131,10 +133,10 @@ class LabelledTexts:
     label_column: str | None = None
 
 
-def words_of(text: str) -> list[str]:
+def tokenize(text: str) -> list[str]:
     """A text's words in order.
 
-    >>> words_of("Can't wait... see @Ann!")
+    >>> tokenize("Can't wait... see @Ann!")
     ["can't", 'wait', '.', '.', '.', 'see', 'ann', '!']
     """
     return _WORD.findall(text.lower())
@@ -153,10 +155,10 @@ def vocabulary(texts: Iterable[Sequence[str]], most: int, known: Collection[str]
     return tuple(sorted(found, key=lambda word: (-counts[word], word))[:most])
 
 
-def numbered(texts: Sequence[Sequence[str]], words: Sequence[str], length: int) -> Tensor:
+def encode_tokens(texts: Sequence[Sequence[str]], words: Sequence[str], length: int) -> Tensor:
     """(N, length) int64 ids of the first words of each text, padded with 0.
 
-    >>> numbered([["so", "good", "!"], []], ["good", "so"], 4)
+    >>> encode_tokens([["so", "good", "!"], []], ["good", "so"], 4)
     tensor([[3, 2, 1, 0],
             [0, 0, 0, 0]])
     """
@@ -168,7 +170,7 @@ def numbered(texts: Sequence[Sequence[str]], words: Sequence[str], length: int) 
     return torch.from_numpy(ids)
 
 
-def labelled(sides: Mapping[str, RawTexts], columns: parquet_images.Columns, how: Words) -> LabelledTexts:
+def encode_dataset(sides: Mapping[str, RawTexts], columns: Columns, how: TextConfig) -> LabeledTexts:
     """Texts and their labels as numbers; the vocabulary is made of the training side alone.
 
     A text without any word is a row of padding.
@@ -184,16 +186,16 @@ def labelled(sides: Mapping[str, RawTexts], columns: parquet_images.Columns, how
     """
     if columns.image == columns.label:
         raise RequestError(f"expected texts and labels in different columns, came '{columns.label}' for both")
-    words_in = {name: [words_of(text) for text in side.texts] for name, side in sides.items()}
+    words_in = {name: [tokenize(text) for text in side.texts] for name, side in sides.items()}
     raw, files = ({name: getattr(side, of) for name, side in sides.items()} for of in ("labels", "files"))
-    labels, class_names = parquet_images.number_labels(raw, columns, files)
+    labels, class_names = encode_labels(raw, columns, files)
     if len(class_names) < 2:
         raise RequestError(f"expected labels of two or more classes, came '{class_names[0]}' alone")
     vectors = None
     if how.vectors is None:
         words = vocabulary(words_in["train"], how.most)
     else:
-        known = read_vectors(Path(how.vectors), {word for text in words_in["train"] for word in text})
+        known = load_word_vectors(Path(how.vectors), {word for text in words_in["train"] for word in text})
         words = vocabulary(words_in["train"], how.most, known)
         width = len(next(iter(known.values())))
         vectors = torch.from_numpy(np.stack([np.zeros(width, np.float32)] * FIRST_WORD + [known[w] for w in words]))
@@ -201,10 +203,11 @@ def labelled(sides: Mapping[str, RawTexts], columns: parquet_images.Columns, how
         words, 25 if how.length is None else how.length, columns.image, how.most if vectors is None else None
     )
     numbers = {
-        name: Samples(numbered(words_in[name], words, made.length), torch.from_numpy(labels[name])) for name in sides
+        name: Samples(encode_tokens(words_in[name], words, made.length), torch.from_numpy(labels[name]))
+        for name in sides
     }
     more = {name: side.columns for name, side in sides.items()}
-    return LabelledTexts(
+    return LabeledTexts(
         numbers["train"],
         numbers.get("test"),
         class_names,
@@ -219,7 +222,7 @@ def labelled(sides: Mapping[str, RawTexts], columns: parquet_images.Columns, how
 # word vectors --------------------------------------------------------------------------------------------------------
 
 
-def read_vectors(path: Path, wanted: Collection[str]) -> dict[str, NDArray[np.float32]]:
+def load_word_vectors(path: Path, wanted: Collection[str]) -> dict[str, NDArray[np.float32]]:
     """The vectors of some words, (E,) each, from a text file: a word and E numbers on every line, as GloVe's are.
 
     Lines of other words are only checked for their width, and words with blanks in them passed over.
@@ -248,7 +251,7 @@ def read_vectors(path: Path, wanted: Collection[str]) -> dict[str, NDArray[np.fl
                 if len(fields) - 1 == width and fields[0] in wanted:
                     found[fields[0]] = _vector(fields[1:], number, path)
     except OSError as error:
-        raise RequestError(f"cannot read data.vectors '{path}': {parquet_images.first_line(error)}") from error
+        raise RequestError(f"cannot read data.vectors '{path}': {first_line(error)}") from error
     except UnicodeDecodeError as error:
         raise RequestError(f"expected UTF-8 in data.vectors '{path}', came other bytes: {error.reason}") from error
     if not found:

@@ -11,9 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from polyfed.data import bounds, parquet_images, tabular
+from polyfed.data import bounds, tabular
+from polyfed.data.column_schema import Columns, holds_labels, label_columns, pick_column, stored_features
+from polyfed.data.parquet_files import open_parquet, read_extra_columns
+from polyfed.data.split_files import find_split_files
 from polyfed.data.text import RawTexts
-from polyfed.errors import RequestError
+from polyfed.errors import RequestError, first_line
 
 TEXT_NAMES = ("text", "sentence", "tweet", "content", "review")  # the usual ones
 
@@ -24,7 +27,7 @@ def read_parquet(
     label_column: str | None = None,
     train_splits: Sequence[str] = ("train",),
     columns: Sequence[str] = (),
-) -> tuple[dict[str, RawTexts], parquet_images.Columns]:
+) -> tuple[dict[str, RawTexts], Columns]:
     """Read a folder of Parquet files with texts.
 
     Sides, labels and further columns as in `polyfed.data.parquet_images.read_folder`.
@@ -42,7 +45,7 @@ def read_parquet(
     Raises:
         RequestError: as for images; a text that is missing or no string.
     """
-    files = parquet_images.split_files(folder, train_splits)
+    files = find_split_files(folder, train_splits)
     found = _find_columns([path for paths in files.values() for path in paths], text_column, label_column)
     sides: dict[str, RawTexts] = {}
     for side, paths in files.items():
@@ -50,8 +53,9 @@ def read_parquet(
         rows = [row for path in paths for row in by_file[path]]
         if not rows:
             raise RequestError(f"expected at least one row in {paths[0]}, came an empty file")
-        more = parquet_images._more_columns(paths, columns, needed=side == "train")
-        texts, labels = [text for text, _ in rows], np.array([label for _, label in rows])
+        more = read_extra_columns(paths, columns, needed=side == "train")
+        texts = [text for text, _ in rows]
+        labels = np.array([label for _, label in rows])
         sides[side] = RawTexts(texts, labels, more, [(path, len(by_file[path])) for path in paths])
     return sides, found
 
@@ -62,7 +66,7 @@ def read_csv(
     label_column: str | None = None,
     train_splits: Sequence[str] = ("train",),
     columns: Sequence[str] = (),
-) -> tuple[dict[str, RawTexts], parquet_images.Columns]:
+) -> tuple[dict[str, RawTexts], Columns]:
     """Read a CSV file with texts, or a folder with train*.csv and test*.csv.
 
     Files, labels and further columns as in `polyfed.data.tabular.read`; blanks around a text do not count, and a cell
@@ -83,23 +87,23 @@ def read_csv(
     """
     sheets = {
         side: [tabular.read_sheet(path) for path in paths]
-        for side, paths in tabular.side_files(place, train_splits).items()
+        for side, paths in tabular.find_csv_files(place, train_splits).items()
     }
     first = sheets["train"][0]
     text, label = _text_column(first, text_column), tabular.find_label(first, label_column)
     spelt = {
         side: [cell for sheet in parts for cell in tabular.labels_of(sheet, label)] for side, parts in sheets.items()
     }
-    labels = tabular.typed(spelt, label, place)
+    labels = tabular.infer_types(spelt, label, place)
     sides = {}
     for side, parts in sheets.items():
         texts = [cell for sheet in parts for cell in _texts(sheet, text)]
-        more = tabular.further(parts, columns, needed=side == "train")
+        more = tabular.extra_columns(parts, columns, needed=side == "train")
         sides[side] = RawTexts(texts, labels[side], more, tabular.rows_of(parts))
-    return sides, parquet_images.Columns(text, label, None)
+    return sides, Columns(text, label, None)
 
 
-def read_new_csv(
+def read_inference_csv(
     path: Path, text_column: str | None, usual_text: str | None, label_column: str | None, usual_label: str | None
 ) -> tuple[list[str], list[str] | None]:
     """Texts of a CSV file for a trained model, and their labels as they are spelt, or None.
@@ -108,7 +112,7 @@ def read_new_csv(
         path: the file; it may hold other columns.
         text_column: that must be there; None for `usual_text`, if it is there, else a column of a usual name.
         usual_text: the text column of the files that the model was trained on.
-        label_column, usual_label: see `polyfed.data.tabular.read_new`.
+        label_column, usual_label: see `polyfed.data.tabular.read_inference_csv`.
 
     Raises:
         RequestError: a column that is not there, a text or a label that is missing.
@@ -128,21 +132,19 @@ def read_lines(path: Path) -> list[str]:
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").split("\n")]
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"expected a text file in UTF-8, came {path}: {parquet_images.first_line(error)}") from error
+        raise RequestError(f"expected a text file in UTF-8, came {path}: {first_line(error)}") from error
     texts = [line for line in lines if line]
     if not texts:
         raise RequestError(f"expected a text in every line of {path}, came none")
     return texts
 
 
-def _text_column(sheet: tabular.Sheet, named: str | None) -> str:
+def _text_column(sheet: tabular.CsvTable, named: str | None) -> str:
     """The named column, else the only one of a usual name."""
-    return parquet_images._pick(
-        "text", named, [name for name in sheet.cells if name in TEXT_NAMES], [*sheet.cells], sheet.path
-    )
+    return pick_column("text", named, [name for name in sheet.cells if name in TEXT_NAMES], [*sheet.cells], sheet.path)
 
 
-def _texts(sheet: tabular.Sheet, column: str) -> list[str]:
+def _texts(sheet: tabular.CsvTable, column: str) -> list[str]:
     """A column of a CSV file; no cell is empty."""
     tabular.check_column("text", column, sheet)
     cells = sheet.cells[column]
@@ -163,44 +165,42 @@ def pick_columns(
     text_column: str | None,
     label_column: str | None,
     where: object,
-) -> parquet_images.Columns:
+) -> Columns:
     """The text and the label column of one Arrow schema; `features` is what `datasets` knows about the columns.
 
     Raises:
         RequestError: none, several, one that is named but absent, or a type that cannot hold them.
     """
-    text = pick_text(schema, text_column, where)
-    label = parquet_images._pick(
-        "label", label_column, parquet_images._label_columns(schema, features), schema.names, where
-    )
-    if not parquet_images._holds_labels(schema.field(label).type):
+    text = find_text_column(schema, text_column, where)
+    label = pick_column("label", label_column, label_columns(schema, features), schema.names, where)
+    if not holds_labels(schema.field(label).type):
         raise RequestError(
             f"expected whole numbers or strings in label column '{label}' of {where}, came type "
             f"{schema.field(label).type}"
         )
     names = features.get(label, {}).get("names")
-    return parquet_images.Columns(text, label, tuple(map(str, names)) if isinstance(names, list) else None)
+    return Columns(text, label, tuple(map(str, names)) if isinstance(names, list) else None)
 
 
-def pick_text(schema: Any, named: str | None, where: object) -> str:
+def find_text_column(schema: Any, named: str | None, where: object) -> str:
     """The named column of an Arrow schema, else the only one with texts that has a usual name.
 
     Raises:
         RequestError: no such column, none or several, or one without texts.
     """
     usual = [name for name in schema.names if name in TEXT_NAMES and _holds_text(schema.field(name).type)]
-    text = parquet_images._pick("text", named, usual, schema.names, where)
+    text = pick_column("text", named, usual, schema.names, where)
     if not _holds_text(schema.field(text).type):
         raise RequestError(f"expected texts in column '{text}' of {where}, came type {schema.field(text).type}")
     return text
 
 
-def _find_columns(paths: Sequence[Path], text_column: str | None, label_column: str | None) -> parquet_images.Columns:
+def _find_columns(paths: Sequence[Path], text_column: str | None, label_column: str | None) -> Columns:
     """The text and the label column, the same in every file."""
-    chosen: parquet_images.Columns | None = None
+    chosen: Columns | None = None
     for path in paths:
-        schema = parquet_images._open(path).schema_arrow
-        came = pick_columns(schema, parquet_images._features(schema.metadata), text_column, label_column, path)
+        schema = open_parquet(path).schema_arrow
+        came = pick_columns(schema, stored_features(schema.metadata), text_column, label_column, path)
         if chosen is not None and came != chosen:
             raise RequestError(f"expected the same columns and classes in every file, came others in {path}")
         chosen = came
@@ -214,13 +214,13 @@ def _holds_text(kind: Any) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
-def _rows(path: Path, columns: parquet_images.Columns) -> Iterator[tuple[str, Any]]:
+def _rows(path: Path, columns: Columns) -> Iterator[tuple[str, Any]]:
     """Texts and raw labels of one file."""
     import pyarrow as pa
 
     row = 0
     try:
-        for batch in parquet_images._open(path).iter_batches(columns=[columns.image, columns.label]):
+        for batch in open_parquet(path).iter_batches(columns=[columns.image, columns.label]):
             cells, marks = batch.column(columns.image).to_pylist(), batch.column(columns.label).to_pylist()
             for text, label in zip(cells, marks, strict=True):
                 if text is None or label is None:
@@ -229,4 +229,4 @@ def _rows(path: Path, columns: parquet_images.Columns) -> Iterator[tuple[str, An
                 row += 1
                 yield text, label if isinstance(label, str) else int(label)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"expected a whole Parquet file, came {path}: {parquet_images.first_line(error)}") from error
+        raise RequestError(f"expected a whole Parquet file, came {path}: {first_line(error)}") from error

@@ -25,7 +25,7 @@ Augmentation = Callable[[Tensor, torch.Generator], Tensor]
 _PADDING = 4  # pixels; He et al. 2016, and the authors' code of FedHeNN, FedGH and FedIN
 
 
-def resized(samples: Samples, size: int | tuple[int, int] | None) -> Samples:
+def resize(samples: Samples, size: int | tuple[int, int] | None) -> Samples:
     """Images of another size: bilinear, smoothed where they shrink, of the same type.
 
     Args:
@@ -46,7 +46,7 @@ def resized(samples: Samples, size: int | tuple[int, int] | None) -> Samples:
     return Samples(whole, samples.y)
 
 
-def recoloured(x: Tensor, channels: int) -> Tensor:
+def convert_channels(x: Tensor, channels: int) -> Tensor:
     """Grey images as RGB (three equal channels), or RGB as grey (luma of ITU-R BT.601, as Pillow and JPEG have it).
 
     Args:

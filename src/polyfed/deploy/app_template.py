@@ -66,7 +66,8 @@ def init(
     Raises:
         RequestError: the recipe is wrong, or a file is there already; nothing has been written.
     """
-    place, source = Path(folder), Path(recipe)
+    place = Path(folder)
+    source = Path(recipe)
     chosen = Recipe.load(source, overrides, method=method, seed=seed, profile=profile)
     if not _HOST.fullmatch(host):
         raise RequestError(f"expected --host as a name (fl.example.org) or an address, without a port, came '{host}'")

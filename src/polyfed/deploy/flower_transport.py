@@ -28,7 +28,7 @@ from polyfed.deploy.protocol import KINDS, Kind, Letter, Trouble
 from polyfed.deploy.requirements import expect
 from polyfed.deploy.server import serve
 from polyfed.errors import PolyfedError, RequestError, RunError
-from polyfed.experiments.session import Prepared
+from polyfed.experiments.data_cache import DataCache
 from polyfed.registry import nearest
 from polyfed.results.schema import parse_json
 from polyfed.tracking.console import Console
@@ -41,7 +41,10 @@ if TYPE_CHECKING:
 _TYPES: Mapping[Kind, str] = {"hello": "query.hello", "train": "train", "score": "evaluate", "finish": "query.finish"}
 _LONGEST = 1000  # characters of a node's trouble that are told
 _LARGEST = 2**26  # bytes of a letter's facts
-_RECORD, _FACTS, _BODY, _TROUBLE = "polyfed", "facts", "body", "trouble"
+_RECORD = "polyfed"
+_FACTS = "facts"
+_BODY = "body"
+_TROUBLE = "trouble"
 RUN_CONFIG: Mapping[str, tuple[Any, str]] = {  # key -> (value that leaves it to the recipe, what it is)
     "method": ("", "in place of the recipe's"),
     "seed": (-1, "in place of the recipe's"),
@@ -101,7 +104,7 @@ def make_client_app(recipe: str | Path | Recipe) -> ClientApp:
         RequestError: Flower is not installed.
     """
     expect("flwr", "polyfed.deploy.flower_transport")
-    data = Prepared()
+    data = DataCache()
 
     def answer(letter: Letter, context: Context) -> Letter:
         wanted = _recipe(recipe, _run_config(context.run_config))
@@ -264,7 +267,8 @@ def _run_config(given: Mapping[str, Any]) -> dict[str, Any]:
 def _recipe(recipe: str | Path | Recipe, config: Mapping[str, Any]) -> Recipe:
     """The recipe with what the run configuration changes."""
     seed = None if config["seed"] < 0 else config["seed"]
-    method, profile = config["method"] or None, config["profile"] or None
+    method = config["method"] or None
+    profile = config["profile"] or None
     overrides = [text.strip() for text in config["set"].split(";") if text.strip()]
     if not isinstance(recipe, Recipe):
         return Recipe.load(recipe, overrides, method=method, seed=seed, profile=profile)

@@ -60,7 +60,8 @@ class Gate:
     def _lets(self, scope: _Event) -> bool:
         if str(scope["path"]).startswith(NODES):
             return True
-        theirs, ours = scope.get("client"), scope.get("server")
+        theirs = scope.get("client")
+        ours = scope.get("server")
         return theirs is not None and ours is not None and is_own(tuple(theirs), tuple(ours), self._keeper)
 
 

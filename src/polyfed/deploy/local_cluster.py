@@ -30,14 +30,14 @@ import tomli_w
 
 from polyfed.config.recipe import Recipe
 from polyfed.deploy import app_template
-from polyfed.deploy.process_group import Processes, free_ports, stops_on_signals
+from polyfed.deploy.process_group import Processes, free_ports, raise_on_termination
 from polyfed.deploy.requirements import OFFLINE, expect
 from polyfed.deploy.run_progress import Follower
 from polyfed.deploy.tls import AUTHORITY, certify, make_key
 from polyfed.engine.history import History
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError
-from polyfed.experiments import session
+from polyfed.experiments.build import build_federation
 from polyfed.tracking.console import Console
 
 __all__ = ["Finished", "Loopback", "local"]
@@ -110,15 +110,15 @@ def local(
         changes.append(f"run.modules={json.dumps(modules)}")
     asked: dict[str, Any] = {"method": method, "overrides": changes, "seed": seed, "profile": profile}
     folder = Path(chosen.folder).absolute()
-    RunFolder(folder).check(chosen.to_dict(), resume, force, chosen.build_method().planned)
+    RunFolder(folder).check(chosen.to_dict(), resume, force, chosen.planned)
     app_template.app_settings(**asked)
     config = {"out": str(folder), "resume": resume, "force": force, "deadline": float(deadline)}
     _told(config)  # whether Flower's command line can be told all this
-    federation = session.prepare(chosen, out=folder)  # whether data, models and method fit
+    federation = build_federation(chosen, out=folder)  # whether data, models and method fit
     if resume and RunFolder(folder).finished(chosen.to_dict()) is not None:
         return _read(folder)
     until = None if timeout is None else time.monotonic() + timeout
-    with stops_on_signals(), _kept(folder, resume) as kept, _temporary() as temporary:
+    with raise_on_termination(), _kept(folder, resume) as kept, _temporary() as temporary:
         app_template.init(temporary / "app", recipe, **asked)
         follower = Follower(folder, federation.facts, Console(quiet=not progress), resume)
         with (
@@ -152,7 +152,9 @@ class Loopback:
 
     def __init__(self, temporary: Path, kept: Path, nodes: int, words: Sequence[str] = ()) -> None:
         self._app, self._keys, self._home = (temporary / name for name in ("app", "keys", "home"))
-        self._kept, self.nodes, self.words = kept, nodes, words
+        self._kept = kept
+        self.nodes = nodes
+        self.words = words
         self.port, *self._node_ports = free_ports(1 + nodes)
         self.processes = Processes(kept / "logs", {**OFFLINE, **_QUICK, **_paths(), "FLWR_HOME": str(self._home)})
 
@@ -209,9 +211,11 @@ class Loopback:
         Raises:
             RunError: the server does not take one.
         """
-        waiting, many = list(numbers), os.cpu_count() or 1
+        waiting = list(numbers)
+        many = os.cpu_count() or 1
         while waiting:
-            some, waiting = waiting[:many], waiting[many:]
+            some = waiting[:many]
+            waiting = waiting[many:]
             for number in some:
                 words: _Words = ["supernode", "register", self._keys / f"node-{number}.pub", _CONNECTION]
                 self.processes.start(f"register-{number}", [_program("flwr"), *words])
@@ -269,10 +273,12 @@ class Loopback:
 def _failure(log: Path, otherwise: str) -> PolyfedError:
     """The error with which the server app ended, as it said it."""
     said = log.read_text(encoding="utf-8", errors="replace")
-    if found := [match for line in said.splitlines() if (match := _ERROR.search(line))]:
-        kind, text = found[-1].groups()
-        return (RequestError if kind == "RequestError" else RunError)(text.strip())
-    return RunError(otherwise)
+    matches = list(filter(None, map(_ERROR.search, said.splitlines())))
+    if not matches:
+        return RunError(otherwise)
+    kind, text = matches[-1].groups()
+    error = RequestError if kind == "RequestError" else RunError
+    return error(text.strip())
 
 
 def _told(config: Mapping[str, Any]) -> str:

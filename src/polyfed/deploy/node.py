@@ -48,7 +48,8 @@ from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.run_loop import one_thread
 from polyfed.engine.weight_store import Store, row_of
 from polyfed.errors import RequestError, RunError
-from polyfed.experiments.session import Prepared, assigned, companions, normalised
+from polyfed.experiments.build import assign_architectures, auxiliary_candidates
+from polyfed.experiments.data_cache import DataCache, input_normalization
 from polyfed.models.zoo import build
 from polyfed.registry import is_own
 from polyfed.results.schema import ENTRY, PREPARE, check_shape
@@ -69,9 +70,9 @@ class Node:
         RequestError: its data or its network cannot be had.
     """
 
-    def __init__(self, recipe: Recipe, place: NodeConfig, data: Prepared | None = None) -> None:
+    def __init__(self, recipe: Recipe, place: NodeConfig, data: DataCache | None = None) -> None:
         self._place = place
-        self._data = data or Prepared()
+        self._data = data or DataCache()
         if place.root is not None:
             recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"root": place.root})})
         self._recipe = recipe.with_run(device=place.device or recipe.run.device)
@@ -129,28 +130,34 @@ class Turn:
         client: see `Client`; as it begins, until `become`.
     """
 
-    def __init__(self, recipe: Recipe, place: NodeConfig, data: Prepared, task: Task) -> None:
-        self._task, self._place, self._recipe = task, place, recipe
+    def __init__(self, recipe: Recipe, place: NodeConfig, data: DataCache, task: Task) -> None:
+        self._task = task
+        self._place = place
+        self._recipe = recipe
         self._method: Method = recipe.build_method()
         dealt, number = data_of_node(recipe, place, data)
         self._source, source = dealt.source, dealt.source
         self._names = list(source.class_names) if task.class_names is None else task.class_names
         count = recipe.data.client_count or max(len(dealt.clients), place.client + 1)
-        self._name = place.architecture or assigned(recipe, count)[place.client]
-        self._prepare = normalised(source, recipe.models.architectures)
+        self._name = place.architecture or assign_architectures(recipe, count)[place.client]
+        self._prepare = input_normalization(source, recipe.models.architectures)
         self.client = Client(self._name, dealt.clients[number].train, prepare=self._prepare)
-        self.client.id, self.client.classes, self.client.seed = place.client, len(self._names), recipe.run.seed
-        self.client.training, self.client.public = recipe.training, data.public(recipe)
+        self.client.id = place.client
+        self.client.classes = len(self._names)
+        self.client.seed = recipe.run.seed
+        self.client.training = recipe.training
+        self.client.public = data.public(recipe)
         self.client.privacy = recipe.privacy
         self.client.plugins = plugins_of([recipe.privacy, recipe.compression])
         if place.secret and (recipe.privacy.noise or recipe.privacy.sgd_clip):
             self.client.secret = secret(place.state)
         self.client.data = renumbered(dealt.clients[number], source.class_names, self._names)
-        shape, width = tuple(source.train.x.shape[1:]), recipe.models.feature_dim
+        shape = tuple(source.train.x.shape[1:])
+        width = recipe.models.feature_dim
         self._beside = beside = auxiliary_network(recipe, self._method, task.companion or self._name, self._name)
         builders = {
             name: functools.partial(build, name, shape, len(self._names), width, source.words, beside=recipe.beside)
-            for name in {self._name, beside, *companions(self._method)}
+            for name in {self._name, beside, *auxiliary_candidates(self._method)}
         }
         self._architectures = architectures_of(
             self._method,
@@ -179,7 +186,8 @@ class Turn:
         client, source = self.client, self._source
         check_fit(self._method, [client], self._architectures, client.public)
         self._check_statistics()
-        model, x = split(self._architectures.as_built(self._name)), client.data.train.x
+        model = split(self._architectures.as_built(self._name))
+        x = client.data.train.x
         augment = client.training.augment
         if augment != "none" and x.dim() != 4:
             raise RequestError(f"training.augment '{augment}' expects images, client {client.id} has none")
@@ -241,7 +249,9 @@ class Turn:
 
     def carry_out(self, message: Message) -> tuple[Outcome, bool]:
         """What comes of the job, which the client then is if it counts; and whether it has new weights."""
-        task, client, method = self._task, self.client, self._method
+        task = self._task
+        client = self.client
+        method = self._method
         exchanges = method.closing() if task.closing else method.exchanges(task.round)
         if task.place >= len(exchanges):
             raise RunError(f"expected one of {len(exchanges)} passages in round {task.round}, came {task.place}")
@@ -263,14 +273,17 @@ class Turn:
         """Write the client's personal model to the disk, and hand it out if this node shares it."""
         about = self._entry()
         self._take_up()
-        task, client, method = self._task, self.client, self._method
+        task = self._task
+        client = self.client
+        method = self._method
         keeper = at_work(client, task.variant, self._architectures)
         keeper.round = task.round
         if message is not None:
             method.receive(keeper, read_only(message))
         weights = {name: tensor.detach().cpu() for name, tensor in exported(method.personal(keeper.model)).items()}
         state = {} if scores_are_outputs(method) else keeper.state
-        folder, guide = RunFolder(self._folder), Guide(self._architectures)
+        folder = RunFolder(self._folder)
+        guide = Guide(self._architectures)
         self._folder.mkdir(parents=True, exist_ok=True)
         with folder.models() as write:
             write(client.id, weights, state, about)
@@ -287,7 +300,8 @@ class Turn:
             RunError: it is no such entry, or one of another network or method than this client's.
         """
         about, x = self._task.about, self.client.data.train.x
-        method, settings = self._recipe.method.name, self._recipe.to_dict()
+        method = self._recipe.method.name
+        settings = self._recipe.to_dict()
         knobs: dict[str, Any] = dataclasses.asdict(self._method) if dataclasses.is_dataclass(self._method) else {}
         own = {
             "method": method if is_own(method) else self._method.name,

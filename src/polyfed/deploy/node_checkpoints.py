@@ -21,7 +21,9 @@ from polyfed.engine.run_folder import write_atomically
 from polyfed.errors import RunError
 
 _ENDING = ".state"
-_SECRET, _TOKEN, _BYTES = "noise.secret", "number.secret", 32
+_SECRET = "noise.secret"
+_TOKEN = "number.secret"
+_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,8 @@ def secret(folder: Path, name: str = _SECRET) -> bytes:
             found = path.read_bytes()
         else:
             with os.fdopen(handle, "wb") as file:
-                file.write(found := secrets.token_bytes(_BYTES))
+                found = secrets.token_bytes(_BYTES)
+                file.write(found)
                 file.flush()
                 os.fsync(file.fileno())
     except OSError as error:

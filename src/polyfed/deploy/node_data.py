@@ -8,11 +8,11 @@ import torch
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.method import Method
-from polyfed.data.federated_dataset import Federated
+from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.data.samples import ClientData, Samples
 from polyfed.deploy.node_config import NodeConfig
 from polyfed.errors import RequestError
-from polyfed.experiments.session import Prepared
+from polyfed.experiments.data_cache import DataCache
 from polyfed.registry import MODELS, nearest
 
 _READING = ("image_column", "label_column", "feature_columns", "text_column", "vocabulary", "length", "vectors")
@@ -21,10 +21,10 @@ _BOUNDS = ("root", "image_size", "split", "max_train", "max_test")
 _OF_ROWS = (*_READING, *_TOLD, *_BOUNDS)  # what of [data] own rows are read by
 
 
-def data_of_node(recipe: Recipe, place: NodeConfig, data: Prepared) -> tuple[Federated, int]:
+def data_of_node(recipe: Recipe, place: NodeConfig, data: DataCache) -> tuple[FederatedDataset, int]:
     """Rows dealt to clients, and whose of them are this node's."""
     if place.data is None:
-        dealt = data.dealt(recipe)
+        dealt = data.federated(recipe)
         if place.client >= len(dealt.clients):
             raise RequestError(f"expected a client-id below {len(dealt.clients)}, came {place.client}")
         return dealt, place.client
@@ -35,7 +35,7 @@ def data_of_node(recipe: Recipe, place: NodeConfig, data: Prepared) -> tuple[Fed
     if isinstance(kept.get("max_train"), list):
         kept["max_train"] = kept["max_train"][place.client % len(kept["max_train"])]
     alone = {**settings, "data": {**kept, "name": place.data, "clients": 1}}
-    dealt = data.dealt(Recipe.from_dict(alone, beside=recipe.beside))
+    dealt = data.federated(Recipe.from_dict(alone, beside=recipe.beside))
     if dealt.source.vocabulary is not None and recipe.data.vectors is None:
         raise RequestError(
             "node-config: expected data.vectors in the recipe for a node's own texts, as all must number words alike, "

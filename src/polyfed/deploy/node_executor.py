@@ -49,8 +49,12 @@ class Nodes:
     def __init__(
         self, federation: Deployed, told: Mapping[str, Any], office: Office, roster: Roster, diary: Diary, limit: int
     ) -> None:
-        self._federation, self._told, self._limit = federation, told, limit
-        self._office, self._roster, self._diary = office, roster, diary
+        self._federation = federation
+        self._told = told
+        self._limit = limit
+        self._office = office
+        self._roster = roster
+        self._diary = diary
         self._auc = "auc" in federation.evaluation.metrics
         self._kept: dict[int, tuple[str, Scores]] = {}  # client -> mark and scores of its last answer to a job
         self._forms: dict[tuple[str, str, str], object] = {}  # what uploads looked like that were taken
@@ -70,7 +74,8 @@ class Nodes:
             take: changes the server, or raises.
         """
         server = self._federation.server
-        before, log = shallow(server.state), dict(server.log)
+        before = shallow(server.state)
+        log = dict(server.log)
         try:
             take(uploads)
         except Exception:
@@ -102,7 +107,8 @@ class Nodes:
         for client, answer in zip(clients, answers, strict=True):
             with self._guarded(client):
                 if message := self._opened(answer)[1]:
-                    self._check_model(client, weights := parted(message))
+                    weights = parted(message)
+                    self._check_model(client, weights)
                     shared.append((client, weights))
         return shared
 
@@ -140,8 +146,12 @@ class Nodes:
         """What is scored right after the job, as the personal model will be asked for in this round."""
         evaluation, stages = self._federation.evaluation, self._federation.stages
         due = job.closing or job.round % evaluation.every == 0 or job.round == self._federation.training.rounds
-        parts = ["test"] if "personal" in stages else []
-        return [*parts, *(["validation"] if stages[0] != "received" else [])] if due else []
+        parts = []
+        if due and "personal" in stages:
+            parts.append("test")
+        if due and stages[0] != "received":
+            parts.append("validation")
+        return parts
 
     def _scoring(self, asked: Scoring) -> Letter:
         facts = {"round": asked.round, "variant": asked.variant, "base": _held(asked.client), "auc": self._auc}
@@ -201,7 +211,8 @@ class Nodes:
         Raises:
             RunError: it is no answer to this job.
         """
-        client, largest = job.client, self._federation.plugin("defence").settings.largest or math.inf
+        client = job.client
+        largest = self._federation.plugin("defence").settings.largest or math.inf
         facts, message = self._opened(answer)
         report = read(Report, facts)
         trained = Trained(report.steps, report.samples, report.loss)
@@ -280,7 +291,9 @@ class Nodes:
     def _sifted(self, uploads: Mapping[int, Message]) -> tuple[dict[int, Message], dict[int, str]]:
         """Those that the method can take in together, of the others why not; the most common look is tried first."""
         look = {i: _look(message) for i, message in uploads.items()}
-        common, taken, unfit = Counter(look.values()), dict[int, Message](), dict[int, str]()
+        common = Counter(look.values())
+        taken = dict[int, Message]()
+        unfit = dict[int, str]()
         for i in sorted(uploads, key=lambda i: (-common[look[i]], i)):
             problem = self._problem(dict(sorted({**taken, i: uploads[i]}.items())))
             if problem is None:
@@ -293,7 +306,9 @@ class Nodes:
         """Why the method cannot take these in, if it cannot; the server stays as it is."""
         method, server = self._federation.method, self._federation.server
         trial = copy.copy(server)
-        trial.state, trial.log, trial.memory = shallow(server.state), {}, {}
+        trial.state = shallow(server.state)
+        trial.log = {}
+        trial.memory = {}
         try:
             settings = self._federation.plugin("defence").settings
             method.aggregate(trial, defended(settings, method, trial, uploads, Watch()))

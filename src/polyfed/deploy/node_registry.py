@@ -24,7 +24,8 @@ from polyfed.results.schema import check_links, parse_json
 DIARY, _RELEASED = "nodes.jsonl", "released"
 PAUSE = 0.2  # seconds between two looks for answers
 REST = 30.0  # seconds before a node that could not say who it is, or was turned away, is asked again
-_INPUT, _HEAD = 2**22, 2**24  # numbers that an input may have, and a head in all
+_INPUT = 2**22
+_HEAD = 2**24  # numbers that an input may have, and a head in all
 _FEW = 5  # names that are told of many
 _REASON = 1000  # characters that are told of why somebody is turned away
 _EXPERIMENT = re.compile("[0-9a-f]{16}")
@@ -74,7 +75,9 @@ class Diary:
         self._path, self._whole = path, ""
         self.introductions: dict[int, Introduction] = {}
         self.owners: dict[int, Owner] = {}
-        self.experiment, self.round, self._open = secrets.token_hex(8), 0, False
+        self.experiment = secrets.token_hex(8)
+        self.round = 0
+        self._open = False
         if resume and path.exists():
             self._read()
         else:
@@ -96,10 +99,12 @@ class Diary:
     def _take(self, line: Mapping[str, Any]) -> None:
         """What a line says of who is which client."""
         if line["event"] == "hello":
-            known, node = read(Introduction, line["said"]), line["node"]
+            known = read(Introduction, line["said"])
+            node = line["node"]
             if type(node) is not int:
                 raise ValueError(f"no number of a node: {node!r}")
-            self.introductions[known.client], self.owners[known.client] = known, Owner(node, known.token)
+            self.introductions[known.client] = known
+            self.owners[known.client] = Owner(node, known.token)
         elif line["event"] in ("turned away", _RELEASED):
             self.forget(line.get("client", -1))
 
@@ -110,7 +115,8 @@ class Diary:
 
     def welcome(self, said: Introduction, node: int) -> None:
         """Somebody is a client: its number is that node's from now on."""
-        self.introductions[said.client], self.owners[said.client] = said, Owner(node, said.token)
+        self.introductions[said.client] = said
+        self.owners[said.client] = Owner(node, said.token)
         self.note("hello", client=said.client, node=node, said=said.model_dump())
 
     def note(self, event: str, **facts: Any) -> None:
@@ -181,7 +187,8 @@ class Office:
             None if node in online else Trouble("its node is not there") for node, _ in letters
         ]
         places = [place for place, answer in enumerate(found) if answer is None]
-        sent = [(node, letters[place][1]) for place in places if (node := letters[place][0]) is not None]
+        to_send = [letters[place] for place in places]
+        sent = [(node, letter) for node, letter in to_send if node is not None]
         names = self.wire.send(sent, self.deadline) if sent else []
         for place in (place for name, place in zip(names, places, strict=True) if not name):
             found[place] = Trouble("its node could not be written to")
@@ -214,7 +221,11 @@ class Roster:
     """
 
     def __init__(self, recipe: Recipe, office: Office, diary: Diary, count: int, say: Callable[[str], None]) -> None:
-        self._settings, self._office, self._diary, self.count, self._say = agreed(recipe), office, diary, count, say
+        self._settings = agreed(recipe)
+        self._office = office
+        self._diary = diary
+        self.count = count
+        self._say = say
         self.known = {i: said for i, said in diary.introductions.items() if i < count}
         self.node_of: dict[int, int] = {}
         told = recipe.data.class_names
@@ -240,7 +251,8 @@ class Roster:
         """Greet nodes that are new, take in what greeted ones say; whether somebody is a client that was not known."""
         before = set(self.known)
         self._hear()
-        online, now = self._office.wire.nodes(), time.monotonic()
+        online = self._office.wire.nodes()
+        now = time.monotonic()
         self._resting = {node: rest for node, rest in self._resting.items() if node in online}
         resting = {node for node, (until, _) in self._resting.items() if now < until}
         if fresh := sorted(online - {*self.node_of.values(), *self._asked.values()} - resting):
@@ -254,7 +266,9 @@ class Roster:
         return Letter("hello", Task(**self.facts()).model_dump())
 
     def _hear(self) -> None:
-        for name, answer in self._office.wire.collect(list(self._asked)).items() if self._asked else ():
+        if not self._asked:
+            return
+        for name, answer in self._office.wire.collect(list(self._asked)).items():
             self._take(self._asked.pop(name), answer)
 
     def _take(self, node: int, answer: Answer) -> None:
@@ -302,7 +316,8 @@ class Roster:
         if self.class_names is not None and said.class_names != self.class_names:
             raise RequestError(f"expected the classes {_listed(self.class_names)}, came {_listed(said.class_names)}")
         Prepare(tuple(said.mean), tuple(said.std), table=said.table)
-        number, other = said.client, self.node_of.get(said.client)
+        number = said.client
+        other = self.node_of.get(said.client)
         if number >= self.count:
             raise RequestError(f"expected a client-id below {self.count}, came {number}")
         if other is not None and other != node and other in self._office.wire.nodes():

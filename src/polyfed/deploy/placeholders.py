@@ -102,7 +102,8 @@ def builder(said: Introduction, recipe: Recipe, classes: int) -> Builder:
     if not is_known(said, recipe):
         return functools.partial(Unseen, said, classes)
     words = said.words or None
-    width, shape = recipe.models.feature_dim, tuple(said.shape)
+    width = recipe.models.feature_dim
+    shape = tuple(said.shape)
     return functools.partial(build, said.architecture, shape, classes, width, words, beside=recipe.beside)
 
 

@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from polyfed.errors import RunError
-from polyfed.signals import STOPPING, stops_on_signals
+from polyfed.signals import TERMINATION_SIGNALS, raise_on_termination
 
-__all__ = ["Processes", "free_ports", "stops_on_signals"]
+__all__ = ["Processes", "free_ports", "raise_on_termination"]
 
 _MARK = "POLYFED_STARTED_BY"
 _GRACE = 10.0  # seconds that a program has to end when it is asked to
@@ -176,7 +176,7 @@ def _deaf() -> Iterator[None]:
     """Within the block, signals that would stop us are ignored, where we may say so (the main thread)."""
     before = {}
     with contextlib.suppress(ValueError):
-        before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, *STOPPING)}
+        before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, *TERMINATION_SIGNALS)}
     try:
         yield
     finally:

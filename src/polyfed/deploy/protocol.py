@@ -164,7 +164,9 @@ def unpack(data: bytes) -> tuple[State, dict[str, Any]]:
     try:
         end = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
         header = json.loads(data[_LENGTH:end])
-        names, empty, facts = header["names"], header["empty"], dict(header["facts"])
+        names = header["names"]
+        empty = header["empty"]
+        facts = dict(header["facts"])
         if len(names) + len(empty) > _TENSORS:
             raise ValueError(f"expected at most {_TENSORS} tensors and groups, got {len(names) + len(empty)}")
         tensors = flatten(from_bytes(data[end:]))
@@ -247,7 +249,8 @@ def agreed(recipe: Recipe) -> dict[str, Any]:
 def difference(told: Mapping[str, Any], own: Mapping[str, Any], place: str = "") -> str | None:
     """The first key in which the server's settings and a node's differ, both values with it; None: they do not."""
     for key in sorted({*told, *own}):
-        theirs, mine = told.get(key), own.get(key)
+        theirs = told.get(key)
+        mine = own.get(key)
         if isinstance(theirs, Mapping) and isinstance(mine, Mapping):
             if found := difference(theirs, mine, f"{place}{key}."):
                 return found

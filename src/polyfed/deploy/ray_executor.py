@@ -80,7 +80,9 @@ class FlowerSim:
         self._cluster = _CLUSTER in os.environ
         self.workers = min(workers or (everybody if self._cluster else cores()), everybody)
         chosen = crew.architectures.chosen
-        self._crew, self._say, self._companion = crew, say, "" if chosen is None else chosen.network
+        self._crew = crew
+        self._say = say
+        self._companion = "" if chosen is None else chosen.network
         self._settings = json.dumps(settings)
         self._engine: _Engine | None = None
 
@@ -138,7 +140,9 @@ class FlowerSim:
             return {}
         if self._engine is None:
             self._engine = _Engine(self._settings, self._most, self.workers)
-        engine, waiting, out = self._engine, deque(places), 0
+        engine = self._engine
+        waiting = deque(places)
+        out = 0
         lost: dict[int, str] = {}
         while waiting or out:
             while waiting and out < self._most:
@@ -242,7 +246,8 @@ def _sealed(number: int, letter: Answer) -> bytes:
         facts: dict[str, Any] = {"number": number, "trouble": str(letter)}
         body = b""
     else:
-        facts, body = {"number": number, "kind": letter.kind, "facts": dict(letter.facts)}, letter.body
+        facts = {"number": number, "kind": letter.kind, "facts": dict(letter.facts)}
+        body = letter.body
     head = json.dumps(facts).encode()
     return b"".join([len(head).to_bytes(_LENGTH, "little"), head, body])
 
@@ -288,7 +293,8 @@ def _listen(line: Connection, letters: queue.SimpleQueue[bytes]) -> None:
 
 def _relay(line: Connection, letters: queue.SimpleQueue[bytes], wire: FlowerWire) -> None:
     """Give each letter to a node that is free, and what it answers back."""
-    free, out = sorted(wire.nodes()), dict[str, tuple[int, int]]()
+    free = sorted(wire.nodes())
+    out = dict[str, tuple[int, int]]()
     while True:
         free = free or sorted(wire.nodes() - {node for _, node in out.values()})
         with contextlib.suppress(queue.Empty):
@@ -299,7 +305,8 @@ def _relay(line: Connection, letters: queue.SimpleQueue[bytes], wire: FlowerWire
                 (name,) = wire.send([(node, letter)], _FOREVER)
                 out[name] = (number, node)
         time.sleep(0 if free else _LOOK)
-        for name, answer in (wire.collect(list(out)) if out else {}).items():
+        answers = wire.collect(list(out)) if out else {}
+        for name, answer in answers.items():
             number, node = out.pop(name)
             free.append(node)
             line.send_bytes(_sealed(number, answer))

@@ -38,12 +38,12 @@ from polyfed.engine.executors.base import Job, Outcome, Scores, Scoring
 from polyfed.engine.run_loop import one_thread
 from polyfed.engine.weight_store import Store, row_of
 from polyfed.errors import PolyfedError, RequestError, RunError
-from polyfed.experiments.session import Prepared
+from polyfed.experiments.data_cache import DataCache
 
 __all__ = ["asked", "outcome", "scores", "work"]
 
 _SAID = "message "  # before the names of what a method sends, beside what a client is
-_DATA = Prepared()  # of this process; what lies in it is read once
+_DATA = DataCache()  # of this process; what lies in it is read once
 
 
 class Errand(Task):
@@ -95,7 +95,8 @@ def outcome(job: Job, answer: Letter, store: Store) -> Outcome:
         PolyfedError: what the one who did it raised.
     """
     _check(answer)
-    report, client = read(Report, answer.facts["report"]), job.client
+    report = read(Report, answer.facts["report"])
+    client = job.client
     message, weights, state = _unpacked(answer.body)
     fresh = functools.partial(store.fresh, client.architecture, job.variant)
     return Outcome(
@@ -130,7 +131,8 @@ def _check(answer: Letter) -> None:
     """Count its time; whether it is not an error."""
     profiling.include(answer.facts.get("timings"))
     if "failed" in answer.facts:
-        raise (RequestError if answer.facts["request"] else RunError)(answer.facts["failed"])
+        error = RequestError if answer.facts["request"] else RunError
+        raise error(answer.facts["failed"])
 
 
 # whoever does it ----------------------------------------------------------------------------------------------------

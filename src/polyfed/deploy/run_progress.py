@@ -30,8 +30,10 @@ class Follower:
         self._folder = folder
         self._rounds = _Lines(folder / "rounds.jsonl", RECORD_SHOWN)
         self._events = _Lines(folder / "nodes.jsonl", EVENT)
-        self._console, self._total = console, int(facts["rounds"])
-        there, _ = list(self._rounds.new()), list(self._events.new())
+        self._console = console
+        self._total = int(facts["rounds"])
+        there = list(self._rounds.new())
+        _ = list(self._events.new())
         before = there if resume else []
         self._seconds = [float(record["seconds"]) for record in before]
         spent = {way: sum(record[way] for record in before) for way in ("bytes_up", "bytes_down")}

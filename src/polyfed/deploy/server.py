@@ -35,7 +35,8 @@ from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.task import Execution, Output, Task
 from polyfed.engine.weight_store import Store
 from polyfed.errors import RequestError
-from polyfed.experiments.session import Prepared, assigned, companions
+from polyfed.experiments.build import assign_architectures, auxiliary_candidates
+from polyfed.experiments.data_cache import DataCache
 from polyfed.models.zoo import build
 from polyfed.tracking.base import tell
 
@@ -57,7 +58,8 @@ class NodePresence(Plugin):
 
     def __init__(self, known: Collection[int], look: Callable[[], None]) -> None:
         super().__init__()
-        self._known, self._look = frozenset(known), look
+        self._known = frozenset(known)
+        self._look = look
         self._unknown: frozenset[int] = frozenset()
 
     def validate(self, setup: Setup) -> None:
@@ -95,7 +97,7 @@ class Deployed(Federation):
         roster: Roster,
         office: Office,
         diary: Diary,
-        data: Prepared,
+        data: DataCache,
         out: Path,
         trackers: Sequence[object] = (),
         limit: int = LIMIT,
@@ -112,17 +114,21 @@ class Deployed(Federation):
                 f"privacy.target: expected noise in numbers, which every node reads in its own recipe, came "
                 f"{recipe.privacy.target:g}"
             )
-        method, known = recipe.build_method(), dict(sorted((roster.known if known is None else known).items()))
+        method = recipe.build_method()
+        if known is None:
+            known = roster.known
+        known = dict(sorted(known.items()))
         usual = Counter(map(kind, known.values())).most_common(1)[0][0]
         first = next(said for said in known.values() if kind(said) == usual)
-        count, names = roster.count, list(roster.class_names or first.class_names)
+        count = roster.count
+        names = list(roster.class_names or first.class_names)
         if recipe.data.test == "global" and (odd := [i for i, said in known.items() if said.test != first.test]):
             raise RequestError(
                 f"client {odd[0]}: expected the {first.test} test rows of everybody, came {known[odd[0]].test}"
             )
         expected = [
             known.get(i, first.model_copy(update={"architecture": name}))
-            for i, name in enumerate(assigned(recipe, count))
+            for i, name in enumerate(assign_architectures(recipe, count))
         ]
         self.unseen = {said.architecture for said in expected if not is_known(said, recipe)}
         builders: dict[str, Builder] = {
@@ -135,13 +141,16 @@ class Deployed(Federation):
                 max(first.words, 0) or None,
                 beside=recipe.beside,
             )
-            for name in companions(method)
+            for name in auxiliary_candidates(method)
         }
         for said in reversed(expected):  # of two of one name, the first counts
             builders[said.architecture] = builder(said, recipe, len(names))
         for said in known.values():
             check_size(said, recipe, len(names))
-        self._office, self._roster, self._diary, self._limit = office, roster, diary, limit
+        self._office = office
+        self._roster = roster
+        self._diary = diary
+        self._limit = limit
         super().__init__(
             [
                 Client(
@@ -279,7 +288,8 @@ def unfit(
         {} where it is for none of them, or where nobody would be left.
     """
     common = Counter(kind(said) for said in known.values())
-    fit, found = {i: known[i] for i in settled}, dict[int, str]()
+    fit = {i: known[i] for i in settled}
+    found = dict[int, str]()
     for i in sorted({*known} - {*settled}, key=lambda i: (-common[kind(known[i])], i)):
         try:
             make({**fit, i: known[i]})
@@ -296,7 +306,9 @@ def _check_told(federation: Deployed, told: Mapping[int, Introduction]) -> None:
     Raises:
         RequestError: they are not, or it cannot.
     """
-    method, server, seen = federation.method, federation.server, federation.architectures
+    method = federation.method
+    server = federation.server
+    seen = federation.architectures
     for number, said in told.items():
         model = split(seen.as_built(said.architecture))
         here = {name: list(tensor.shape) for name, tensor in model.head.state_dict().items()}
@@ -350,12 +362,14 @@ def serve(
     count = _check_request(recipe, min_nodes, deadline, max_megabytes)
     path = Path(out or recipe.folder)
     folder = RunFolder(path)
-    folder.check(recipe.to_dict(), resume, force, recipe.build_method().planned)
+    folder.check(recipe.to_dict(), resume, force, recipe.planned)
 
     def say(text: str) -> None:
         tell(trackers, "message", text)
 
-    diary, office, data = Diary(path / DIARY, resume), Office(wire, deadline), Prepared()
+    diary = Diary(path / DIARY, resume)
+    office = Office(wire, deadline)
+    data = DataCache()
     roster = Roster(recipe, office, diary, count, say)
     if not (resume and roster.known and folder.finished(recipe.to_dict()) is not None):
         roster.gather(min_nodes or count)

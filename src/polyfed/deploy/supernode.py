@@ -26,8 +26,8 @@ from polyfed.deploy.node_config import NodeConfig
 from polyfed.deploy.protocol import Letter, Task, agreed
 from polyfed.deploy.requirements import OFFLINE, expect
 from polyfed.errors import RequestError, RunError
-from polyfed.experiments.session import Prepared
-from polyfed.signals import stops_on_signals
+from polyfed.experiments.data_cache import DataCache
+from polyfed.signals import raise_on_termination
 
 if TYPE_CHECKING:
     from flwr.app import Message
@@ -58,14 +58,15 @@ def join(recipe: Recipe, config: str, *, server: str, authority: str | Path, key
         if not Path(file).is_file():
             raise RequestError(f"expected the file {file}, as 'polyfed deploy {maker}' writes it, came none")
     os.environ.update(OFFLINE)  # before Flower is imported, which reads them
-    place, data = NodeConfig.read(_settings(config)), Prepared()
+    place = NodeConfig.read(_settings(config))
+    data = DataCache()
     Node(recipe, place, data).answer(Letter("hello", Task(settings=agreed(recipe)).model_dump()))
 
     def answer(letter: Letter, _: object) -> Letter:
         return Node(recipe, place, data).answer(letter)
 
     words = ["--superlink", server, "--root-certificates", str(authority), "--auth-supernode-private-key", str(key)]
-    with stops_on_signals(), _secret() as secret, _started([*words, "--port", str(port)], secret) as supernode:
+    with raise_on_termination(), _secret() as secret, _started([*words, "--port", str(port)], secret) as supernode:
         answer_forever(client_app(answer), port, secret.read_bytes(), lambda: _check_alive(supernode))
 
 

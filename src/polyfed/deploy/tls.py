@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 __all__ = ["AUTHORITY", "AUTHORITY_KEY", "SERVER", "SERVER_KEY", "certify", "make_key"]
 
-AUTHORITY, AUTHORITY_KEY, SERVER, SERVER_KEY = "ca.crt", "ca.key", "server.pem", "server.key"
+AUTHORITY = "ca.crt"
+AUTHORITY_KEY = "ca.key"
+SERVER = "server.pem"
+SERVER_KEY = "server.key"
 _HERE = ("localhost", "127.0.0.1")  # where a server's own programs, and a proxy beside it, call it
 _LONGEST = 36500  # days that a server's certificate may be good for
 _NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")  # one part of a host name
@@ -52,7 +55,8 @@ def certify(folder: str | Path, hosts: Sequence[str], days: int = 365, force: bo
     """
     expect("cryptography", "making keys")
     check_name(folder)
-    place, names = Path(folder), [_subject_name(host) for host in dict.fromkeys((*hosts, *_HERE))]
+    place = Path(folder)
+    names = [_subject_name(host) for host in dict.fromkeys((*hosts, *_HERE))]
     if not hosts:
         raise RequestError("expected a host name or address that nodes call the server by, came none")
     if not 1 <= days <= _LONGEST:
@@ -147,7 +151,8 @@ def _certificate(
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])  # the form's own limit
-    public, signing = own.public_key(), key.public_key()
+    public = own.public_key()
+    signing = key.public_key()
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject)

@@ -46,7 +46,8 @@ def epsilon_of(releases: Iterable[Release], delta: float, accountant: Accountant
     plain = gaussian_epsilon(sum(one.times / one.noise**2 for one in counted) ** -0.5, 1.0, delta)
     if not any(one.sampled for one in counted):
         return plain
-    return min(plain, (_by_divergences if accountant == "rdp" else _by_losses)(counted, delta))
+    bound = _by_divergences if accountant == "rdp" else _by_losses
+    return min(plain, bound(counted, delta))
 
 
 def least_noise(released: Callable[[float], Iterable[Iterable[Release]]], settings: Privacy) -> float:
@@ -119,7 +120,8 @@ def _by_divergences(releases: list[Release], delta: float) -> float:
 @functools.cache
 def _divergences(one: Release) -> Any:
     """Renyi divergences of a release of one time, an array over `_ORDERS`."""
-    dp, gaussian = _package(), _package().GaussianDpEvent(one.noise)
+    dp = _package()
+    gaussian = _package().GaussianDpEvent(one.noise)
     relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
     if not one.sampled:
         event = gaussian
@@ -145,7 +147,8 @@ def _losses(one: Release) -> Any:
         return losses.from_gaussian_mechanism(
             one.noise, value_discretization_interval=_GAP, sampling_prob=rate, use_connect_dots=True
         )
-    share, places = one.drawn / one.held, 1
+    share = one.drawn / one.held
+    places = 1
     while share * _delta(one.noise, _base(places * _GAP, share)) > _TAIL:
         places *= 2
     above = [share * _delta(one.noise, _base(k * _GAP, share)) for k in range(places + 1)]

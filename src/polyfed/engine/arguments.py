@@ -16,13 +16,13 @@ from polyfed.core.client import Client, Public, as_floats, samples_of
 from polyfed.core.method import Method
 from polyfed.core.model_factory import Builder
 from polyfed.core.settings import Evaluation, Settings
-from polyfed.data.partition import whole
+from polyfed.data.partition import check_integer
 from polyfed.data.samples import ClientData, Samples, classes_up_to
-from polyfed.data.text import Vocabulary, Words
+from polyfed.data.text import TextConfig, Vocabulary
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.task import Execution, Output, Task
 from polyfed.errors import RequestError, described, nearest
-from polyfed.models.third_party import normalisation
+from polyfed.models.third_party import pretrained_normalization
 from polyfed.models.zoo import build
 from polyfed.registry import METHODS, MODELS, PLUGINS
 
@@ -151,7 +151,7 @@ def output_of(given: Any) -> Output:
     output = given if isinstance(given, Output) else Output(given)
     if output.keep not in ("last", "best"):
         raise RequestError(f"keep: expected 'last' or 'best', got {output.keep!r}")
-    every = whole("checkpoint_every", output.checkpoint_every, 1)
+    every = check_integer("checkpoint_every", output.checkpoint_every, 1)
     return replace(output, path=folder_of(output.path), checkpoint_every=every)
 
 
@@ -205,7 +205,7 @@ def builders_by_name(
         if client.given is not None or name in own:
             continue
         _check_named(client, own)
-        words = None if vocabulary is None or vocabulary.most is None else Words(vocabulary=vocabulary.most).ids
+        words = None if vocabulary is None or vocabulary.most is None else TextConfig(vocabulary=vocabulary.most).ids
         shape = tuple(client.data.train.x.shape[1:])
         found.setdefault(name, functools.partial(build, name, shape, classes, words=words))
     return found
@@ -221,7 +221,7 @@ def _check_named(client: Client, own: Collection[str]) -> None:
         )
     if client.prepare is not as_floats or client.data.train.x.dtype != torch.uint8:
         return
-    if (wanted := normalisation(name)) is not None:
+    if (wanted := pretrained_normalization(name)) is not None:
         raise RequestError(
             f"'{name}' wants images normalized with mean {wanted[0]} and std {wanted[1]}; write "
             "Client(..., prepare=polyfed.data.transforms.Prepare(mean, std))"
@@ -254,7 +254,7 @@ def complete_task(task: Task, clients: Sequence[Client]) -> Task:
     test = None if task.test is None else samples_of(task.test, "test")
     largest = max(_largest_label(client.data, test) for client in clients)
     known = classes_up_to(largest, "the clients' data")
-    classes = known if task.classes is None else whole("classes", task.classes, 1)
+    classes = known if task.classes is None else check_integer("classes", task.classes, 1)
     names = list(map(str, range(classes))) if task.class_names is None else list(task.class_names)
     if len(names) != classes:
         raise RequestError(f"expected {classes} class names, came {len(names)}")

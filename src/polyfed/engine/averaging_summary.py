@@ -27,7 +27,8 @@ def averaged(method: Method, owners: Sequence[str], templates: Mapping[str, nn.M
     Example: ``averaged: 5 clients of cnn1 whole, 5 of mlp whole; head.weight (640 weights) across all 10``
     """
     aggregation = getattr(method, "aggregation", "same-shape")
-    counts, parts = Counter(owners), method.needs.nested_parts
+    counts = Counter(owners)
+    parts = method.needs.nested_parts
     what = "whole" if parts is None else "in " + " and ".join(parts)
     each = [f"{count} of {architecture} {what}" for architecture, count in counts.items()]
     if len(each) > _SHOWN:

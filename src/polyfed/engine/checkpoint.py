@@ -36,7 +36,9 @@ from polyfed.results.schema import parse_json, seal, unseal
 
 KEPT = 2
 _CLIENT = "client"
-_WEIGHTS, _CLIENTS, _SERVER = "weights.safetensors", "clients.safetensors", "server.safetensors"
+_WEIGHTS = "weights.safetensors"
+_CLIENTS = "clients.safetensors"
+_SERVER = "server.safetensors"
 _LATE = "late.safetensors"
 _ROWS = "rows"  # the metadata's only entry
 
@@ -213,7 +215,8 @@ def _grouped(rows: Mapping[int, Row]) -> tuple[dict[str, _Entry], list[dict[str,
     groups: dict[tuple[str, str], list[int]] = {}
     for number, row in rows.items():
         groups.setdefault((row.architecture, row.variant), []).append(number)
-    entries, described = {}, []
+    entries = {}
+    described = []
     for place, ((architecture, variant), numbers) in enumerate(groups.items()):
         held = [rows[number] for number in numbers]
         layout = held[0].layout

@@ -39,9 +39,16 @@ class Checkpointer:
         is_last: Callable[[int], bool],
         summarize: Callable[[Sequence[Mapping[str, Any]]], object],
     ) -> None:
-        self._transaction, self._history, self._folder = transaction, history, folder
-        self._store, self._clients, self._evaluation = store, clients, evaluation
-        self._keep, self._settings, self._is_last, self._summarize = keep, settings, is_last, summarize
+        self._transaction = transaction
+        self._history = history
+        self._folder = folder
+        self._store = store
+        self._clients = clients
+        self._evaluation = evaluation
+        self._keep = keep
+        self._settings = settings
+        self._is_last = is_last
+        self._summarize = summarize
         self._best: Snapshot | None = None  # where no folder holds it
 
     def save(self, number: int) -> None:

@@ -78,7 +78,8 @@ def _questions(
     first: Mapping[str, Client],
 ) -> Iterator[Callable[[], None]]:
     """What is to be asked of data, settings and the networks that work, one after the other."""
-    needs, name = method.needs, method.name or type(method).__name__
+    needs = method.needs
+    name = method.name or type(method).__name__
     yield lambda: _check_public(name, needs, public)
     yield lambda: _check_inputs(name, needs, clients, public)
     yield lambda: _check_rounds(name, needs, clients[0].training.rounds)
@@ -146,7 +147,8 @@ def one_input(client: Client, module: nn.Module) -> Tensor:
 
 
 def _check_forward(client: Client, module: nn.Module, who: str = "") -> None:
-    who, x = who or f"client {client.id} ('{client.architecture}')", one_input(client, module)
+    who = who or f"client {client.id} ('{client.architecture}')"
+    x = one_input(client, module)
     try:
         with torch.inference_mode(), evaluating(module):
             scores = module(x)
@@ -160,7 +162,8 @@ def _check_forward(client: Client, module: nn.Module, who: str = "") -> None:
 
 def _check_together(method: Method, architectures: Architectures, first: Mapping[str, Client]) -> None:
     """The companion takes every client's inputs, and what is scored of both networks works."""
-    name, companion = method.name or type(method).__name__, architectures.companion
+    name = method.name or type(method).__name__
+    companion = architectures.companion
     who = f"'{companion}', beside the clients' networks,"
     try:
         module = architectures.template(companion, alone=True)
@@ -182,7 +185,9 @@ def _check_together(method: Method, architectures: Architectures, first: Mapping
         )
     for client in first.values():
         _check_forward(client, module, who)
-    for architecture, client in first.items() if architectures.together else ():
+    if not architectures.together:
+        return
+    for architecture, client in first.items():
         _check_forward(client, method.personal(architectures.template(architecture)))
 
 
@@ -206,8 +211,8 @@ def _check_inputs(name: str, needs: Needs, clients: Sequence[Client], public: Pu
         inputs["what everybody may see"] = public.samples.x
     kinds = {owner: f"{tuple(x.shape[1:])} {str(x.dtype).removeprefix('torch.')}" for owner, x in inputs.items()}
     first = next(iter(kinds))
-    for owner, kind in kinds.items() if needs.one_input else ():
-        if kind != kinds[first]:
+    for owner, kind in kinds.items():
+        if needs.one_input and kind != kinds[first]:
             raise RequestError(
                 f"{name} needs stored inputs of one shape and type; {owner} has {kind}, {first} {kinds[first]}"
             )
@@ -268,7 +273,8 @@ def _check_equal(name: str, needs: Needs, what: str, facts: Mapping[str, Any], f
     ordered = sorted(facts, key=lambda architecture: first[architecture].id)
     for other in ordered[1:]:
         if facts[other] != facts[ordered[0]]:
-            a, b = first[other], first[ordered[0]]
+            a = first[other]
+            b = first[ordered[0]]
             raise RequestError(
                 f"{name} needs {what}; client {a.id} ('{other}') gives {facts[other]}, client {b.id} ('{ordered[0]}') "
                 f"gives {facts[ordered[0]]}" + (f"; {needs.instead}" if needs.instead else "")

@@ -44,7 +44,8 @@ _NEAR = 1e-4  # how far a row's gradient may be from that of the row alone, over
 
 def releases(settings: Privacy, training: Training, phases: Sequence[Phase], rows: int) -> list[Release]:
     """What training through these phases gives away of a client with so many rows."""
-    epochs, batches = sum(phase.epochs for phase in phases), math.ceil(rows / training.batch_size)
+    epochs = sum(phase.epochs for phase in phases)
+    batches = math.ceil(rows / training.batch_size)
     if not settings.sgd_noise or not epochs:
         return []
     if not settings.poisson:
@@ -115,7 +116,9 @@ class _Rows:
         elif settings.sgd_noise:
             self._own = draws
         self._std = settings.sgd_noise * settings.sgd_clip
-        self._model, self._hooks, self._layout = model, sampler(model), channels_first(model)
+        self._model = model
+        self._hooks = sampler(model)
+        self._layout = channels_first(model)
         self._hooks.disable_hooks()  # what else a step does with the network is no business of theirs
         self._steps = optimiser(
             torch.optim.SGD(self._parameters, lr=1.0),  # which never takes a step of its own
@@ -219,7 +222,8 @@ def _try_rows(method: Method, settings: Privacy, client: Client, module: nn.Modu
     if has_batchnorm(module):
         raise RequestError("BatchNorm mixes them; take a network with GroupNorm or LayerNorm, or without either")
     device, train = next(iter(module.parameters())).device, client.data.train
-    x, y = client.prepare(train.x[:_TRIED].to(device)), train.y[:_TRIED].to(device)
+    x = client.prepare(train.x[:_TRIED].to(device))
+    y = train.y[:_TRIED].to(device)
     with _training_without_dropout(module):
         try:
             with _Rows(module, settings, torch.Generator()) as rows:

@@ -94,7 +94,8 @@ def _score(
 ) -> Score:
     model = method.personal(client.model)
     device = next(iter(model.parameters())).device
-    predicted, kept = [], []
+    predicted = []
+    kept = []
     with torch.inference_mode(), evaluating(model):
         for place, x in enumerate(samples.x.split(CHUNK)):
             if represented is None:

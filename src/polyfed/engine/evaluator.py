@@ -68,10 +68,16 @@ class Evaluator:
         excluded: Mapping[int, str],
         unscored: Collection[int],
     ) -> None:
-        self._method, self._clients, self._server = method, clients, server
+        self._method = method
+        self._clients = clients
+        self._server = server
         self._architectures, self._executor = architectures, executor
-        self._evaluation, self._stages, self._metrics = evaluation, stages, metrics
-        self._shared_test, self._excluded, self._unscored = shared_test, excluded, unscored
+        self._evaluation = evaluation
+        self._stages = stages
+        self._metrics = metrics
+        self._shared_test = shared_test
+        self._excluded = excluded
+        self._unscored = unscored
         self.auc = "auc" in evaluation.metrics
         self._memory = Memory(self.auc)
 

@@ -18,7 +18,7 @@ from polyfed.core.model_factory import Builder
 from polyfed.core.server import Member, Server
 from polyfed.core.settings import Evaluation, Training
 from polyfed.data.classes import remarks
-from polyfed.data.partition import whole
+from polyfed.data.partition import check_integer
 from polyfed.data.samples import ClientData, Samples
 from polyfed.engine.arguments import (
     builders_by_name,
@@ -112,8 +112,9 @@ class Federation:
         self.training = settings_of("training", training, Training)
         self.evaluation = settings_of("evaluation", evaluation, Evaluation)
         self.plugins: Sequence[Plugin] = plugins_of(plugins)
-        self.execution, self.output = execution_of(executor), output_of(out)
-        self.seed = whole("seed", seed, 0)
+        self.execution = execution_of(executor)
+        self.output = output_of(out)
+        self.seed = check_integer("seed", seed, 0)
         self.stages = self.evaluation.stages(method.scored)
         task = task_of(task)
         self._check_characters(task)
@@ -185,12 +186,18 @@ class Federation:
         for number, client in enumerate(self.clients):
             if isinstance(self.task.test, Samples):
                 client.data = ClientData(client.data.train, client.data.validation, self.task.test)
-            client.id, client.classes, client.seed = number, self.classes, self.seed
-            client.training, client.public, client.plugins = self.training, self.task.public, self.plugins
+            client.id = number
+            client.classes = self.classes
+            client.seed = self.seed
+            client.training = self.training
+            client.public = self.task.public
+            client.plugins = self.plugins
 
     def _build_server(self, builders: dict[str, Builder]) -> Server:
         """The networks of clients and server, and the server."""
-        method, public, task = self.method, self.task.public, self.task
+        method = self.method
+        public = self.task.public
+        task = self.task
         self._by_name = builders_by_name(self.clients, builders, self.classes, task.vocabulary)
         named = name_architectures(self.clients, {**builders, **self._by_name})
         check_companion(method, [*named, *builders])
@@ -243,7 +250,7 @@ class Federation:
         asked = self.execution
         crew = Crew(self.method, self.architectures, self.clients, self.store, "auc" in self.evaluation.metrics)
         say = functools.partial(self.tell, "message")
-        workers = None if asked.workers is None else whole("workers", asked.workers, 1)
+        workers = None if asked.workers is None else check_integer("workers", asked.workers, 1)
         executor = chosen(asked.executor, workers, crew, self.training, say, self.output.settings)
         return executor if asked.wrap is None else asked.wrap(executor)
 
@@ -283,7 +290,8 @@ class Federation:
         return present if everybody else draw_cohort(self.training, self.seed, number, present)
 
     def __repr__(self) -> str:
-        facts, kinds = self.facts, len({client.architecture for client in self.clients})
+        facts = self.facts
+        kinds = len({client.architecture for client in self.clients})
         who = f"{human_count(len(self.clients), 'client')} with {human_count(kinds, 'architecture')}"
         what = f"{human_count(facts['rounds'], 'round')}, seed {self.seed}"
         return f"Federation({facts['method']}, {who}, {facts['dataset']}, {what})"

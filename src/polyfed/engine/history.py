@@ -90,7 +90,8 @@ def stopped_after(records: Sequence[Mapping[str, Any]], patience: int, min_delta
         patience: so many evaluations in a row that do not raise the best validation accuracy by more than `min_delta`
             end the run; 0: never. min_delta: in [0, 1], as the accuracies are.
     """
-    best, waited = -math.inf, 0
+    best = -math.inf
+    waited = 0
     for record in records:
         value = record["validation"]
         if record.get("closing") or value is None:

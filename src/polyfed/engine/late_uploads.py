@@ -49,11 +49,17 @@ class UploadQueue:
         overtaken = [upload for upload in self.waiting if upload.exchange == exchange and upload.client_id in fresh]
         self.waiting = [upload for upload in self.waiting if upload not in overtaken]
         self.discarded.extend(overtaken)
-        (self.waiting if self._accepts else self.discarded).extend(behind)
+        if self._accepts:
+            self.waiting.extend(behind)
+        else:
+            self.discarded.extend(behind)
         uploads = dict(fresh)
         for upload in [upload for upload in self._due if upload.exchange == exchange]:
             self._due.remove(upload)
-            (self.discarded if upload.client_id in fresh else self.arrived).append(upload)
+            if upload.client_id in fresh:
+                self.discarded.append(upload)
+            else:
+                self.arrived.append(upload)
             uploads.setdefault(upload.client_id, upload.message)
         return dict(sorted(uploads.items()))
 

@@ -54,7 +54,9 @@ def train(
     steps = samples = 0
     losses: list[tuple[Tensor, int]] = []  # of the steps, and how many samples each had
     sums: dict[str, Tensor] = {}
-    for phase in method.phases(client.training) if phases is None else phases:
+    if phases is None:
+        phases = method.phases(client.training)
+    for phase in phases:
         client.phase = phase.name
         rows = None if phase.rows is None else tensor(context, phase.rows)
         mask = None if phase.mask is None else group(context, phase.mask)
@@ -102,11 +104,14 @@ def _batches(
     samples, prepare = data_of(client, phase)
     device = next(iter(client.model.parameters())).device
     augment = augmentation(client.training.augment)
-    held, by_itself = len(samples), client.privacy.poisson
+    held = len(samples)
+    by_itself = client.privacy.poisson
     dealt = by_chance(client, phase, held, rows, chance) if by_itself else shuffled(client, phase, held, rows, order)
     for chosen in dealt:
         x = samples.x[chosen]
-        x = prepare((x if augment is None or not len(x) else augment(x, noise)).to(device))
+        if augment is not None and len(x):
+            x = augment(x, noise)
+        x = prepare(x.to(device))
         yield Batch(x, samples.y[chosen].to(device), torch.ones(len(chosen), device=device), chosen.to(device))
 
 
@@ -116,7 +121,8 @@ def shuffled(client: Client, phase: Phase, held: int, rows: Tensor | None, order
     rows: (M,) those that the phase is about; None: all. A single one is left out where BatchNorm could not take it.
     """
     rows = torch.arange(held) if rows is None else rows.cpu()
-    size, smallest = client.training.batch_size, 2 if has_batchnorm(client.model) else 1
+    size = client.training.batch_size
+    smallest = 2 if has_batchnorm(client.model) else 1
     for _ in range(phase.epochs):
         for places in torch.randperm(len(rows), generator=order).split(size):
             if len(places) >= smallest:

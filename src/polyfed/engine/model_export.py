@@ -42,8 +42,12 @@ class ModelExport:
         facts: Mapping[str, Any],
         by_name: Mapping[str, object],
     ) -> None:
-        self._method, self._clients, self._server = method, clients, server
-        self._architectures, self._task, self._settings = architectures, task, settings
+        self._method = method
+        self._clients = clients
+        self._server = server
+        self._architectures = architectures
+        self._task = task
+        self._settings = settings
         self._facts, self._by_name = facts, by_name
 
     def export(self, client_id: int) -> nn.Module:
@@ -60,7 +64,8 @@ class ModelExport:
     def write(self, folder: RunFolder) -> None:
         """Write the models of everybody present into the run folder, and a guide to them."""
         alone = scores_are_outputs(self._method)  # else what clients keep may have a say
-        guide, vocabulary = Guide(self._architectures, alone), self._task.vocabulary
+        guide = Guide(self._architectures, alone)
+        vocabulary = self._task.vocabulary
         with folder.models() as write:
             words = None if vocabulary is None else folder.write_words(vocabulary.words)
             for client in self.present():
@@ -94,7 +99,9 @@ class ModelExport:
 
         words: of texts, the checksum of the file of words.
         """
-        models, x, prepare = self._settings.get("models"), client.data.train.x, client.prepare
+        models = self._settings.get("models")
+        x = client.data.train.x
+        prepare = client.prepare
         modules = self._settings.get("run", {}).get("modules")
         texts = self._task.vocabulary
         normalised = dataclasses.asdict(prepare) if isinstance(prepare, Prepare) else None

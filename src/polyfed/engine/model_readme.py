@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from polyfed.core.model_factory import Architectures
 from polyfed.core.modules import exported
-from polyfed.data.text import FIRST_WORD, PATTERN, Words
+from polyfed.data.text import FIRST_WORD, PATTERN, TextConfig
 from polyfed.escaping import markdown_text, visible
 from polyfed.models.adapt import Adapted
-from polyfed.models.third_party import source
+from polyfed.models.third_party import python_source
 from polyfed.registry import own_names
 
 _HEAD = """# The networks of this run
@@ -55,7 +55,8 @@ class Guide:
         """One client: its number, its exported weights, and its entry in index.json."""
         name = about["architecture"]
         if name not in self._own:
-            self._own[name], self._about[name] = self._architectures.as_built(name), about
+            self._own[name] = self._architectures.as_built(name)
+            self._about[name] = about
         shapes = {key: tensor.shape for key, tensor in exported(self._own[name]).items()}
         as_built = shapes == {key: tensor.shape for key, tensor in weights.items()}
         self._clients.setdefault((name, as_built), []).append(number)
@@ -106,11 +107,13 @@ class Guide:
 
     def _made(self, name: str) -> list[str]:
         """The lines that make the network without weights."""
-        own, about = self._own[name], self._about[name]
+        own = self._own[name]
+        about = self._about[name]
         if about["zoo"]:
-            words = None if about.get("vocabulary") is None else Words(vocabulary=about["vocabulary"]).ids
-            shape, beside = tuple(about["input"]["shape"]), about.get("modules", ())
-            return source(name, own, shape, about["classes"], about["feature_dim"], words, beside)
+            words = None if about.get("vocabulary") is None else TextConfig(vocabulary=about["vocabulary"]).ids
+            shape = tuple(about["input"]["shape"])
+            beside = about.get("modules", ())
+            return python_source(name, own, shape, about["classes"], about["feature_dim"], words, beside)
         kind = type(own.original if isinstance(own, Adapted) else own)
         place = [f"from {kind.__module__} import {kind.__name__}"] if kind.__qualname__.isidentifier() else []
         return [*place, f"model = {kind.__name__}(...)  # with the arguments that it had for the run"]
@@ -138,7 +141,9 @@ def _said_of_outputs(class_names: Sequence[str]) -> str:
 
 def _prepared(form: Mapping[str, Any], file: str) -> list[str]:
     """The lines that make `x`."""
-    shape, stored, prepare = form["input"]["shape"], form["input"]["type"], form["prepare"]
+    shape = form["input"]["shape"]
+    stored = form["input"]["type"]
+    prepare = form["prepare"]
     if form["texts"] is not None:
         return _of_texts(shape[0])
     if form["feature_names"]:

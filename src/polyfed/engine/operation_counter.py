@@ -51,7 +51,8 @@ def _heads(
     query: Tensor, key: Tensor, value: Tensor, _: int, __: int, of_inputs: Tensor, *others: Any, **___: Any
 ) -> int:
     """Attention in one operation, with its projections of weights (3 D, D) and (D, D); query is (B, T, D)."""
-    rows, products = query.shape[0] * query.shape[1], 2 * query.shape[1] * key.shape[1]
+    rows = query.shape[0] * query.shape[1]
+    products = 2 * query.shape[1] * key.shape[1]
     return int(2 * rows * (of_inputs.numel() + others[1].numel()) + 2 * query.shape[0] * products * query.shape[2])
 
 
@@ -91,7 +92,8 @@ class Operations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation, in its parts where it is made of such that count."""
-        named, packet = kwargs or {}, func._overloadpacket
+        named = kwargs or {}
+        packet = func._overloadpacket
         if packet not in flop_registry and packet not in _OTHERS:
             with self:
                 made = func.decompose(*args, **named)
@@ -117,13 +119,17 @@ def training_operations(client: Client, method: Method, context: Context, phases
     worker.state = shallow(client.state)
     buffers = [(buffer, buffer.clone()) for buffer in client.model.buffers()]
     worker.model.train()
-    draws, total, taken = client.generator("inputs"), 0, 0
+    draws = client.generator("inputs")
+    total = 0
+    taken = 0
     with scoped_global(derive(client.seed, "operations", client.exchange, client.round, client.id)):
         for phase in phases:
             worker.phase = phase.name
             known: dict[Hashable, int] = {}
             with only(worker.model, phase), steady(worker.model) as (_, parameters):
-                for rows in _sizes(worker, phase, context) if parameters else ():
+                if not parameters:
+                    continue
+                for rows in _sizes(worker, phase, context):
                     inputs = method.inputs(worker, taken, draws)
                     kind = (rows, outline(inputs, exact=True))
                     if kind not in known:
@@ -138,7 +144,8 @@ def training_operations(client: Client, method: Method, context: Context, phases
 def _sizes(client: Client, phase: Phase, context: Context) -> list[int]:
     """Rows of each of a phase's minibatches, as `shuffled` deals them."""
     held = len(data_of(client, phase)[0] if phase.rows is None else tensor(context, phase.rows))
-    size, smallest = client.training.batch_size, 2 if has_batchnorm(client.model) else 1
+    size = client.training.batch_size
+    smallest = 2 if has_batchnorm(client.model) else 1
     whole, left = divmod(held, size)
     return phase.epochs * [rows for rows in [size] * whole + [left] if rows >= smallest]
 
@@ -147,7 +154,8 @@ def _one_step(client: Client, method: Method, context: Context, phase: Phase, co
     """The operations of one step with the first `count` rows of a phase's data."""
     samples, prepare = data_of(client, phase)
     rows = torch.arange(len(samples)) if phase.rows is None else tensor(context, phase.rows).cpu()
-    chosen, device = rows[:count], next(iter(client.model.parameters())).device
+    chosen = rows[:count]
+    device = next(iter(client.model.parameters())).device
     ones = torch.ones(count, device=device)
     batch = Batch(prepare(samples.x[chosen].to(device)), samples.y[chosen].to(device), ones, chosen.to(device))
     with Operations() as done, step():
@@ -168,7 +176,8 @@ def step_memory(client: Client, module: nn.Module) -> int:
         device = next(iter(model.parameters())).device
         optimiser = Optimiser(parameters, client.training, client.lr)
         for _ in range(2):  # in the second, the optimiser has its state
-            x, y = client.prepare(client.data.train.x[rows].to(device)), client.data.train.y[rows].to(device)
+            x = client.prepare(client.data.train.x[rows].to(device))
+            y = client.data.train.y[rows].to(device)
             loss = cross_entropy(model(x), y, torch.ones(len(y), device=device))
             optimiser.step(list(torch.autograd.grad(loss, parameters, allow_unused=True)))
             del x, y, loss

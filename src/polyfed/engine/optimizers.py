@@ -15,7 +15,8 @@ from torch.optim.sgd import sgd
 
 from polyfed.core.settings import Training
 
-_BETAS, _EPSILON = (0.9, 0.999), 1e-8  # PyTorch's, and the papers'
+_BETAS = (0.9, 0.999)
+_EPSILON = 1e-8  # PyTorch's, and the papers'
 
 
 class Optimiser:
@@ -37,7 +38,8 @@ class Optimiser:
         for places in (begun, [place for place in moving if not self._kept[place]]):  # no fused step takes both
             if places:
                 given = [_laid_like(self._parameters[place], grads[place]) for place in places]
-                (self._sgd if self._training.optimizer == "sgd" else self._adam)(places, given)
+                step = self._sgd if self._training.optimizer == "sgd" else self._adam
+                step(places, given)
 
     def inherit(self, other: Optimiser, index: Tensor) -> None:
         """Remember what `other` does of some rows of its parameters, which are this one's. index: (M,) which."""
@@ -69,7 +71,8 @@ class Optimiser:
         parameters = [self._parameters[place] for place in places]
         for place, parameter in zip(places, parameters, strict=True):
             if not self._kept[place]:
-                mean, square = torch.zeros_like(parameter), torch.zeros_like(parameter)
+                mean = torch.zeros_like(parameter)
+                square = torch.zeros_like(parameter)
                 self._kept[place] = {"mean": mean, "square": square, "steps": torch.zeros((), device=parameter.device)}
         means, squares, steps = ([self._kept[p][name] for p in places] for name in ("mean", "square", "steps"))
         with torch.no_grad():

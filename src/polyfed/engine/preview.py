@@ -17,7 +17,10 @@ def preview(method: Method, server: Server, present: Iterable[int] | None = None
         server: before round 1. present: who is there; default: whom the server knows.
     """
     trial = copy.copy(server)
-    trial.state, trial.log, trial.memory, trial.round = {}, {}, {}, 1
+    trial.state = {}
+    trial.log = {}
+    trial.memory = {}
+    trial.round = 1
     if present is not None:
         trial.admit(present)
     method.start(trial)

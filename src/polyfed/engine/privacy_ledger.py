@@ -31,7 +31,8 @@ def read(entries: Iterable[Mapping[str, Any]]) -> dict[int, list[Release]]:
     Raises:
         RequestError: rows are drawn, and none of them.
     """
-    names, found = [field.name for field in dataclasses.fields(Release)], dict[int, list[Release]]()
+    names = [field.name for field in dataclasses.fields(Release)]
+    found = dict[int, list[Release]]()
     for entry in entries:
         one = Release(**{name: entry[name] for name in names})
         if one.sampled and one.drawn < 1:

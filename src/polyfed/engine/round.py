@@ -151,7 +151,9 @@ class RoundRunner:
         aggregate: Callable[[Round, Mapping[int, Message]], None],
         progress: Callable[[int, int], None],
     ) -> None:
-        self.method, self.server, self.clients = method, server, clients
+        self.method = method
+        self.server = server
+        self.clients = clients
         self.training, self.seed = training, seed
         self.plugins, self.executor = plugins, executor
         self.transaction, self.evaluator = transaction, evaluator

@@ -86,7 +86,8 @@ class Allocations(TorchDispatchMode):
         if not isinstance(leaf, Tensor) or leaf.layout is not torch.strided:
             return
         storage = leaf.untyped_storage()
-        key, size = id(storage), 0 if before else storage.nbytes()
+        key = id(storage)
+        size = 0 if before else storage.nbytes()
         if key not in self._known:
             self._known[key] = (weakref.ref(storage, functools.partial(self._forget, key)), size)
             self.held += size

@@ -29,7 +29,8 @@ class Run:
     path: Path | None
 
     def __repr__(self) -> str:
-        told, accuracy = self.result, self.result["accuracy"]
+        told = self.result
+        accuracy = self.result["accuracy"]
         scored = "not scored" if accuracy is None else f"accuracy {accuracy:.4f} ({told['evaluation']['stage']})"
         if told.get("nothing_learnt"):
             scored = f"nothing was learnt, {scored}"

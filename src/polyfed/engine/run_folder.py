@@ -144,7 +144,8 @@ class RunFolder:
         except (OSError, ValueError) as error:
             raise RequestError(f"expected the run's recipe in {path}, came nothing readable: {error}") from None
         asked = tomllib.loads(tomli_w.dumps(settings))
-        before, now = rounds_of(stored), rounds_of(asked)
+        before = rounds_of(stored)
+        now = rounds_of(asked)
         if before < now:
             stored = {**stored, "training": {**stored.get("training", {}), "rounds": now}}
         if difference := _first_difference(stored, asked) or _other_stacks(stored.get("run", {}), asked.get("run", {})):
@@ -191,7 +192,9 @@ class RunFolder:
     def clear_made(self) -> None:
         """Remove the analyses and attacks that were made of the run, and nothing else."""
         for folder in (self.path / name for name in (ANALYSIS, ATTACK)):
-            for made in [] if folder.is_symlink() else folder.glob("*"):
+            if folder.is_symlink():
+                continue
+            for made in folder.glob("*"):
                 if made.suffix in _MADE_FORMS and made.is_file():
                     _remove(made)
             with contextlib.suppress(OSError):  # somebody else's files are in it, or there is none
@@ -216,7 +219,8 @@ class RunFolder:
             RequestError: they are not all there, or one is not as it was written.
         """
         path = self.path / "rounds.jsonl"
-        lines, kept = self._lines(), list[dict[str, Any]]()
+        lines = self._lines()
+        kept = list[dict[str, Any]]()
         for number, line in enumerate(lines[:upto], 1):
             try:
                 kept.append(unseal(line.rstrip(b"\n"), sealed))
@@ -232,7 +236,8 @@ class RunFolder:
 
     def rounds(self, upto: int) -> list[dict[str, Any]]:
         """`records`; later ones, and a half-written last line, are cut off the file."""
-        kept, lines = self.records(upto), self._lines()
+        kept = self.records(upto)
+        lines = self._lines()
         if len(lines) > upto:
             self._write_lines(lines[:upto])
         return kept
@@ -271,7 +276,8 @@ class RunFolder:
 
     def finished(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
         """The result of a run that has all the rounds of these settings behind it, or None."""
-        result, planned = self.read_result(), rounds_of(settings)
+        result = self.read_result()
+        planned = rounds_of(settings)
         return None if result is None or result.get("rounds", planned) < planned else result
 
     @contextlib.contextmanager
@@ -281,7 +287,8 @@ class RunFolder:
         Weights go to ``client-007.safetensors``, a state that is not empty to ``client-007.state.safetensors``; at the
         end `index.json` says what each is, with checksums, and `index.json.sha256` has its own.
         """
-        folder, index = self.path / "models", {}
+        folder = self.path / "models"
+        index = {}
         with writing(folder):
             folder.mkdir(exist_ok=True)
 
@@ -361,7 +368,8 @@ def _first_difference(stored: Mapping[str, Any], asked: Mapping[str, Any], place
         here = f"{place}{key}"
         if here in _MAY_DIFFER:
             continue
-        old, new = stored.get(key), asked.get(key)
+        old = stored.get(key)
+        new = asked.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             if found := _first_difference(old, new, f"{here}."):
                 return found

@@ -33,7 +33,9 @@ class Transaction:
         history: list[dict[str, Any]],
         present: Callable[[int], list[int]],
     ) -> None:
-        self._server, self._clients, self._plugins = server, clients, plugins
+        self._server = server
+        self._clients = clients
+        self._plugins = plugins
         self._history, self._present = history, present
         self._begun = Snapshot(0, {}, {}, {})
         self._before: dict[int, tuple[Row | None, State]] = {}  # of those whom this round has changed
@@ -71,7 +73,9 @@ class Transaction:
     def restore(self, snapshot: Snapshot) -> None:
         """Be what the federation was then; of clients, those that the snapshot names. Later records are forgotten."""
         server = self._server
-        server.state, server.round, server.exchange = shallow(snapshot.server), snapshot.round, "train"
+        server.state = shallow(snapshot.server)
+        server.round = snapshot.round
+        server.exchange = "train"
         server.admit(self._present(max(1, snapshot.round)))
         server.log.clear()
         for plugin in self._plugins:
@@ -79,7 +83,8 @@ class Transaction:
         del self._history[snapshot.round :]
         for number, weights in snapshot.weights.items():
             client = self._clients[number]
-            client.weights, client.state = weights, shallow(snapshot.states[number])
+            client.weights = weights
+            client.state = shallow(snapshot.states[number])
             client.version += 1
 
     @property

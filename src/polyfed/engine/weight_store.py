@@ -72,7 +72,8 @@ class Layout:
             for name, tensor in tensors.items():
                 if (tensor.dtype == torch.float32) is not first:
                     continue
-                shape, stride = tuple(tensor.shape), tuple(torch.empty_like(tensor, device="meta").stride())
+                shape = tuple(tensor.shape)
+                stride = tuple(torch.empty_like(tensor, device="meta").stride())
                 address = (tensor.data_ptr(), tensor.dtype, shape, stride) if tensor.numel() else name
                 if address not in known:
                     known[address] = Place(tensor.dtype, shape, stride, end)
@@ -94,7 +95,8 @@ class Layout:
         """
         places = {}
         for name, (kind, shape, stride, begin) in described.items():
-            if not isinstance(dtype := getattr(torch, kind, None), torch.dtype):
+            dtype = getattr(torch, kind, None)
+            if not isinstance(dtype, torch.dtype):
                 raise ValueError(f"expected a type of tensors for '{name}', came '{kind}'")
             places[name] = Place(dtype, tuple(shape), tuple(stride), begin)
         return cls(places)
@@ -119,7 +121,10 @@ class Row(Mapping[str, Tensor]):
     """
 
     def __init__(self, architecture: str, variant: str, layout: Layout, begin: int, content: Tensor) -> None:
-        self.architecture, self.variant, self.layout, self.begin = architecture, variant, layout, begin
+        self.architecture = architecture
+        self.variant = variant
+        self.layout = layout
+        self.begin = begin
         self.bytes = content
         self._views: dict[str, Tensor] | None = None
 
@@ -174,7 +179,9 @@ class Store:
     """
 
     def __init__(self, architectures: Architectures, owners: Sequence[str], folder: Path | None = None) -> None:
-        self._architectures, self._owners, self._folder = architectures, owners, folder
+        self._architectures = architectures
+        self._owners = owners
+        self._folder = folder
         self._layouts: dict[tuple[str, str], Layout] = {}
         self._free: dict[tuple[str, str], list[int]] = {}
         self._rows: dict[tuple[str, str], int] = {}  # places made, free or not
@@ -197,8 +204,10 @@ class Store:
         Raises:
             RunError: there is no room for it.
         """
-        key, layout = (architecture, variant), self.layout(architecture, variant)
-        free, memory = self._free.setdefault(key, []), self._opened()
+        key = (architecture, variant)
+        layout = self.layout(architecture, variant)
+        free = self._free.setdefault(key, [])
+        memory = self._opened()
         if not free:
             count = max(1, self._rows.get(key, 0))
             begin = memory.extend(count * layout.nbytes)

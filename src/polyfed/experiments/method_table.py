@@ -1,10 +1,11 @@
-"""The methods side by side: what each is, sends, keeps and takes; and which of them a recipe's models and data carry.
+"""The methods side by side: what each is, sends, keeps and takes.
 
 What is said of a method is said once, in its own file: class variables of `Method` and the comments beside the knobs.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import inspect
@@ -15,23 +16,14 @@ import textwrap
 import tokenize
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from polyfed.errors import PolyfedError
 from polyfed.registry import METHODS
-from polyfed.units import human_bytes, human_seconds
 
-if TYPE_CHECKING:
-    from polyfed.config.recipe import Recipe
-    from polyfed.experiments.session import Prepared
+__all__ = ["Hyperparameter", "describe", "format_value", "hyperparameters", "page", "to_markdown", "to_text"]
 
-__all__ = ["Fit", "Knob", "describe", "fits", "fits_lines", "knobs", "page", "shown", "to_markdown", "to_text"]
-
-_TIMED_BATCHES = 3  # of each network and method
-_SIZES = len("1023.9 KiB to 1023.9 KiB")
 _SYMBOLS = (
     ("P", "floats of a client's network: weights and float buffers; P(r): of its slice of width r; P(l): of level l"),
     ("P_h, P_G", "of its head, of a generator of features"),
@@ -52,29 +44,12 @@ _SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
 
 @dataclass(frozen=True)
-class Knob:
+class Hyperparameter:
     """A setting of a method. name: as a recipe has it. default: its value. about: what the comment beside it says."""
 
     name: str
     default: Any
     about: str
-
-
-@dataclass(frozen=True)
-class Fit:
-    """Whether a recipe can run a method.
-
-    Attributes:
-        method: its name, or a variant's of the recipe. why: what does not fit; None where all does.
-        down, up: network -> bytes to and from one client in round 2; empty where it does not fit.
-        seconds: of a round on average, where that was asked for.
-    """
-
-    method: str
-    why: str | None
-    down: Mapping[str, int] = field(default_factory=dict)
-    up: Mapping[str, int] = field(default_factory=dict)
-    seconds: float | None = None
 
 
 # what a method is -------------------------------------------------------------------------------------------------
@@ -114,7 +89,8 @@ def page(name: str, beside: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _described(name: str, kind: Any) -> dict[str, Any]:
-    method, own = kind(), knobs(kind)
+    method = kind()
+    own = hyperparameters(kind)
     told = {key: getattr(kind, key) for key in ("paper", "differs", "down", "up", "states")}
     row = {"name": name, **told, "scored": method.scored, "needs": _needs(method.needs)}
     return row | {"knobs": {k.name: k.default for k in own}, "about": {k.name: k.about for k in own}}
@@ -132,7 +108,7 @@ def kind_of(hint: Any) -> str:
         bounds = [word for one in itertools.chain(*said) for word in _bounds(one)]
         return " ".join([kind_of(inner[0]), " and ".join(bounds)]).rstrip()
     if origin is Literal:
-        return " or ".join(shown(value) for value in inner)
+        return " or ".join(format_value(value) for value in inner)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(map(kind_of, inner))
     return _KINDS.get(hint, getattr(hint, "__name__", str(hint)))
@@ -143,10 +119,10 @@ def _bounds(rule: Any) -> list[str]:
     return [f"{sign} {getattr(rule, key):g}" for key, sign in _SIGNS.items() if hasattr(rule, key)]
 
 
-def knobs(kind: type[Any]) -> list[Knob]:
+def hyperparameters(kind: type[Any]) -> list[Hyperparameter]:
     """The fields of a method's class in order. Where its source cannot be read, nothing is said about them."""
     said = {name: words for base in reversed(kind.__mro__) for name, words in _comments(base).items() if words}
-    return [Knob(f.name.rstrip("_"), f.default, said.get(f.name, "")) for f in dataclasses.fields(kind)]
+    return [Hyperparameter(f.name.rstrip("_"), f.default, said.get(f.name, "")) for f in dataclasses.fields(kind)]
 
 
 def _needs(needs: Any) -> list[str]:
@@ -158,38 +134,32 @@ def _needs(needs: Any) -> list[str]:
 
 @functools.cache
 def _comments(kind: type[Any]) -> dict[str, str]:
-    """Name of a class's attribute -> the comment at the end of its line, or else those on the lines above it."""
+    """Name of a class's field -> the comment at the end of its lines, or else those on the lines above it."""
     try:
         source = textwrap.dedent(inspect.getsource(kind))
     except (OSError, TypeError):
         return {}
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    comments = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
+    definition = ast.parse(source).body[0]
+    assert isinstance(definition, ast.ClassDef)
     found: dict[str, str] = {}
-    above: list[str] = []
-    for line in _lines(source):
-        words = [token.string for token in line if token.type != tokenize.COMMENT]
-        said = [token.string.lstrip("# ") for token in line if token.type == tokenize.COMMENT]
-        if words[1:2] == [":"]:
-            found[words[0]] = " ".join(said or above)
-        above = [] if words or not said else [*above, *said]  # a comment before an empty line is another's
+    last = definition.lineno  # line of the statement before
+    for node in definition.body:
+        end = node.end_lineno or node.lineno
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            beside = [comments[line] for line in range(node.lineno, end + 1) if line in comments]
+            found[node.target.id] = " ".join(beside or _above(node.lineno, last, comments))
+        last = end
     return found
 
 
-def _lines(source: str) -> Iterator[list[tokenize.TokenInfo]]:
-    """The logical lines of a source, comments included, without what only tells of their shape."""
-    shape = {tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-    line: list[tokenize.TokenInfo] = []
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type in (tokenize.NEWLINE, tokenize.NL) and (token.type == tokenize.NEWLINE or not _open(line)):
-            yield line
-            line = []
-        elif token.type not in shape and token.type != tokenize.NL:
-            line.append(token)
-
-
-def _open(line: Sequence[tokenize.TokenInfo]) -> bool:
-    """Whether a bracket is still open, so that the line goes on."""
-    words = [token.string for token in line if token.type == tokenize.OP]
-    return sum(word in "([{" for word in words) > sum(word in ")]}" for word in words)
+def _above(line: int, last: int, comments: Mapping[int, str]) -> list[str]:
+    """The comments right above a line, as far as line `last`; one before an empty line is another's."""
+    first = line
+    while first - 1 > last and first - 1 in comments:
+        first -= 1
+    return [comments[number] for number in range(first, line)]
 
 
 # showing ----------------------------------------------------------------------------------------------------------
@@ -210,7 +180,7 @@ def to_text(rows: Sequence[Mapping[str, Any]], width: int = 100) -> str:
         ):
             lines += textwrap.wrap(f"{head:<10}  {value}", width, initial_indent="  ", subsequent_indent=" " * 14)
         for name, default in row["knobs"].items():
-            head = f"{name} = {shown(default)}"
+            head = f"{name} = {format_value(default)}"
             about = f"  # {row['about'][name]}" if row["about"][name] else ""
             lines += textwrap.wrap(head + about, width, initial_indent="    ", subsequent_indent=" " * 8)
         lines.append("")
@@ -230,7 +200,7 @@ def to_markdown() -> str:
     heads = ["method", "paper", "may differ between clients", "down", "up", "kept between rounds", "scored", "knobs"]
     lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join("---" for _ in heads) + " |"]
     for row in describe():
-        own = ", ".join(f"`{name}` {shown(default)}" for name, default in row["knobs"].items())
+        own = ", ".join(f"`{name}` {format_value(default)}" for name, default in row["knobs"].items())
         cells = [
             f"[{row['name']}]({row['name']}.md)",
             *(row[key] for key in ("paper", "differs", "down", "up", "states")),
@@ -253,90 +223,8 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value as a recipe has it."""
     if value is None:
         return "none"
     return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)
-
-
-def fits_lines(found: Iterable[Fit], timed: bool = False) -> Iterator[str]:
-    """The answers of `fits` for a terminal, each as it comes: bytes per client, least to most, or why not.
-
-    timed: with the seconds of a round.
-    """
-    column = max(map(len, METHODS))
-    up = f"{'up, per client':<{_SIZES}}  a round" if timed else "up, per client"
-    yield f"{'method':<{column}}  runs  {'down, per client':<{_SIZES}}  {up}"
-    for one in found:
-        why = None if one.why is None else " ".join(one.why.removeprefix(one.method).split())
-        last = "" if one.seconds is None else _short(one.seconds)
-        answer = (
-            f"yes   {_range(one.down):<{_SIZES}}  {_range(one.up):<{_SIZES}}  {last}" if why is None else f"no    {why}"
-        )
-        yield f"{one.method:<{column}}  {answer}".rstrip()
-
-
-def _short(seconds: float) -> str:
-    return f"{1000 * seconds:.0f} ms" if seconds < 1 else human_seconds(seconds)
-
-
-def _range(sizes: Mapping[str, int]) -> str:
-    if not sizes:
-        return ""
-    low, high = human_bytes(min(sizes.values())), human_bytes(max(sizes.values()))
-    return low if low == high else f"{low} to {high}"
-
-
-# what fits a recipe -----------------------------------------------------------------------------------------------
-
-
-def fits(
-    recipe: str | Path | Recipe,
-    overrides: Sequence[str] = (),
-    measure: bool = True,
-    *,
-    methods: Sequence[str] | None = None,
-    timed: bool = False,
-) -> Iterator[Fit]:
-    """For every method, and every variant in the recipe's ``[methods]``: does it run on these models and data?
-
-    With the knobs that the recipe gives to a method; the others have their defaults. Bytes are those of messages, from
-    two rounds of one batch each with one client of every network. Nothing is written.
-
-    Args:
-        recipe: a TOML file, or a `Recipe`. overrides: ``"data.clients=20"``, as ``--set`` on the command line.
-        measure: play the rounds; False: only ask whether models and data fit, and tell no bytes.
-        methods: only these methods and variants. timed: play them with some batches more, and all of the clients' data,
-            for the seconds of a round.
-
-    Raises:
-        RequestError: the recipe is wrong, a method is not known, or the data are not there.
-    """
-    from polyfed.config.recipe import Recipe
-    from polyfed.experiments.session import Prepared
-
-    base = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe, overrides)
-    names = list(dict.fromkeys([*METHODS, *base.variants()] if methods is None else methods))
-    for name in names if methods is not None else ():
-        base.choose(name)
-    data = Prepared()
-    data.dealt(base)
-    for name in names:
-        try:
-            yield _fit(name, base, data, measure, timed)
-        except PolyfedError as error:
-            yield Fit(name, str(error))
-
-
-def _fit(name: str, base: Recipe, data: Prepared, measure: bool, timed: bool) -> Fit:
-    from polyfed.experiments import dry_run
-    from polyfed.experiments.session import prepare
-
-    federation = prepare(base.choose(name), data=data)
-    if timed:
-        found = dry_run.measure(federation, batches=_TIMED_BATCHES)
-        down, up = ({kind.name: getattr(kind, way)[1] for kind in found.architectures} for way in ("down", "up"))
-        return Fit(name, None, down, up, found.seconds_round)
-    down, up = dry_run.message_bytes(federation) if measure else ({}, {})
-    return Fit(name, None, down, up)

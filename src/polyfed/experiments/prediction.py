@@ -32,8 +32,8 @@ from polyfed.core.message import Message, from_bytes
 from polyfed.core.method import Method
 from polyfed.core.modules import exported
 from polyfed.core.randomness import scoped_global
-from polyfed.data.inference_inputs import Form, Inputs, numbered, read
-from polyfed.data.text import WORDS_FILE, Vocabulary, Words
+from polyfed.data.inference_inputs import InferenceInputs, InputSpec, from_tensor, read
+from polyfed.data.text import WORDS_FILE, TextConfig, Vocabulary
 from polyfed.data.transforms import Prepare
 from polyfed.errors import RequestError, described
 from polyfed.escaping import csv_text
@@ -69,7 +69,7 @@ class ClientModel:
     network: nn.Module
     method: Method
     state: Message
-    form: Form
+    form: InputSpec
     prepare: Callable[[Tensor], Tensor]
     device: torch.device
 
@@ -161,7 +161,7 @@ def predict(
     model = load_model(run, client, device, trust)
     form = _resizing(model.form) if resize else model.form
     if isinstance(data, Tensor | np.ndarray):
-        inputs = numbered(torch.as_tensor(data), form, "the tensor given")
+        inputs = from_tensor(torch.as_tensor(data), form, "the tensor given")
     elif not isinstance(data, str | os.PathLike):
         raise RequestError(f"data: expected the path of files, or inputs as a tensor, got {described(data)}")
     else:
@@ -169,7 +169,7 @@ def predict(
     return _predicted(model, inputs)
 
 
-def _resizing(form: Form) -> Form:
+def _resizing(form: InputSpec) -> InputSpec:
     """The form, for images of any size."""
     if not form.images:
         raise RequestError(f"resize is of images, got it where the run's inputs are {form}")
@@ -177,7 +177,7 @@ def _resizing(form: Form) -> Form:
     return dataclasses.replace(form, image_size=(height, width))
 
 
-def _predicted(model: ClientModel, inputs: Inputs) -> Predictions:
+def _predicted(model: ClientModel, inputs: InferenceInputs) -> Predictions:
     try:
         scores = model.scores(inputs.x)
     except IndexError:
@@ -204,7 +204,8 @@ def load_model(run: str | Path, client: int, device: str = "cpu", trust: bool = 
         RequestError: no finished run, no such client, code that is not trusted, a damaged file, a link, weights that do
             not fit the network, a network that a run folder cannot rebuild.
     """
-    folder, place = Path(run) / "models", named_device(device)
+    folder = Path(run) / "models"
+    place = named_device(device)
     check_links(Path(run))
     name, entry = _entry(Path(run), client)
     check_trusted(run, {key: entry.get(key) for key in _BUILDING}, trust)
@@ -221,7 +222,7 @@ def load_model(run: str | Path, client: int, device: str = "cpu", trust: bool = 
                 f"client {client}'s network looks words up in the vectors of '{entry['vectors']}', which a run folder "
                 f"does not hold; such runs are scored while they train"
             )
-        form = Form(
+        form = InputSpec(
             tuple(entry["input"]["shape"]),
             _TYPES[entry["input"]["type"]],
             entry["image_size"],
@@ -274,7 +275,7 @@ def _vocabulary(entry: Mapping[str, Any], folder: Path) -> Vocabulary | None:
 def _built(entry: Mapping[str, Any], method: Method, shape: tuple[int, ...]) -> nn.Module:
     """The network that the client trained, as an entry of the index says; its weights are any."""
     own, companion = entry["architecture"], entry.get("companion")
-    words = None if entry.get("vocabulary") is None else Words(vocabulary=entry["vocabulary"]).ids
+    words = None if entry.get("vocabulary") is None else TextConfig(vocabulary=entry["vocabulary"]).ids
     builders = {
         name: functools.partial(
             build,
@@ -326,7 +327,8 @@ def _entry(run: Path, client: int) -> tuple[str, Mapping[str, Any]]:
         raise RequestError(f"expected the folder of a finished run, came {came}")
     path = run / "models" / "index.json"
     try:
-        index, name = parse_json(_listed(path)), f"client-{client:03d}.safetensors"
+        index = parse_json(_listed(path))
+        name = f"client-{client:03d}.safetensors"
         if not isinstance(index, dict):
             raise ValueError(f"expected models by their files' names, got {described(index)}")
         if name in index:

@@ -17,10 +17,12 @@ from typing import Any
 
 import tomli_w
 
-from polyfed.config.recipe import Recipe, parse_override
+from polyfed.config.overrides import parse_override
+from polyfed.config.recipe import Recipe
 from polyfed.engine.federation import Tracker
 from polyfed.errors import RequestError
-from polyfed.experiments.session import Member, Prepared, check_all, run_all
+from polyfed.experiments.data_cache import DataCache
+from polyfed.experiments.planned_runs import PlannedRun, check_planned_runs, run_planned
 from polyfed.markup import notes, paragraph
 from polyfed.report.run_records import RunRecord, find_runs, show_value
 from polyfed.report.sweeps import Cell, SweepRow, SweepTable, draw, short_names, tabulate, to_html, to_text, write
@@ -97,9 +99,13 @@ def parse(texts: Sequence[str]) -> dict[str, list[Any]]:
 
 def _split(text: str) -> list[str]:
     """At the commas that lie in no quotes and no brackets."""
-    pieces, depth = [""], 0
+    pieces = [""]
+    depth = 0
     for token in _TOKEN.findall(text):
-        depth += (token in ("[", "{")) - (token in ("]", "}"))
+        if token in ("[", "{"):
+            depth += 1
+        elif token in ("]", "}"):
+            depth -= 1
         if token == "," and depth <= 0:
             pieces.append("")
         else:
@@ -150,15 +156,15 @@ def sweep(
     beside = {point.slug: _local(point) for point in points if point.recipe.method.name != "local"}
     every = [*{local.slug: local for local in beside.values()}.values(), *points]
     members = [
-        Member(point.name, point.recipe.with_run(seed=seed, out=None), folder / point.slug / f"seed-{seed}")
+        PlannedRun(point.name, point.recipe.with_run(seed=seed, out=None), folder / point.slug / f"seed-{seed}")
         for seed in dict.fromkeys(seeds)
         for point in every
     ]
-    data = Prepared()
-    pending = check_all(members, folder, force, data)
+    data = DataCache()
+    pending = check_planned_runs(members, folder, force, data)
     _check_validation(pending, data)
     watchers: list[Tracker] = [Console()] if progress else []
-    failures = run_all(members, pending, force, data, watchers)
+    failures = run_planned(members, pending, force, data, watchers)
     runs = _by_slug(members, failures)
     cells = [
         Cell(
@@ -218,8 +224,10 @@ def _points(
 def _local(point: _Point) -> _Point:
     """Local with the same settings, but for the method's own knobs."""
     settings = {key: value for key, value in point.settings.items() if key.partition(".")[0] not in _OWN}
-    name, slug = (", ".join(["local", _name(settings)]), f"local_{_slug(settings)}") if settings else ("local", "local")
-    return _Point(name, slug, point.recipe.choose("local"), settings)
+    local = point.recipe.choose("local")
+    if not settings:
+        return _Point("local", "local", local, settings)
+    return _Point(f"local, {_name(settings)}", f"local_{_slug(settings)}", local, settings)
 
 
 def _name(settings: Mapping[str, Any]) -> str:
@@ -262,19 +270,20 @@ def _check_different(points: Sequence[_Point]) -> None:
         seen[settings] = point
 
 
-def _check_validation(pending: Sequence[Member], data: Prepared) -> None:
+def _check_validation(pending: Sequence[PlannedRun], data: DataCache) -> None:
     for member in pending:
-        if not any(len(client.validation) for client in data.dealt(member.recipe).clients):
+        if not any(len(client.validation) for client in data.federated(member.recipe).clients):
             raise RequestError(
                 f"a sweep chooses by validation accuracy: expected validation rows ({member.title}), came none with "
                 f"data.split = '{member.recipe.data.split}'; use for instance '8:1:1' or 'official:9:1'"
             )
 
 
-def _by_slug(members: Sequence[Member], failures: Mapping[str, str]) -> dict[str, list[RunRecord]]:
+def _by_slug(members: Sequence[PlannedRun], failures: Mapping[str, str]) -> dict[str, list[RunRecord]]:
     """The finished runs of each combination, in order of seeds."""
     done = [member.folder for member in members if member.title not in failures]
     found: dict[str, list[RunRecord]] = {member.folder.parent.name: [] for member in members}
-    for run in find_runs(done) if done else ():
+    runs = find_runs(done) if done else []
+    for run in runs:
         found[run.path.parent.name].append(run)
-    return {slug: sorted(runs, key=lambda run: run.seed) for slug, runs in found.items()}
+    return {slug: sorted(own, key=lambda run: run.seed) for slug, own in found.items()}

@@ -6,29 +6,26 @@ computes, in eval and in train mode. Recording only enters the modules that cont
 called as it is and may be written in any way.
 
 A forward that cannot be recorded (branches on values, loops over a length) can still be cut before its head: it is run
-as it is, and what it calls the head with is the representation (`_Caught`).
+as it is, and what it calls the head with is the representation (`CapturedHead`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import operator
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor, fx, nn
 
-from polyfed.errors import PolyfedError, RequestError, described, nearest
-from polyfed.functional.fx_graph import Steps
+from polyfed.errors import RequestError, described, nearest
 from polyfed.functional.modes import evaluating
+from polyfed.models.captured_head import CapturedHead
 from polyfed.models.split import Part, SplitModel, in_features, projection_and_head
+from polyfed.models.traced_forward import ROOT, CutForward, UnrecordedForward, logits_of, trace_forward
 
-Half = Callable[["Adapted", Tensor], Any]  # runs a part of the forward of what a wrapper holds
-
-_ROOT = "original"  # the name under which a wrapper holds the module, and so the prefix of its state-dict keys
+Half = Callable[[nn.Module, Tensor], Any]  # runs a part of the forward of what a wrapper holds
 
 
 def split(
@@ -80,7 +77,7 @@ def split(
         raise RequestError(f"example: expected a batch as a tensor, got {described(example)}")
     with evaluating(model), torch.no_grad():
         z = model.represent(example)
-        agrees = torch.equal(model.head(z), _logits(module(example)))
+        agrees = torch.equal(model.head(z), logits_of(module(example)))
     if not isinstance(z, Tensor) or z.dim() != 2:
         shape = tuple(z.shape) if isinstance(z, Tensor) else type(z).__name__
         raise RequestError(f"the input of head '{head}' should be N x D; {shape} came: name a later submodule as head")
@@ -142,7 +139,7 @@ class Adapted(SplitModel):
 
     def export(self) -> dict[str, Tensor]:
         """The state dict under the original module's own keys."""
-        return {name.removeprefix(f"{_ROOT}."): tensor for name, tensor in self.state_dict().items()}
+        return {name.removeprefix(f"{ROOT}."): tensor for name, tensor in self.state_dict().items()}
 
     def projected(self, feature_dim: int) -> SplitModel:
         """A copy with ``<head>.projection``, a ReLU and a new ``<head>.head`` in the head's place."""
@@ -171,14 +168,14 @@ class Adapted(SplitModel):
         self._entered = sorted({".".join(steps[:i]) for steps in dotted for i in range(len(steps))})
         try:
             cut = self._traced()
-        except _Unrecorded as reason:
+        except UnrecordedForward as reason:
             if self._extractor is not None:
                 raise RequestError(
                     f"{self.architecture} cannot be cut after '{self._extractor}': {reason}; or pass extractor=None, "
                     "which does without a record and is enough for most methods, or build it as "
                     "polyfed.models.Staged(extractor, intermediate, head)"
                 ) from reason
-            caught = _Caught(self._head, self.architecture)
+            caught = CapturedHead(self._head, self.architecture)
             self._parts = self._assign({})
             self._halves = dict.fromkeys((True, False), (caught, caught))
             self._mode_matters = False
@@ -188,7 +185,7 @@ class Adapted(SplitModel):
         sources = [[str(n.format_node()) for n in c.nodes] for c in cut.values()]
         self._mode_matters = sources[0] != sources[1]
 
-    def _traced(self) -> dict[bool, _Cut]:
+    def _traced(self) -> dict[bool, CutForward]:
         """The recorded forward of either mode, divided."""
         flags = [(m, m.training) for m in map(self.original.get_submodule, self._entered)]
         traced: dict[bool, tuple[fx.Graph, nn.Module]] = {}
@@ -196,27 +193,27 @@ class Adapted(SplitModel):
             for mode in (True, False):
                 for m, _ in flags:
                     m.training = mode
-                traced[mode] = _trace(self.original, self._entered)
+                traced[mode] = trace_forward(self.original, self._entered)
         finally:
             for m, flag in flags:
                 m.training = flag
-        cut: dict[bool, _Cut] = {}
+        cut: dict[bool, CutForward] = {}
         for mode, (graph, root) in traced.items():
-            cut[mode] = _Cut(graph, self._head, self._extractor, self.architecture)
+            cut[mode] = CutForward(graph, self._head, self._extractor, self.architecture)
             self._adopt_constants(graph, root, mode)
         return cut
 
     def _adopt_constants(self, graph: fx.Graph, root: nn.Module, mode: bool) -> None:
         """Tensors that the forward makes out of nothing were left on `root`: keep them here, as buffers not saved."""
         for node in graph.nodes:
-            if node.op == "get_attr" and not node.target.startswith(f"{_ROOT}."):
+            if node.op == "get_attr" and not node.target.startswith(f"{ROOT}."):
                 name = f"_{'train' if mode else 'eval'}{node.target}"
                 self.register_buffer(name, getattr(root, node.target), persistent=False)
                 node.target = name
 
-    def _assign(self, cut: dict[bool, _Cut]) -> dict[str, Part]:
+    def _assign(self, cut: dict[bool, CutForward]) -> dict[str, Part]:
         """The part of every state-dict key, parameter and buffer, from which side of the cut uses it."""
-        used: dict[str, Part] = {f"{_ROOT}.{self._head}": "head"}
+        used: dict[str, Part] = {f"{ROOT}.{self._head}": "head"}
         for c in cut.values():
             for part, nodes in (("extractor", c.before), ("intermediate", c.after)):
                 for node in nodes:
@@ -251,7 +248,7 @@ class Adapted(SplitModel):
         if "head" in (part, other):
             remedy = "give the head tensors of its own"
         raise RequestError(
-            f"{self.architecture}: '{name.removeprefix(_ROOT + '.')}' is used both in the {part} and in the {other}, "
+            f"{self.architecture}: '{name.removeprefix(ROOT + '.')}' is used both in the {part} and in the {other}, "
             f"so it cannot belong to one part; {remedy}"
         )
 
@@ -270,191 +267,6 @@ class Adapted(SplitModel):
         return twin
 
 
-class _Caught:
-    """What a module calls its head with: the module runs as it is, but for its head, which only takes note.
-
-    In place of logits the head gives a `_Placeholder`; the module has to return it as it is, or something follows the
-    head. Holds names and no tensors, as `Steps` does.
-    """
-
-    def __init__(self, head: str, architecture: str) -> None:
-        self._head = head
-        self._name = architecture
-
-    def __call__(self, model: Adapted, x: Tensor) -> Tensor:
-        """The input to the representation."""
-        calls: list[Tensor] = []
-        placeholder = _Placeholder()
-
-        def note(*args: Any, **kwargs: Any) -> _Placeholder:
-            given = [*args, *kwargs.values()]
-            if len(given) != 1 or not isinstance(given[0], Tensor):
-                raise self._refusal("must be called with one tensor")
-            if calls:
-                raise self._refusal("is called more than once in the forward; expected exactly once")
-            calls.append(given[0])
-            return placeholder
-
-        try:
-            with _replaced_forward(model.head, note):
-                returned = _logits(model.original(x))
-        except PolyfedError:
-            raise
-        except Exception as error:  # the module is the user's
-            if not calls:
-                raise
-            problem = _not_last(self._name, self._head, f"the forward goes on ({type(error).__name__})")
-            raise RequestError(problem) from error
-        if not calls:
-            raise self._refusal("is never called in the forward; expected exactly once")
-        if returned is not placeholder:
-            raise RequestError(_not_last(self._name, self._head, f"the forward returns {_kind(returned)}"))
-        return calls[0]
-
-    def _refusal(self, what: str) -> RequestError:
-        return RequestError(f"{self._name}: its head '{self._head}' {what}")
-
-
-class _Placeholder:
-    """Stands for logits that nobody computes; whatever is done with it fails."""
-
-
-@contextlib.contextmanager
-def _replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Within the block a call of the module is one of `forward`, and its own hooks wait for its own forward."""
-    names = ("forward", "_forward_pre_hooks", "_forward_hooks")
-    held = vars(module)
-    before = {name: held[name] for name in names if name in held}
-    held.update(forward=forward, _forward_pre_hooks=OrderedDict(), _forward_hooks=OrderedDict())
-    try:
-        yield
-    finally:
-        del held["forward"]
-        held.update(before)
-
-
-class _Cut:
-    """A recorded forward, divided: nodes `before` the end of the extractor, and `after` it, up to the head's input."""
-
-    def __init__(self, graph: fx.Graph, head: str, extractor: str | None, architecture: str) -> None:
-        self.nodes: list[fx.Node] = list(graph.nodes)
-        self._name = architecture
-        self.input = next(node for node in self.nodes if node.op == "placeholder")
-        head_node = self._call(head, "head")
-        at_head = self.nodes.index(head_node)
-        returned = self.nodes[-1].args[0]
-        following = self.nodes[at_head + 1 : -1]
-        if following or returned is not head_node:
-            what = f"'{_said(following[0])}' is called" if following else f"the forward returns {_kind(returned)}"
-            raise RequestError(_not_last(architecture, head, what))
-        inputs = [*head_node.args, *head_node.kwargs.values()]
-        if len(inputs) != 1 or not isinstance(inputs[0], fx.Node):
-            raise RequestError(f"{architecture}: the head '{head}' must be called with one tensor; {len(inputs)} came")
-        self.z = inputs[0]
-        if extractor is None:
-            self.s_in, self.before, self.after = self.z, self.nodes[:at_head], []
-            return
-        self.s_in = self._call(extractor, "extractor")
-        at_cut = self.nodes.index(self.s_in) + 1
-        if at_cut > at_head:
-            raise RequestError(f"{architecture}: the extractor's end '{extractor}' is called after the head '{head}'")
-        early, after = self.nodes[:at_cut], self.nodes[at_cut:at_head]
-        # a parameter or buffer is read once, and belongs to where it is used: after the cut, before it, or both
-        reads = [node for node in early if node.op == "get_attr"]
-        late = [node for node in reads if not set(after).isdisjoint(node.users)]
-        self.before = [node for node in early if node not in late or not set(early).isdisjoint(node.users)]
-        self.after = [*late, *after]
-        for node in [*after, head_node]:
-            for needed in node.all_input_nodes:
-                if needed in early and needed is not self.s_in and needed not in late:
-                    raise RequestError(
-                        f"{architecture} cannot be cut after '{extractor}': '{_said(node)}', after the cut, also needs "
-                        f"{_origin(needed)}; end the extractor where a single tensor passes, or pass extractor=None"
-                    )
-        for node in self.after:
-            if node.target is operator.getitem and node.args[0] is self.s_in and isinstance(node.args[1], int):
-                raise RequestError(
-                    f"{architecture}: '{extractor}' returns several values; end the extractor at a submodule that "
-                    "returns one tensor, or pass extractor=None"
-                )
-
-    def _call(self, name: str, role: str) -> fx.Node:
-        calls = [n for n in self.nodes if n.op == "call_module" and n.target == f"{_ROOT}.{name}"]
-        if len(calls) != 1:
-            often = f"called {len(calls)} times" if calls else "never called"
-            raise RequestError(f"{self._name}: its {role} '{name}' is {often} in the forward; expected exactly once")
-        return calls[0]
-
-    def halves(self) -> tuple[Steps, Steps]:
-        """From x to s_in, and from s_in to z."""
-        before = [node for node in self.before if node is not self.input]
-        return Steps(before, self.input, self.s_in), Steps(self.after, self.s_in, self.z)
-
-
-class _Tracer(fx.Tracer):
-    """Enters only the modules in `entered`; records reads of buffers, so that nothing is frozen into the record."""
-
-    proxy_buffer_attributes = True
-
-    def __init__(self, entered: Sequence[str]) -> None:
-        super().__init__()
-        self._entered = {f"{_ROOT}.{name}" if name else _ROOT for name in entered}
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Whether a module is called as a whole."""
-        return module_qualified_name not in self._entered
-
-
-class _Entry(nn.Module):
-    """Calls the module with one input, so that its further arguments take their defaults."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.original = module
-
-    def forward(self, x: Tensor) -> Any:
-        return _logits(self.original(x))
-
-
-def _logits(returned: Any) -> Any:
-    """What a module returned, or the logits in it; a recorded value has every attribute, and is the tensor itself."""
-    return returned if isinstance(returned, Tensor | fx.Proxy) else getattr(returned, "logits", returned)
-
-
-class _Unrecorded(Exception):
-    """A forward cannot be recorded; says why, and what to do about it."""
-
-
-def _trace(module: nn.Module, entered: Sequence[str]) -> tuple[fx.Graph, nn.Module]:
-    """Records the forward in the mode the module is in."""
-    root, before = _Entry(module), torch.get_rng_state()
-    try:
-        graph = _Tracer(entered).trace(root)
-    except Exception as error:  # user code under a tracer can fail in any way
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        remedy = (
-            "write x.shape[0] for len(x)" if "'len'" in reason else "move branches on tensor values into submodules"
-        )
-        raise _Unrecorded(f"its forward cannot be recorded ({reason}); {remedy}") from error
-    finally:
-        drawn = not torch.equal(before, torch.get_rng_state())
-        torch.set_rng_state(before)
-    if drawn:
-        raise _Unrecorded(
-            "its forward draws random numbers without looking at the input, and a record would repeat one draw for "
-            "ever; move them into a submodule"
-        )
-    return graph, root
-
-
-def _not_last(architecture: str, head: str, what: str) -> str:
-    """What is said of a head whose output is not what the forward returns."""
-    return (
-        f"{architecture}: {what} after the head '{head}', whose output must be what the forward returns: "
-        "name as head the submodule that ends the network, or take that step out (losses expect plain logits)"
-    )
-
-
 def _canonical(module: nn.Module, name: str, role: str) -> str:
     """The name under which torch.fx knows the submodule: the first, where it is registered under several."""
     names = {found: m for found, m in module.named_modules(remove_duplicate=False) if found}
@@ -466,22 +278,3 @@ def _canonical(module: nn.Module, name: str, role: str) -> str:
         other = "; or pass extractor=None" if role == "extractor" else ""
         raise RequestError(f"{type(module).__name__} has no submodule '{name}' to be its {role}{hint}{other}")
     return str(next(found for found, m in names.items() if m is names[name]))
-
-
-def _said(node: fx.Node) -> str:
-    """A recorded call in the user's words."""
-    if node.op == "call_function":
-        return str(getattr(node.target, "__name__", node.target))
-    return str(node.target).removeprefix(f"{_ROOT}.")
-
-
-def _origin(node: fx.Node) -> str:
-    return "the input x" if node.op == "placeholder" else f"the output of '{_said(node)}'"
-
-
-def _kind(returned: object) -> str:
-    if isinstance(returned, fx.Node | Tensor):
-        return "another tensor"
-    return next(
-        (f"a {kind.__name__}" for kind in (tuple, list, dict) if isinstance(returned, kind)), described(returned)
-    )

@@ -4,7 +4,7 @@
 
 The part behind ``@`` names the submodule that ends the extractor; ``@none`` leaves the intermediate part empty. Weights
 are drawn, unless ``?pretrained`` stands behind the name of another package's network: then all but the head are those
-that the package fetches (and keeps on this machine). `source` writes the same in plain Python.
+that the package fetches (and keeps on this machine). `python_source` writes the same in plain Python.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from polyfed.functional.modes import evaluating
 from polyfed.models.adapt import Adapted, split
 from polyfed.models.split import SplitModel, check_request
 from polyfed.models.vit import DEPTHS, LARGE, from_timm
-from polyfed.registry import MODELS, imported
+from polyfed.registry import MODELS, import_object
 
 FIRST_BLOCKS = (  # what ends the extractor unless the name says otherwise: the first of these that can be cut after
     "layer1", "stages.0", "trunk_output.block1", "denseblock1", "encoder_layer_0", "blocks.0", "layers.0", "layer.0",
@@ -41,7 +41,7 @@ _TRAINED = {f"vit-s{depth}": "vit_small_patch16_224" for depth in DEPTHS} | {  #
 }
 
 
-def made_by(name: str, fetch: bool = True) -> Callable[[tuple[int, ...], int], nn.Module] | None:
+def builder_for(name: str, fetch: bool = True) -> Callable[[tuple[int, ...], int], nn.Module] | None:
     """The builder of ``timm:resnet10t`` and its like, (image shape, classes) -> network; None for other names.
 
     fetch: load the weights of ``?pretrained``; False: leave them as drawn, for who has others to load.
@@ -87,7 +87,7 @@ def _trained(name: str, fetch: bool, in_shape: tuple[int, ...], classes: int) ->
     return model
 
 
-def normalisation(name: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+def pretrained_normalization(name: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     """Mean and std per channel, in 0..1, of the images that the weights of ``...?pretrained`` were trained with.
 
     None for networks whose weights are drawn, and where the package does not tell.
@@ -146,7 +146,7 @@ def _cut(module: nn.Module, head: str, name: str, end: str | None, names: list[s
     return split(module, head, None, architecture=name)
 
 
-def source(
+def python_source(
     name: str,
     model: nn.Module,
     in_shape: tuple[int, ...],
@@ -188,7 +188,8 @@ def source(
             "model = AutoModelForImageClassification.from_config(config)",
         ]
     else:
-        kind, function = type(model.original), imported("model", name)
+        kind = type(model.original)
+        function = import_object("model", name)
         if words is not None and "words" in inspect.signature(function).parameters:
             given += f", words={words}"
         unwrap = "" if model.found else f".original  # or a {kind.__module__}.{kind.__qualname__} made by yourself"
@@ -311,7 +312,8 @@ def _told(package: str, called: str) -> tuple[Any, Any] | None:
         if package == "torchvision":
             used = _package("torchvision").models.get_model_weights(called).DEFAULT.transforms()
             return used.mean, used.std
-        if (folder := Path(called)).is_dir() and not (folder / "preprocessor_config.json").exists():
+        folder = Path(called)
+        if folder.is_dir() and not (folder / "preprocessor_config.json").exists():
             return None
         processors = _package("transformers").image_processing_base.ImageProcessingMixin
         said, _ = processors.get_image_processor_dict(called)

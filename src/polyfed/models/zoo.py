@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from polyfed.errors import PolyfedError, RequestError
 from polyfed.models import third_party
 from polyfed.models.split import SplitModel, with_projection
-from polyfed.registry import MODELS, imported
+from polyfed.registry import MODELS, import_object
 
 _CIFAR10, _CIFAR100, _DIGITS = ((3, 32, 32), 10), ((3, 32, 32), 100), ((1, 8, 8), 10)
 _SENTIMENT140 = ((25,), 2)
@@ -70,9 +70,9 @@ def build(
     64
     """
     called, _, end = name.partition("@")
-    builder = third_party.made_by(called, fetch)
+    builder = third_party.builder_for(called, fetch)
     if builder is None:
-        builder = imported("model", called, beside) if ":" in called else MODELS[called]
+        builder = import_object("model", called, beside) if ":" in called else MODELS[called]
     made = _call(name, builder, in_shape, classes, words)
     if end and isinstance(made, SplitModel):
         raise RequestError(f"model '{called}' is a SplitModel already; expected no '@{end}' behind its name")

@@ -183,7 +183,8 @@ def colluded(
         if not true or (name or "").endswith(_RUNNING):
             continue
         vectors_KD = torch.stack(true)
-        mean, spread = vectors_KD.mean(dim=0), vectors_KD.std(dim=0, correction=0)
+        mean = vectors_KD.mean(dim=0)
+        spread = vectors_KD.std(dim=0, correction=0)
         for i in knowing.intersection(who):
             part = known[i][key]
             lie = -scale * mean if liars[i] == "inner_product" else mean - scale * spread

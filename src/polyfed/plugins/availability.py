@@ -44,7 +44,9 @@ class ClientAvailability(Plugin):
         Raises:
             RequestError: nobody would be there in round 1, or a setting could not act.
         """
-        joiners, rounds, count = self.settings.joiners, setup.training.rounds, len(setup.clients)
+        joiners = self.settings.joiners
+        rounds = setup.training.rounds
+        count = len(setup.clients)
         if joiners >= count:
             raise RequestError(
                 f"availability.joiners: expected fewer than the {count} clients, as one at least is there from round "
@@ -71,7 +73,8 @@ class ClientAvailability(Plugin):
 
     def select(self, round: Round) -> None:
         """Draw who drops out and who is late; a final round knows neither, and waits for nothing."""
-        settings, waiting = self.settings, list(self.late_uploads)
+        settings = self.settings
+        waiting = list(self.late_uploads)
         if round.final:
             waiting = []
         self._queue = UploadQueue(round.number, waiting, settings.late_by, round.method.accepts_late)

@@ -36,7 +36,9 @@ from polyfed.functional.sparsification import (
     thinned,
 )
 
-_CHANGE, _SCALE, _PLACES = " change", " scale", " places"  # after an entry's name: of what stands beside it, or for it
+_CHANGE = " change"
+_SCALE = " scale"
+_PLACES = " places"  # after an entry's name: of what stands beside it, or for it
 _UNSENT = "unsent "  # before it: in the client's state, what is still to be sent
 
 
@@ -97,7 +99,8 @@ def compressed(settings: Compression, message: Message, client: Client, method: 
     """See `UploadCompression.encode`."""
     if not settings.on:
         return message
-    statistics, found = running_statistics(client.model), _empty_groups(message)
+    statistics = running_statistics(client.model)
+    found = _empty_groups(message)
     bases = {name: counterparts(method, name, value, received) for name, value in message.items()}
     for name, key, tensor in every_tensor(message):
         if name.endswith((_CHANGE, _SCALE, _PLACES)):
@@ -130,7 +133,8 @@ def restored_upload(settings: Compression, message: Message, received: Message) 
 
 def _put_change(settings: Compression, found: State, name: str, key: str, change: Tensor, client: Client) -> None:
     """The change of one tensor; what is still to be sent of it stays in the client's state."""
-    place, state = f"{name}{_CHANGE}", f"{_UNSENT}{name}"
+    place = f"{name}{_CHANGE}"
+    state = f"{_UNSENT}{name}"
     if not _pays(change.numel(), settings):
         _put_numbers(found, place, key, change, settings.precision)
         return

@@ -105,7 +105,8 @@ class DeviceSimulation(Plugin):
         if availability is not None:
             check_lateness(availability.settings, self.settings)
             availability.has_deadline = self.settings.deadline is not None
-        self.names, self._seed = dealt(self.settings, len(setup.clients), setup.seed), setup.seed
+        self.names = dealt(self.settings, len(setup.clients), setup.seed)
+        self._seed = setup.seed
         if not self.enabled:
             return
         needs, networks, variants = memory_needs(setup.method, setup.clients, setup.architectures, setup.server)
@@ -186,7 +187,8 @@ class DeviceSimulation(Plugin):
         wide = [number for number, need in enumerate(needs) if need > self.profile(number).memory]
         kinds: dict[str, list[int]] = {}
         for number in wide:
-            has, takes = human_bytes(self.profile(number).memory), human_bytes(needs[number])
+            has = human_bytes(self.profile(number).memory)
+            takes = human_bytes(needs[number])
             kinds.setdefault(f"{self.names[number]}, {has}: {networks[number]} takes {takes}", []).append(number)
         told = "; ".join(f"{', '.join(map(str, who))} ({what})" for what, who in kinds.items())
         if wide and self.settings.unfit == "refuse":
@@ -207,7 +209,9 @@ class Clock:
     """
 
     def __init__(self, simulation: DeviceSimulation, number: int, deadline: float | None) -> None:
-        self._simulation, self._number, self._deadline = simulation, number, deadline
+        self._simulation = simulation
+        self._number = number
+        self._deadline = deadline
         self.on = simulation.enabled
         self.seconds = 0.0
         self.stragglers: set[int] = set()
@@ -265,7 +269,9 @@ def memory_needs(
     is as it was afterwards.
     """
     known: dict[str, int] = {}
-    needs, names, variants = [], [], []
+    needs = []
+    names = []
+    variants = []
     server.round = 1
     method.start(server)
     companion = architectures.companion if architectures.together else ""
@@ -280,7 +286,8 @@ def memory_needs(
         needs.append(known[name])
         names.append(name)
         variants.append(variant)
-    server.state, server.round = {}, 0
+    server.state = {}
+    server.round = 0
     server.log.clear()
     server.memory.clear()
     return needs, names, variants

@@ -140,7 +140,9 @@ def objection(defence: Defence, method: Method, classes: int, message: Message, 
         distinct = labels.unique()
         if len(distinct) < labels.numel() or bool(((distinct < 0) | (distinct >= classes)).any()):
             return f"expected 'labels' that are classes below {classes}, each once, came others"
-    for entry, value in message.items() if defence.max_norm else ():
+    if not defence.max_norm:
+        return None
+    for entry, value in message.items():
         size = max(_sizes(value, counterparts(method, entry, value, received)), default=0.0)
         if not size <= defence.max_norm:
             return f"the norm of '{entry}' is {size:.4g}, above defence.max_norm = {defence.max_norm:g}"
@@ -203,7 +205,8 @@ def _order(defence: Defence, server: Server, uploads: Mapping[int, Message]) -> 
 
 def _rule(defence: Defence, who: Sequence[int], order: Mapping[int, int]) -> Callable[[Tensor], Tensor]:
     """(K, D) -> (D,), the centre of all, or (K, D). who: the K clients. order: of all, for the buckets."""
-    hostile, buckets = robust.supposed(len(who), defence.share), math.ceil(len(who) / defence.bucket)
+    hostile = robust.supposed(len(who), defence.share)
+    buckets = math.ceil(len(who) / defence.bucket)
     in_buckets = defence.bucket > 1 and buckets >= _FEW
     cut = min(hostile, (buckets - 1) // 2) if in_buckets else hostile
     rule = {

@@ -71,7 +71,8 @@ class UploadPrivacy(Plugin):
         """
         if not client.privacy.clip:
             return upload
-        draws, entries = _noise_of(client, upload, received), bounded(upload)
+        draws = _noise_of(client, upload, received)
+        entries = bounded(upload)
         noise = client.privacy.hidden(len(entries))
         release = functools.partial(_clipped_and_noised, client.privacy.clip, noise, draws)
         found: State = {}

@@ -41,12 +41,15 @@ class Part(NamedTuple):
     def vector(self) -> Tensor:
         """What is compared. (D,) float32 or float64"""
         value = _wide(self.value)
-        return (value if self.base is None else value - self.base.to(value)).flatten()
+        if self.base is not None:
+            value = value - self.base.to(value)
+        return value.flatten()
 
     def moved_to(self, vector: Tensor) -> Tensor:
         """The value of which `vector` is what is compared, in tensors of its own."""
         new = vector.view(self.value.shape)
-        return (new.clone() if self.base is None else self.base.to(new) + new).to(self.value.dtype)
+        moved = new.clone() if self.base is None else self.base.to(new) + new
+        return moved.to(self.value.dtype)
 
 
 def parts_of(
@@ -81,7 +84,8 @@ def _of_entry(
     method: Method, entry: str, message: Message, bases: Mapping[tuple[str, str], Tensor], family: int
 ) -> Iterable[Part]:
     """The parts of one entry of an upload. family: of those who began at the same numbers."""
-    value, labels = message[entry], message.get("labels")
+    value = message[entry]
+    labels = message.get("labels")
     for name, tensor in floats_of({entry: value}):
         if entry in method.changes and name is not None:
             base = bases.get((entry, name))

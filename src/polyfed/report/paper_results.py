@@ -18,21 +18,17 @@ smaller size than the paper's, or with a setting that ``--set`` changed and the 
 
 from __future__ import annotations
 
-import csv
-import functools
 import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from polyfed.errors import RequestError
-from polyfed.registry import nearest
 from polyfed.report.run_records import RunRecord, show_value
 from polyfed.report.statistics import paper_bytes, to_target
 from polyfed.report.text_tables import finite, mean_of, std_of
+from polyfed.results.paper_tables import Entry, entries, footnote, tables
 
 __all__ = [
     "DIFFERS",
@@ -52,37 +48,12 @@ __all__ = [
     "without_column",
 ]
 
-SOURCE = Path(__file__).parent  # where published.csv and published-footnotes.csv lie
 SPREADS = 3
 DIFFERS, WITHIN, NO_SPREAD = "differs", f"within {SPREADS} spreads", "no spread given"
 SCALED_DOWN, OTHER_SETTINGS, NOT_REACHED = "scaled down", "other settings", "not reached"
 _BYTES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _TO = re.compile(r"(rounds|bytes) to ([0-9.]+) ?%")
 _PER_CLIENT, _PARAMETERS = "bytes per client and round", "parameters sent"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One printed number. mean, spread: in `unit`; None where the paper prints none. footnotes: names. stage: or "".
-
-    place: ``"fedgh/table3"``.
-    """
-
-    paper: str
-    table: str
-    setting: str
-    dataset: str
-    method: str
-    quantity: str
-    mean: float | None
-    spread: float | None
-    unit: str
-    footnotes: tuple[str, ...]
-    stage: str
-
-    @property
-    def place(self) -> str:
-        return f"{self.paper}/{self.table}"
 
 
 @dataclass(frozen=True)
@@ -116,58 +87,7 @@ class Beside:
     footnotes: tuple[str, ...]
 
 
-# reading ----------------------------------------------------------------------------------------------------------
-def entries() -> tuple[Entry, ...]:
-    """All printed numbers, in the file's order."""
-    return _entries(SOURCE)
-
-
-@functools.lru_cache(maxsize=2)
-def _entries(source: Path) -> tuple[Entry, ...]:
-    with (source / "published.csv").open(encoding="utf-8", newline="") as file:
-        return tuple(_entry(line) for line in csv.DictReader(file))
-
-
-def _entry(line: Mapping[str, str]) -> Entry:
-    return Entry(
-        paper=line["paper"],
-        table=line["table"],
-        setting=line["setting"],
-        dataset=line["dataset"],
-        method=line["method"],
-        quantity=line["quantity"],
-        mean=float(line["mean"]) if line["mean"] else None,
-        spread=float(line["spread"]) if line["spread"] else None,
-        unit=line["unit"],
-        footnotes=tuple(line["footnote"].split()),
-        stage=line["stage"],
-    )
-
-
-def footnote(name: str) -> str:
-    """A footnote's text.
-
-    Raises:
-        RequestError: no such footnote.
-    """
-    texts = _footnotes(SOURCE)
-    if name not in texts:
-        raise RequestError(f"published.csv names a footnote '{name}' that is not there{nearest(name, texts)}")
-    return texts[name]
-
-
-@functools.lru_cache(maxsize=2)
-def _footnotes(source: Path) -> dict[str, str]:
-    with (source / "published-footnotes.csv").open(encoding="utf-8", newline="") as file:
-        return {line["footnote"]: line["text"] for line in csv.DictReader(file)}
-
-
 # which column -----------------------------------------------------------------------------------------------------
-def tables() -> tuple[str, ...]:
-    """The tables that there are: ``"fedgh/table3"``."""
-    return tuple(dict.fromkeys(entry.place for entry in entries()))
-
-
 def column(run: RunRecord) -> list[Entry]:
     """The printed numbers of the columns that a run is made after, all of their rows; none where it names no table."""
     data = run.recipe.get("data", {})

@@ -60,7 +60,8 @@ class Console:
         self._closing = False
         self._clients: tuple[int, int] = (0, 0)
         self._accuracy = ""
-        self._up, self._down = float(info.get("bytes_up") or 0), float(info.get("bytes_down") or 0)
+        self._up = float(info.get("bytes_up") or 0)
+        self._down = float(info.get("bytes_down") or 0)
         self._remaining = math.nan
         self._began = self._clock()
         self._said: float | None = None  # when the last plain line or redrawing was
@@ -165,7 +166,7 @@ class Console:
             self._accuracy,
             f"{human_seconds(self._remaining)} left" if self._remaining > 0 and math.isfinite(self._remaining) else "",
             f"up {human_bytes(self._up)}  down {human_bytes(self._down)}",
-            "" if loss is None else f"loss {loss:{'.4f' if loss < _HUGE else '.3g'}}",
+            _loss_text(loss),
             f"client {self._clients[0]}/{self._clients[1]}" if self._clients[1] else "",
         ]
 
@@ -220,7 +221,9 @@ class Console:
         try:
             act()
         except Exception:
-            live, self._live, self._terminal = self._live, None, False
+            live = self._live
+            self._live = None
+            self._terminal = False
             if live is not None:
                 try:
                     live.stop()
@@ -310,3 +313,10 @@ class _Careful:
             return text.translate(_ASCII).encode(self.encoding, "replace").decode(self.encoding)
         except LookupError:  # an encoding that Python does not know
             return text.translate(_ASCII).encode("ascii", "replace").decode("ascii")
+
+
+def _loss_text(loss: float | None) -> str:
+    """A training loss; nothing where nothing was trained."""
+    if loss is None:
+        return ""
+    return f"loss {loss:.4f}" if loss < _HUGE else f"loss {loss:.3g}"

@@ -109,7 +109,9 @@ class TensorBoard:
 
     def _close(self) -> None:
         if self._file is not None:
-            file, self._file, self._records = self._file, None, None
+            file = self._file
+            self._file = None
+            self._records = None
             file.close()
 
 

@@ -214,7 +214,8 @@ def hand_in(
     Raises:
         RunError: the method failed, as for `carry_out`.
     """
-    score, message = None, read_only({})
+    score = None
+    message = read_only({})
     bad = _untrained(job, trained, architectures)
     if bad is None and job.scores and len(client.data.test):
         with at_stage(client, job, "scoring"):
@@ -280,9 +281,11 @@ def score_parts(asked: Scoring, method: Method, architectures: Architectures, me
         if asked.message is not None:
             method.receive(client, read_only(asked.message))
         same = asked.message is None or _only_head_differs(client, asked.variant, method, architectures, before)
-        body, scores = asked.variant if same else None, {}
+        body = asked.variant if same else None
+        scores = {}
         for part in asked.parts:
-            samples, others = getattr(client.data, part), part == "test"  # rounds are chosen by the method's own
+            samples = getattr(client.data, part)
+            others = part == "test"  # rounds are chosen by the method's own
             scores[part] = memory.score(client, method, samples, part in asked.shared, others, body)
         return scores
     except Exception as error:

@@ -114,7 +114,8 @@ class _Estimates:
 
     def training(self, client: Client) -> float:
         """Seconds of one round's training, guessed."""
-        rows, settings = len(client.data.train), self._training
+        rows = len(client.data.train)
+        settings = self._training
         steps = -(-rows // settings.batch_size)
         return settings.epochs * (steps * _STEP + rows * self._sizes[client.architecture] * _SAMPLE)
 
@@ -146,7 +147,9 @@ class Pool:
 
     def __init__(self, crew: Crew, workers: int, estimates: _Estimates, say: Say) -> None:
         self.workers = workers
-        self._crew, self._estimates, self._say = crew, estimates, say
+        self._crew = crew
+        self._estimates = estimates
+        self._say = say
         self._staff: list[Worker] = []
         self._evaluation = 0
         self._scored: dict[int, Worker] = {}  # who scored a client last
@@ -217,7 +220,8 @@ class Pool:
 
         def keep(place: int, result: Any) -> None:
             nonlocal through
-            found[place], through = result, through + 1
+            found[place] = result
+            through = through + 1
             done(through)
 
         order = sorted(range(len(asked)), key=lambda place: -self._estimates.seconds(asked[place]))
@@ -237,7 +241,9 @@ class Pool:
         Raises:
             PolyfedError: that of the first in the order of what was asked, as if they were done one after the other.
         """
-        waiting, busy, died = deque(order), dict[Worker, int](), list[int]()
+        waiting = deque(order)
+        busy = dict[Worker, int]()
+        died = list[int]()
         failed: dict[int, PolyfedError] = {}
         while waiting or busy:
             for worker in [worker for worker in self._staff if worker not in busy][: len(waiting)]:

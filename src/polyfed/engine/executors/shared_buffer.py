@@ -40,7 +40,8 @@ class Mailbox:
         Raises:
             RunError: something in `tree` is neither a tensor, nor a mapping, nor None.
         """
-        end, placed = 0, []
+        end = 0
+        placed = []
 
         def place(tensor: Any) -> list[Any]:
             nonlocal end
@@ -83,7 +84,8 @@ class Mailbox:
 
     def _at(self, where: Any) -> Tensor:
         name, shape, strides, begin = where
-        kind, count = getattr(torch, name), math.prod(shape)
+        kind = getattr(torch, name)
+        count = math.prod(shape)
         if not count:
             return torch.empty(shape, dtype=kind)
         return torch.frombuffer(self._memory, dtype=kind, count=count, offset=begin).as_strided(shape, strides)

@@ -195,7 +195,8 @@ class PhaseData:
 
     def unlike(self, walk: Walk, chosen: Tensor) -> Tensor:
         """The rows of a client's data, besides `chosen`, whose inputs differ from those of the last row chosen."""
-        begin, count = self._begins[walk.place], self.counts[walk.place]
+        begin = self._begins[walk.place]
+        count = self.counts[walk.place]
         own = self._x[begin : begin + count].reshape(count, -1)
         differs = (own != own[int(chosen[-1])]).any(dim=1).cpu()
         differs[chosen] = False

@@ -83,8 +83,12 @@ class Stack:
         label: Hashable = None,
         step: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> None:
-        self.rows, self._method, self._template = rows, method, template
-        self._known, self._label, self._block = known, label, step
+        self.rows = rows
+        self._method = method
+        self._template = template
+        self._known = known
+        self._label = label
+        self._block = step
         self._walks = [Walk(client, place) for place, client in enumerate(clients)]
         self._loss = LossOf(method, template)
         self._device = next(iter(rows.values())).device
@@ -237,7 +241,8 @@ class Stack:
         self, part: Part, turns: Sequence[Turn], held: PhaseData, kind: Kind, trial: bool
     ) -> tuple[Tensors, Tensor, Tensors]:
         """Gradients by name, losses and sums of some of the part's clients, (K, ...) each."""
-        walks, rows = [part.walks[turn.row] for turn in turns], [turn.row for turn in turns]
+        walks = [part.walks[turn.row] for turn in turns]
+        rows = [turn.row for turn in turns]
         whole = rows == list(range(len(part.walks)))
         tensors = part.tensors if whole else part.some(rows)
         batch = held.batch(walks, turns, augmented=not trial)
@@ -258,7 +263,8 @@ class Stack:
         leaves = {name: tensors[name] for name in part.names}
         taken = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
         grads = {name: grad for name, grad in zip(leaves, taken, strict=True) if grad is not None}
-        losses, sums = losses.detach(), {name: value.detach() for name, value in sums.items()}
+        losses = losses.detach()
+        sums = {name: value.detach() for name, value in sums.items()}
         if not whole:
             part.put_back(rows, tensors)
         if not self._own_gradients:
@@ -295,7 +301,8 @@ class Stack:
             expected = []
             for walk, turn in zip(walks, turns, strict=True):
                 load(self._template, {name: t[turn.row].detach() for name, t in part.tensors.items()})
-                watched, batch = Watched({**walk.client.context, **turn.inputs}), held.batch([walk], [turn], False)
+                watched = Watched({**walk.client.context, **turn.inputs})
+                batch = held.batch([walk], [turn], False)
                 alone = Batch(*(t[0] for t in batch if t is not None))
                 with self._block():
                     expected.append(self._method.gradients(self._template, alone, watched))
@@ -352,7 +359,8 @@ class Stack:
                 return False
             if not are_near({n: grads[n][row] for n in grads}, plain, close, 1e-9):
                 return False
-            own, theirs = {n: sums[n][row] for n in sums} | {"": losses[row]}, {**one.sums, "": one.loss}
+            own = {n: sums[n][row] for n in sums} | {"": losses[row]}
+            theirs = {**one.sums, "": one.loss}
             if not all(are_near({n: own[n]}, {n: theirs[n]}, close, 1e-6) for n in own):
                 return False
         return True

@@ -52,7 +52,9 @@ class Cohort:
     workers = 1
 
     def __init__(self, crew: Crew, size: int, say: Callable[[str], None]) -> None:
-        self._crew, self._size, self._say = crew, size, say
+        self._crew = crew
+        self._size = size
+        self._say = say
         self._serial = Serial(crew.method, crew.architectures, crew.store, crew.auc)
         self._known = Known()
         self._said: set[str] = set()
@@ -116,12 +118,16 @@ class Cohort:
         Raises:
             Unstackable: before anything has been handed in.
         """
-        method, architectures, store = self._crew.method, self._crew.architectures, self._crew.store
+        method = self._crew.method
+        architectures = self._crew.architectures
+        store = self._crew.store
         network, variant = jobs[0].client.architecture, jobs[0].variant
         template = architectures.template(network, variant)
         if reason := "gradients are bounded row by row" if jobs[0].client.privacy.sgd_clip else _draws(template):
             raise Unstackable(reason)
-        clients, before, operations = [], [], []
+        clients = []
+        before = []
+        operations = []
         rows: list[Tensors] = []
         for job in jobs:
             weights = own_weights(job.client, variant, architectures)

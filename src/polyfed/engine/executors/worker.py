@@ -35,11 +35,12 @@ from polyfed.engine.executors.base import Job, Outcome, Scoring, carry_out, plac
 from polyfed.engine.executors.shared_buffer import Mailbox
 from polyfed.engine.weight_store import Row, Store, row_of
 from polyfed.errors import PolyfedError, RunError
-from polyfed.signals import STOPPING
+from polyfed.signals import TERMINATION_SIGNALS
 
-_RUNS_BUSINESS = (signal.SIGINT, *STOPPING)  # upon which it ends its workers
+_RUNS_BUSINESS = (signal.SIGINT, *TERMINATION_SIGNALS)  # upon which it ends its workers
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of mallopt
+_TRIM_THRESHOLD = -1
+_MMAP_MAX = -4  # of mallopt
 _GRACE = 1.0  # seconds from the end of a worker's line to the end of the process
 _TAKE_ME_FIRST = "500"  # of -1000 to 1000: where memory runs out, a worker goes before the run
 
@@ -77,7 +78,8 @@ class Worker:
     """
 
     def __init__(self, crew: Crew, others: Sequence[Worker] = ()) -> None:
-        self._inbox, self._outbox = Mailbox(), Mailbox()
+        self._inbox = Mailbox()
+        self._outbox = Mailbox()
         self._store = crew.store
         self._store.open()
         self._asked: Job | Scoring | None = None
@@ -235,23 +237,31 @@ def _score(figures: Mapping[str, Any]) -> Score:
 
 def _filled(state: Mapping[str, Any], own: Any) -> dict[str, Any]:
     """The state with the client's own tensors where there is None."""
-    return {
-        k: _filled(v, own.get(k)) if isinstance(v, Mapping) else own[k] if v is None else v for k, v in state.items()
-    }
+    filled = {}
+    for name, value in state.items():
+        if isinstance(value, Mapping):
+            filled[name] = _filled(value, own.get(name))
+        else:
+            filled[name] = own[name] if value is None else value
+    return filled
 
 
 def _changed(state: Mapping[str, Any], before: Any) -> dict[str, Any]:
     """The state with None for the tensors that are the very same as before, under the same name."""
     known = before if isinstance(before, Mapping) else {}
-    return {
-        k: _changed(v, known.get(k)) if isinstance(v, Mapping) else None if v is known.get(k) else v
-        for k, v in state.items()
-    }
+    changed: dict[str, Any] = {}
+    for name, value in state.items():
+        if isinstance(value, Mapping):
+            changed[name] = _changed(value, known.get(name))
+        else:
+            changed[name] = None if value is known.get(name) else value
+    return changed
 
 
 def _error(kind: str, text: str, where: str) -> PolyfedError:
     """The worker's error; where it came from is in the notes."""
-    kinds, found = [PolyfedError], RunError
+    kinds = [PolyfedError]
+    found = RunError
     while kinds:
         one = kinds.pop()
         kinds += one.__subclasses__()
@@ -319,10 +329,14 @@ class _Shift:
     """Carries out what comes over the line."""
 
     def __init__(self, crew: Crew, inbox: Mailbox, outbox: Mailbox) -> None:
-        self._crew, self._inbox, self._outbox = crew, inbox, outbox
-        self._memory, self._evaluation = Memory(crew.auc), 0
+        self._crew = crew
+        self._inbox = inbox
+        self._outbox = outbox
+        self._memory = Memory(crew.auc)
+        self._evaluation = 0
         for client in crew.clients:
-            client.weights, client.state = None, {}  # they come with each job
+            client.weights = None
+            client.state = {}  # they come with each job
 
     def work(self, line: Connection) -> None:
         """Until the line is closed."""
@@ -343,7 +357,8 @@ class _Shift:
 
     def _client(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Client:
         client: Client = copy.copy(self._crew.clients[asked["client"]])
-        client.weights, client.state = self._row(asked, "own"), tensors["state"]
+        client.weights = self._row(asked, "own")
+        client.state = tensors["state"]
         client.version = asked.get("version", -1)  # by which representations are remembered, for scores
         return client
 
@@ -355,7 +370,8 @@ class _Shift:
         return self._crew.store.at(self._crew.clients[asked["client"]].architecture, variant, begin)
 
     def _job(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        tensors, method = self._inbox.look(asked["tensors"]), self._crew.method
+        tensors = self._inbox.look(asked["tensors"])
+        method = self._crew.method
         client = self._client(asked, tensors)
         exchanges = method.closing() if asked["closing"] else method.exchanges(asked["round"])
         exchange = exchanges[asked["place"]]

@@ -1,0 +1,130 @@
+"""Commands that play the attacker on finished runs: attack, leakage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polyfed.cli import completion
+from polyfed.cli.options import OwnDevice, TrustCode, parse_decimals
+from polyfed.cli.output import print_files, print_stderr, print_text, terminal_width
+
+
+def attack(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.", show_default=False)],
+    client: Annotated[int, typer.Option(metavar="NUMBER", help="Whose images.")] = 0,
+    images: Annotated[
+        int, typer.Option(metavar="NUMBER", help="How many of those it sent, or of the classes it has fewest of.")
+    ] = 4,
+    noise: Annotated[
+        str | None,
+        typer.Option(metavar="0,0.4,...", help="Levels of noise on what it sends [0, and the run's own or 0.8]."),
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="NAME,...",
+            help="s_in, s_out or both of FedIN's features [s_in]; prototypes.",
+            autocompletion=completion.several_of("s_in", "s_out", "prototypes"),
+        ),
+    ] = None,
+    steps: Annotated[int, typer.Option(metavar="NUMBER", help="Steps of Adam.")] = 1000,
+    lr: Annotated[float, typer.Option(metavar="NUMBER", help="Its learning rate.")] = 0.1,
+    tv: Annotated[
+        str, typer.Option(metavar="0,1,...", help="Weights of total variation, one attack for each; 0: the paper's.")
+    ] = "0,1",
+    seed: Annotated[int, typer.Option(metavar="NUMBER", help="Of the noise that images are made from.")] = 0,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write [RUN/attack].")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the attack that the folder holds.")] = False,
+    device: OwnDevice = "cpu",
+    trust_code: TrustCode = False,
+) -> None:
+    """Reconstruct a client's images from what it sent.
+
+    For methods that upload features (FedIN) or class means of representations (FedGH, FedProto, FedTGP). The attacker
+    knows the client's network. Prints the table, and writes it (json), the images and the curves (png, svg). Needs the
+    run's data, to compare with.
+
+    \b
+    polyfed attack runs/fedin --noise 0,0.4,0.8,1.2
+    polyfed attack runs/fedgh --client 3 --images 2
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed import attacks
+    from polyfed.attacks.reconstruction_plots import to_text
+
+    found, files = attacks.attack(
+        run,
+        client=client,
+        images=images,
+        noise=None if noise is None else parse_decimals(noise, "--noise"),
+        sources=None if source is None else [name.strip() for name in source.split(",")],
+        steps=steps,
+        lr=lr,
+        tv=parse_decimals(tv, "--tv"),
+        seed=seed,
+        device=device,
+        out=out,
+        force=force,
+        trust=trust_code,
+    )
+    print_text(to_text(found, terminal_width()))
+    print_files(files)
+
+
+def leakage(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Folders of finished runs, or folders above them.", show_default=False),
+    ],
+    shadows: Annotated[int, typer.Option(metavar="NUMBER", help="Shadow models per client and kind; 0: no LiRA.")] = 16,
+    shadow_data: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="What the attacker has to train them on: others' rows, or the holdout.",
+            autocompletion=completion.one_of("others", "holdout"),
+        ),
+    ] = "others",
+    rows: Annotated[
+        int | None, typer.Option(metavar="NUMBER", help="Members, and others, asked for per client [all].")
+    ] = None,
+    clients: Annotated[int | None, typer.Option(metavar="NUMBER", help="The first so many clients [all].")] = None,
+    images: Annotated[int, typer.Option(metavar="NUMBER", help="Images to make again; 0: none.")] = 4,
+    steps: Annotated[int, typer.Option(metavar="NUMBER", help="Steps of Adam for each.")] = 300,
+    seed: Annotated[int, typer.Option(metavar="NUMBER", help="Of all of the attacker's draws.")] = 0,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write [RUN/attack].")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the report that the folder holds.")] = False,
+    trust_code: TrustCode = False,
+) -> None:
+    """Report what a curious server learns, method by method.
+
+    From the messages of finished runs, made again by running their last rounds once more: what goes up, what it states
+    in the clear, which rows a client trained on (loss threshold and LiRA), which classes it has, and images made again.
+    Prints the table, and writes it (md, json) and the ROC curves (png, svg).
+
+    \b
+    polyfed leakage runs/fedavg
+    polyfed leakage runs/leakage --shadows 32 --out leakage
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed import attacks
+    from polyfed.attacks.attack_tables import to_text
+
+    found, files = attacks.report(
+        runs,
+        shadows=shadows,
+        shadow_data=shadow_data,  # type: ignore[arg-type]  # which checks it
+        rows=rows,
+        clients=clients,
+        images=images,
+        steps=steps,
+        seed=seed,
+        out=out,
+        force=force,
+        trust=trust_code,
+        say=print_stderr,
+    )
+    print_text(to_text(found, terminal_width()))
+    print_files(files)

@@ -1,0 +1,189 @@
+"""The commands of `polyfed deploy`: a recipe on several machines, or with a server and nodes on this one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from polyfed.cli.options import (
+    MethodName,
+    Overrides,
+    ProfileNames,
+    Quiet,
+    RecipeOption,
+    ReplaceRun,
+    Resume,
+    RunFolder,
+    Seed,
+)
+from polyfed.cli.output import announce_imports, print_files, print_run, print_text, raise_if_nothing_learnt
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for the app.", show_default=False)],
+    recipe: RecipeOption,
+    host: Annotated[str, typer.Option(metavar="NAME", help="How nodes call the server's machine.")] = "localhost",
+    method: MethodName = None,
+    settings: Overrides = None,
+    seed: Seed = None,
+    profile: ProfileNames = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+) -> None:
+    """Write a recipe as a Flower app.
+
+    Beside the app: a README with all commands, and examples of services and of a container.
+
+    \b
+    polyfed deploy init federation --recipe recipes/quickstart.toml --host fl.example.org
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed.deploy.app_template import init
+
+    options: dict[str, Any] = {"method": method, "seed": seed, "profile": profile, "host": host, "force": force}
+    announce_imports(recipe, settings, method)
+    print_files(init(folder, recipe, overrides=settings or (), **options))
+
+
+def certify(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for the certificates.", show_default=False)],
+    host: Annotated[
+        list[str], typer.Option("--host", metavar="NAME", help="How nodes call the server. May be repeated.")
+    ],
+    days: Annotated[int, typer.Option(metavar="NUMBER", help="How long the certificate is good for.")] = 365,
+    force: Annotated[bool, typer.Option("--force", help="Replace the server's certificate that is there.")] = False,
+) -> None:
+    """Write the server's certificate, and its authority.
+
+    An authority that the folder holds already is kept, and signs the new certificate: nodes need not be told.
+
+    \b
+    polyfed deploy certify keys --host fl.example.org --host 10.0.0.5
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed.deploy.tls import certify
+
+    print_files(certify(folder, host, days, force))
+
+
+def key(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Its private half.", show_default=False)],
+    force: Annotated[bool, typer.Option("--force", help="Replace keys that are there.")] = False,
+) -> None:
+    """Write a node's key pair.
+
+    FILE stays on the node; FILE.pub is what the server is told.
+
+    \b
+    polyfed deploy key keys/node
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed.deploy.tls import make_key
+
+    print_files(make_key(file, force))
+
+
+def release(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, at the server.", show_default=False)],
+    client: Annotated[int, typer.Argument(min=0, metavar="CLIENT", help="The client's number.", show_default=False)],
+) -> None:
+    """Give a client's number to the next node that comes with it.
+
+    A number belongs to the node that came with it first, also after restarts. This is for a node that is replaced.
+
+    \b
+    polyfed deploy release runs/ours 2
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed.deploy.node_registry import release
+
+    owner = release(folder, client)
+    print_text(
+        f"client {client} belonged to the node that came as {owner.node}, and is free now; go on with resume=true"
+    )
+
+
+def server(
+    keys: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that certify has filled.", show_default=False)],
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Where it listens; a proxy on this machine lets nodes in.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, metavar="NUMBER", help="Its port.")] = 8000,
+    database: Annotated[Path, typer.Option(metavar="FILE", help="Remembers which nodes are registered.")] = Path(
+        "superlink.db"
+    ),
+) -> None:
+    """Run Flower's server, for nodes and its keeper alone.
+
+    Whoever has a registered key is let through to what nodes ask for; the rest (apps, keys, runs) is for programs of
+    the user who starts this, on this machine.
+
+    \b
+    polyfed deploy server keys
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed.deploy.superlink import serve_nodes
+
+    serve_nodes(keys, host=host, port=port, database=database)
+
+
+def node(
+    recipe: RecipeOption,
+    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the server is.", show_default=False)],
+    config: Annotated[
+        str, typer.Option("--node-config", metavar="TEXT", help="What is this node's own.", show_default=False)
+    ],
+    authority: Annotated[
+        Path, typer.Option("--authority", metavar="FILE", help="Certificate by which the server is known.")
+    ] = Path("keys/ca.crt"),
+    key: Annotated[Path, typer.Option(metavar="FILE", help="Private half of this node's keys.")] = Path("keys/node"),
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, metavar="NUMBER", help="Free on this machine, for the node alone.")
+    ] = 9094,
+    method: MethodName = None,
+    settings: Overrides = None,
+    seed: Seed = None,
+    profile: ProfileNames = None,
+) -> None:
+    """Be a node: one client, with a recipe of its own.
+
+    Code that a server sends is not run: the installed polyfed answers, by the recipe on this machine, and refuses a
+    server whose settings are others.
+
+    \b
+    polyfed deploy node --recipe recipes/quickstart.toml --server 10.0.0.5:443 --node-config 'client-id=0 state-dir="s"'
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed.config.recipe import Recipe
+    from polyfed.deploy.supernode import join
+
+    own = Recipe.load(recipe, settings or (), method=method, seed=seed, profile=profile)
+    join(own, config, server=server, authority=authority, key=key, port=port)
+
+
+def local(
+    recipe: RecipeOption,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, metavar="NUMBER", help="Clients, each a node of its own [the recipe's].")
+    ] = None,
+    method: MethodName = None,
+    settings: Overrides = None,
+    seed: Seed = None,
+    out: RunFolder = None,
+    resume: Resume = False,
+    force: ReplaceRun = False,
+    deadline: Annotated[float, typer.Option(metavar="SECONDS", help="How long a node may take for an answer.")] = 600.0,
+    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Give the run up after so long.")] = None,
+    profile: ProfileNames = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run a recipe with a server and nodes on this machine.
+
+    With TLS and node authentication, over 127.0.0.1 alone; the run folder and its numbers are those of `polyfed run`.
+
+    \b
+    polyfed deploy local --recipe recipes/quickstart.toml --nodes 3 --set training.rounds=2
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed.deploy.local_cluster import local
+
+    options: dict[str, Any] = {"method": method, "seed": seed, "profile": profile, "out": out, "nodes": nodes}
+    options |= {"resume": resume, "force": force, "deadline": deadline, "timeout": timeout}
+    announce_imports(recipe, settings, method)
+    done = local(recipe, overrides=settings or (), progress=not quiet, **options)
+    print_run(done.result, done.path)
+    raise_if_nothing_learnt(done.result)

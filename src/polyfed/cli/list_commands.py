@@ -1,0 +1,129 @@
+"""Commands that list what there is: methods, models, datasets."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polyfed.cli import completion
+from polyfed.cli.options import AsJson, Overrides
+from polyfed.cli.output import announce_imports, print_json, print_text, terminal_width
+from polyfed.errors import RequestError
+
+
+def methods(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            help="Only this one, with all that is said of it; also package.module:Class of your own.",
+            autocompletion=completion.registered_methods,
+        ),
+    ] = None,
+    fits: Annotated[
+        Path | None,
+        typer.Option(metavar="RECIPE.toml", help="Which of them can run on these models and data, why not the others."),
+    ] = None,
+    settings: Overrides = None,
+    measure: Annotated[
+        bool, typer.Option("--bytes/--no-bytes", help="With --fits: also play two rounds, for the bytes.")
+    ] = True,
+    json: AsJson = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="The table of docs/methods/README.md.")] = False,
+) -> None:
+    """List the methods and their knobs; one of them; or which fit a recipe.
+
+    With --fits, two rounds of one batch are played per method and architecture; nothing is written.
+
+    \b
+    polyfed methods fedgh
+    polyfed methods --fits recipes/quickstart.toml --set models.feature_dim=64
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    _refuse_other_options(name, fits, settings, json, markdown)
+    if name is not None:
+        _print_method(name, json)
+    elif fits is not None:
+        _print_fits(fits, settings or (), measure, json)
+    else:
+        _print_methods(json, markdown)
+
+
+def _refuse_other_options(
+    name: str | None, fits: Path | None, settings: Sequence[str] | None, json: bool, markdown: bool
+) -> None:
+    """Raises `RequestError` for options of `polyfed methods` that do not go together."""
+    if name is not None and (fits is not None or markdown or settings):
+        raise RequestError("expected the name of a method alone or with --json, came it with other options")
+    if fits is None and settings:
+        raise RequestError("expected --set together with --fits RECIPE.toml, which it changes, came it alone")
+    if markdown and (json or fits is not None):
+        raise RequestError("expected --markdown alone, came it together with --json or --fits")
+
+
+def _print_method(name: str, as_json: bool) -> None:
+    from polyfed.cli.listing import of_method
+    from polyfed.experiments import method_table
+
+    page = method_table.page(name, [os.getcwd()])
+    if as_json:
+        print_json(page)
+    else:
+        print_text(of_method(page, terminal_width()))
+
+
+def _print_fits(recipe: Path, overrides: Sequence[str], measure: bool, as_json: bool) -> None:
+    from polyfed.experiments.method_compatibility import check_methods, format_lines
+
+    announce_imports(recipe, overrides)
+    found = check_methods(recipe, overrides, measure)
+    if as_json:
+        print_json([dataclasses.asdict(fit) for fit in found])
+        return
+    for line in format_lines(found):
+        print_text(line)
+
+
+def _print_methods(as_json: bool, markdown: bool) -> None:
+    from polyfed.experiments import method_table
+
+    if markdown:
+        print_text(method_table.to_markdown().rstrip("\n"))
+    elif as_json:
+        print_json(method_table.describe())
+    else:
+        columns = shutil.get_terminal_size((100, 24)).columns
+        print_text(method_table.to_text(method_table.describe(), max(40, columns)))
+
+
+def models(json: AsJson = False) -> None:
+    """List the models and their sizes.
+
+    Numbers of parameters and widths of the representation are those on the data that a model was made for.
+    """
+    from polyfed.cli.listing import of_models
+    from polyfed.models.zoo import describe
+
+    if json:
+        print_json(describe())
+    else:
+        print_text(of_models(describe(), terminal_width()))
+
+
+def datasets(json: AsJson = False) -> None:
+    """List the data sets, and which are here.
+
+    Files are looked for below POLYFED_DATA.
+    """
+    from polyfed.cli.listing import of_datasets
+    from polyfed.data.datasets import describe
+
+    if json:
+        print_json(describe())
+    else:
+        print_text(of_datasets(describe(), terminal_width()))

@@ -1,0 +1,111 @@
+"""Options that several commands have, and how their values are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polyfed.cli import completion
+from polyfed.errors import RequestError
+
+STAGES = ("received", "after_local", "personal")
+FIGURES = ("curves", "clients", "architectures", "sizes", "variants", "labels", "cka", "tsne", "sensitivity")
+DEVICES = "cpu, or an NVIDIA GPU: cuda, the second cuda:1"
+
+RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="The recipe's file.", show_default=False)]
+RecipeOption = Annotated[Path, typer.Option("--recipe", metavar="RECIPE.toml", help="The recipe's file.")]
+MethodName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="A method, a variant from the recipe's [methods], or one of your own: package.module:Class.",
+        autocompletion=completion.methods,
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: --set data.clients=20. May be repeated."),
+]
+ProfileNames = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Lay a table of the recipe's [profiles] over it; or several: A,B.",
+        autocompletion=completion.profiles,
+    ),
+]
+Seed = Annotated[int | None, typer.Option(metavar="NUMBER", help="The seed of every random draw.")]
+Device = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help=f"{DEVICES} [the recipe's].", autocompletion=completion.one_of("cpu", "cuda")),
+]
+OwnDevice = Annotated[
+    str, typer.Option(metavar="NAME", help=f"{DEVICES}.", autocompletion=completion.one_of("cpu", "cuda"))
+]
+Workers = Annotated[
+    int | None, typer.Option(metavar="NUMBER", help="Clients that train at the same time [the cores; GPU: 32].")
+]
+TargetAccuracy = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SHARE",
+        help="Also what it took to reach an accuracy: 0.6, '60 %', or '90 % of local', '90 % of best'.",
+    ),
+]
+Trackers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--track",
+        metavar="NAME",
+        help="Live curves in the run folder: tensorboard.",
+        autocompletion=completion.one_of("tensorboard"),
+    ),
+]
+TrustCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-code", help="Import the code that the folder names: only if it is yours, or you have read it."
+    ),
+]
+RunFolder = Annotated[Path | None, typer.Option(metavar="DIR", help="Run folder [runs/RECIPE-METHOD-seedN].")]
+Resume = Annotated[
+    bool,
+    typer.Option("--resume", help="Go on with the run that the folder holds; a finished one, too, for more rounds."),
+]
+ReplaceRun = Annotated[bool, typer.Option("--force", help="Replace the run that the folder holds, and its analyses.")]
+RunAgain = Annotated[bool, typer.Option("--force", help="Run again what is done already.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
+
+
+def with_trackers(overrides: Sequence[str] | None, trackers: Sequence[str] | None) -> list[str]:
+    """The overrides, and ``--track`` as one of them."""
+    tracked = [f"run.track={list(trackers)}"] if trackers else []
+    return [*(overrides or ()), *tracked]
+
+
+def parse_names(text: str, option: str = "--methods", example: str = "local,fedgh") -> list[str]:
+    """``"local,fedgh"`` to its names; raises `RequestError` for an empty one. option: whose value it is."""
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise RequestError(f"expected {option} as names with commas between ({example}), came '{text}'")
+    return names
+
+
+def parse_seeds(text: str) -> list[int]:
+    """``"0,1,2"`` to [0, 1, 2]; raises `RequestError` for anything else."""
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise RequestError(f"expected --seeds as whole numbers with commas between (0,1,2), came '{text}'") from None
+
+
+def parse_decimals(text: str, option: str) -> list[float]:
+    """``"0,0.8"`` to [0.0, 0.8]; raises `RequestError` for anything else. option: whose value it is."""
+    try:
+        return [float(number) for number in text.split(",")]
+    except ValueError:
+        raise RequestError(f"expected {option} as numbers with commas between (0,0.8), came '{text}'") from None

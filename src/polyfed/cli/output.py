@@ -1,0 +1,168 @@
+"""What commands write: results to standard output, remarks and errors to standard error."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from polyfed.errors import NothingLearnt, RunError
+from polyfed.escaping import visible
+from polyfed.units import human_bytes, human_seconds
+
+
+def print_text(text: str) -> None:
+    """To standard output, in whatever encoding it has; control characters that came from elsewhere are written out."""
+    encoding = sys.stdout.encoding or "utf-8"
+    text = visible(text)
+    if "utf" not in encoding.lower():
+        text = text.replace("±", "+/-").replace("─", "-")
+    print(text.encode(encoding, "replace").decode(encoding))
+
+
+def print_stderr(text: str) -> None:
+    """One line to standard error, likewise."""
+    print(visible(" ".join(text.split())), file=sys.stderr)
+
+
+def print_json(value: Any) -> None:
+    """For machines."""
+    print(json.dumps(value, indent=2))
+
+
+def print_files(files: Sequence[Path]) -> None:
+    """What was written, a line for each file."""
+    for file in files:
+        print_text(f"wrote {file}")
+
+
+def terminal_width() -> int:
+    """Columns of the terminal, within what is still readable; 100 where there is none."""
+    columns = shutil.get_terminal_size((100, 24)).columns
+    return min(max(60, columns), 120)
+
+
+def announce_imports(recipe: Path, overrides: Sequence[str] | None, *methods: str | None) -> None:
+    """Tell on standard error which code that is not polyfed's a recipe will import, before it is read any further.
+
+    methods: that are asked for beside the recipe's own.
+    """
+    from polyfed.config.loading import code_named
+
+    asked = [name for name in methods if name is not None]
+    for line in code_named(recipe, overrides or (), asked):
+        print_stderr(line)
+
+
+# one run ----------------------------------------------------------------------------------------------------------
+
+
+def print_run(result: Mapping[str, Any], path: Path | None) -> None:
+    """What a run has reached and cost, as its `result.json` says."""
+    _print_scores(result)
+    _print_kept_models(result)
+    _print_privacy(result)
+    _print_costs(result)
+    print_text(f"run folder {path}")
+
+
+def _print_scores(result: Mapping[str, Any]) -> None:
+    for stage, score in result["accuracy_by_stage"].items():
+        mean, std, low, high = (100 * score[key] for key in ("mean", "std", "min", "max"))
+        print_text(
+            f"accuracy {stage:<12} {mean:6.2f} %  (clients: std {std:.2f}, lowest {low:.2f}, highest {high:.2f})"
+        )
+    before = result.get("accuracy_before_closing")
+    if before is not None:
+        print_text(f"accuracy {100 * before:.2f} % before the closing round")
+    stopped = result.get("stopped_after")
+    if stopped is not None:
+        why = "the validation accuracy no longer rose (evaluation.patience)"
+        if result.get("stopped_by") == "budget":
+            why = "another round would exceed privacy.budget"
+        print_text(f"stopped after round {stopped}, as {why}")
+
+
+def _print_kept_models(result: Mapping[str, Any]) -> None:
+    """Which round's the models are, where it is not the last one's."""
+    kept = result.get("models_of_round")
+    last = (result["stopped_after"] or result["rounds"]) + result["closed"]
+    if kept is None or kept == last:
+        return
+    best = result["accuracy_best_by_validation"]
+    score = "" if best is None else f": accuracy {100 * best:.2f} %"
+    print_text(f"the models are those of round {kept}, the best by validation{score}")
+
+
+def _print_privacy(result: Mapping[str, Any]) -> None:
+    for unit, epsilon in result.get("epsilon", {}).items():
+        spent_on = result["epsilon_of"][unit]
+        given = ", for given weights" if spent_on == ["features"] else ""
+        print_text(f"epsilon {epsilon:.4g} at delta {result['delta']:g}, by {unit}: {', '.join(spent_on)}{given}")
+
+
+def _print_costs(result: Mapping[str, Any]) -> None:
+    sent = f"{human_bytes(result['bytes_up'])} up, {human_bytes(result['bytes_down'])} down"
+    refused = f"; {result['refused']} refused" if result["refused"] else ""
+    print_text(f"bytes {sent}; {human_seconds(result['seconds'])}{refused}")
+    simulated = result.get("simulated_seconds")
+    if simulated is not None:
+        late = f"; {result['stragglers']} uploads behind the deadline" if result.get("stragglers") else ""
+        left_out = f"; left out: clients {', '.join(map(str, result['left_out']))}" if result["left_out"] else ""
+        print_text(f"simulated time {human_seconds(simulated)}{late}{left_out}")
+
+
+def print_timings(result: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> None:
+    """Where the time went: in all, of the whole, per round."""
+    rounds = [record for record in history if "timings" in record]
+    if not rounds:
+        print_text("no timings: the run was done before they were asked for")
+        return
+    spent = result["timings"]
+    wall = sum(record["seconds"] for record in rounds)
+    whole = sum(spent.values()) or 1.0
+    print_text(f"{'':<12}{'seconds':>10}{'share':>9}{'per round':>12}")
+    for name, seconds in sorted(spent.items(), key=lambda section: -section[1]):
+        print_text(f"{name:<12}{seconds:>10.2f}{100 * seconds / whole:>7.1f} %{seconds / len(rounds):>12.3f}")
+    workers = f"{result['workers']} workers" if result["workers"] > 1 else "1 worker"
+    print_text(f"{'all':<12}{whole:>10.2f}{100:>7.1f} %{whole / len(rounds):>12.3f}  ({workers}, {wall:.2f} s)")
+
+
+def print_profile(recipe: Any) -> None:
+    """What was laid over the recipe, and what that scales down."""
+    if recipe.run.profile is None:
+        return
+    note = f": {recipe.run.profile_note}" if recipe.run.profile_note else ""
+    print_text(f"profile {recipe.run.profile}{note}")
+
+
+def raise_if_nothing_learnt(result: Mapping[str, Any]) -> None:
+    """An error for a run in which nothing was learnt, once the rest is shown.
+
+    Raises:
+        NothingLearnt: the result says so.
+    """
+    if result.get("nothing_learnt"):
+        raise NothingLearnt(result["nothing_learnt"])
+
+
+# several runs -----------------------------------------------------------------------------------------------------
+
+
+def print_table(to_text: Callable[[Any, int], str], done: Any) -> None:
+    """The table of several runs and its files; what failed or learnt nothing is an error, once the rest is shown.
+
+    Raises:
+        RunError: runs have failed.
+        NothingLearnt: in runs nothing was learnt.
+    """
+    print_text("no run was finished" if done.table is None else to_text(done.table, terminal_width()))
+    print_files(done.files)
+    if done.failures:
+        raise RunError("; ".join(f"{title} failed: {reason}" for title, reason in done.failures.items()))
+    if done.unlearnt:
+        first = next(iter(done.unlearnt.values()))
+        raise NothingLearnt(f"{'; '.join(done.unlearnt)}: {first}")

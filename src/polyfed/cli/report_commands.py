@@ -1,0 +1,242 @@
+"""Commands that read finished runs: report, epsilon, analyse, predict."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from polyfed.cli import completion
+from polyfed.cli.options import DEVICES, FIGURES, STAGES, AsJson, OwnDevice, TargetAccuracy, TrustCode, parse_names
+from polyfed.cli.output import print_files, print_json, print_stderr, print_text, terminal_width
+from polyfed.errors import RequestError
+
+if TYPE_CHECKING:
+    from polyfed.experiments.prediction import Predictions
+
+
+def report(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR", help="Run folders, or folders above them.", show_default=False)
+    ],
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write [the first DIR].")] = None,
+    stage: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="received, after_local or personal [each run's own].",
+            autocompletion=completion.one_of(*STAGES),
+        ),
+    ] = None,
+    x: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Axis of the curves: round, bytes, seconds or simulated.",
+            autocompletion=completion.one_of("round", "bytes", "seconds", "simulated"),
+        ),
+    ] = "round",
+    metric: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="What the curves show: accuracy, worst_tenth, balanced_accuracy, f1 or auc.",
+            autocompletion=completion.one_of("accuracy", "worst_tenth", "balanced_accuracy", "f1", "auc"),
+        ),
+    ] = "accuracy",
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="Print the other figures, and those by architecture, too.")
+    ] = False,
+    target: TargetAccuracy = None,
+    results: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.md", help="Only write a page of all tables, a part per DIR, as docs/results.md is."),
+    ] = None,
+) -> None:
+    """Table, curves and a page of finished runs.
+
+    Prints the table, and writes it (md, csv, json, tex), the curves (png, svg) and report.html, which holds both and
+    more, to click through in a browser.
+
+    \b
+    polyfed report runs/quickstart --x bytes --target "60 %"
+    polyfed report runs/fedgh runs/fedin --results results.md
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed.report.comparison import comparison, to_text, write
+    from polyfed.report.figures import curves
+    from polyfed.report.html_report import write_page
+    from polyfed.report.run_records import find_runs
+
+    if results is not None:
+        from polyfed.report.results_page import write_results
+
+        if out is not None or x != "round" or metric != "accuracy" or metrics:
+            raise RequestError("expected --results with no other options than --stage and --target, came others")
+        print_files([write_results(folders, results, stage, target)])
+        return
+    runs = find_runs(folders)
+    table = comparison(runs, stage, target)
+    place = folders[0] if out is None else out
+    files = [*curves(runs, place, x, stage, metric), *write(table, place), write_page(runs, table, place, stage)]
+    print_text(to_text(table, terminal_width(), metrics=metrics))
+    print_files(files)
+
+
+def epsilon(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR", help="Run folders, or folders above them.", show_default=False)
+    ],
+    delta: Annotated[float | None, typer.Option(metavar="NUMBER", help="At which [each run's own].")] = None,
+    json: AsJson = False,
+) -> None:
+    """What runs have cost in privacy, by two accountants.
+
+    \b
+    polyfed epsilon runs/fedin-privacy --delta 1e-6
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed.experiments.privacy_report import spent, to_text
+
+    found = spent(folders, delta)
+    if json:
+        print_json([dataclasses.asdict(one) for one in found])
+    else:
+        print_text(to_text(found, terminal_width()))
+
+
+def analyse(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN", help="Run folders, folders above them, or that of a sweep.", show_default=False),
+    ],
+    figures: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,...",
+            help="Which of these figures [all that can be drawn].",
+            autocompletion=completion.several_of(*FIGURES),
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write [analysis in the first RUN].")] = None,
+    stage: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Scoring stage of curves and variants [each run's own].",
+            autocompletion=completion.one_of(*STAGES),
+        ),
+    ] = None,
+    smooth: Annotated[int, typer.Option(metavar="NUMBER", help="curves: mean of so many evaluated rounds.")] = 1,
+    inputs: Annotated[int, typer.Option(metavar="NUMBER", help="cka, tsne: inputs that all clients see.")] = 1000,
+    rows: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="cka, tsne: their rows, test or holdout.",
+            autocompletion=completion.one_of("test", "holdout"),
+        ),
+    ] = "test",
+    places: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,...",
+            help="cka: where in the networks; also a block, such as stage3 [extractor,representation,logits].",
+        ),
+    ] = None,
+    clients: Annotated[int, typer.Option(metavar="NUMBER", help="cka, tsne: clients at most.")] = 40,
+    points: Annotated[int, typer.Option(metavar="NUMBER", help="tsne: points of a panel at most.")] = 1000,
+    device: Annotated[
+        str,
+        typer.Option(metavar="NAME", help=f"cka, tsne: {DEVICES}.", autocompletion=completion.one_of("cpu", "cuda")),
+    ] = "cpu",
+    trust_code: TrustCode = False,
+) -> None:
+    """Figures of finished runs.
+
+    Each is written as png and svg, with its numbers beside it as json and csv: curves, clients, architectures, sizes,
+    variants, labels, cka, tsne; sensitivity for the folder of a sweep.
+
+    \b
+    polyfed analyse runs/quickstart
+    polyfed analyse runs/quickstart/fedgh/seed-0 --figures cka,tsne --out figures
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed import analysis
+
+    names = None if figures is None else parse_names(figures, "--figures", "curves,cka")
+    at = None if places is None else tuple(parse_names(places, "--places", "extractor,logits"))
+    choices = analysis.Choices(stage, smooth, inputs, rows, at, clients, points, device)
+    done = analysis.analyse(folders, names, out, choices, trust_code)
+    for note in done.notes:
+        print_text(note)
+    print_files(done.files)
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.", show_default=False)],
+    data: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DATA",
+            help="Parquet or image files (one, or a folder of them), a .csv, a .txt or a .npy file.",
+            show_default=False,
+        ),
+    ],
+    client: Annotated[int, typer.Option(metavar="NUMBER", help="Whose personal model.", show_default=False)],
+    out: Annotated[Path, typer.Option(metavar="FILE.csv", help="Where to write; - is standard output.")] = Path("-"),
+    probabilities: Annotated[bool, typer.Option("--probabilities", help="Those of all classes, too.")] = False,
+    json: AsJson = False,
+    device: OwnDevice = "cpu",
+    image_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of Parquet files.")] = None,
+    label_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of Parquet or CSV files.")] = None,
+    text_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of Parquet or CSV files of texts.")] = None,
+    resize: Annotated[bool, typer.Option("--resize", help="Bring images to the size of the run's.")] = False,
+    trust_code: TrustCode = False,
+) -> None:
+    """Use a client's model on new data.
+
+    Writes a row per input: its row number or file, the class's number and name, the probability. Where the data have
+    labels, in the run's own column or one of a usual name, the accuracy is told. Texts (a column, or the lines of a
+    .txt file) are read with the run's own words; texts without any of them are told.
+
+    \b
+    polyfed predict runs/mine --client 3 photos --out photos.csv
+    polyfed predict runs/mine --client 3 new.parquet --json
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed.experiments import prediction
+    from polyfed.report.atomic_files import write_whole
+
+    found = prediction.predict(
+        run,
+        client,
+        data,
+        device=device,
+        image_column=image_column,
+        label_column=label_column,
+        text_column=text_column,
+        resize=resize,
+        trust=trust_code,
+    )
+    to_file = str(out) != "-"
+    if to_file:
+        write_whole(out, found.to_csv(probabilities).encode())
+    if json:
+        facts = {"run": str(run), "client": client, "inputs": len(found.names), "accuracy": found.accuracy}
+        print_json({**facts, "unknown": list(found.unknown), "predictions": found.rows(probabilities)})
+    elif not to_file:
+        print_text(found.to_csv(probabilities).removesuffix("\n"))
+    if found.accuracy is not None and not json:
+        accuracy = f"accuracy {100 * found.accuracy:.2f} % of {len(found.names)} inputs with labels"
+        print(accuracy, file=sys.stdout if to_file else sys.stderr)  # not among the rows, where these are printed
+    if found.unknown:
+        print_stderr(_unknown_texts(found))
+    if to_file and not json:
+        print_files([out])
+
+
+def _unknown_texts(found: Predictions) -> str:
+    """A line on the texts of which the run knows no word."""
+    rows = ", ".join(found.unknown[:10])
+    more = ", ..." if len(found.unknown) > 10 else ""
+    return f"{len(found.unknown)} of {len(found.names)} texts have no word that the run knows: rows {rows}{more}"

@@ -1,0 +1,281 @@
+"""Commands that run recipes, or try them: run, compare, sweep, check."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from polyfed.cli import completion
+from polyfed.cli.options import (
+    AsJson,
+    Device,
+    MethodName,
+    Overrides,
+    ProfileNames,
+    Quiet,
+    RecipePath,
+    ReplaceRun,
+    Resume,
+    RunAgain,
+    RunFolder,
+    Seed,
+    TargetAccuracy,
+    Trackers,
+    Workers,
+    parse_names,
+    parse_seeds,
+    with_trackers,
+)
+from polyfed.cli.output import (
+    announce_imports,
+    print_json,
+    print_profile,
+    print_run,
+    print_table,
+    print_text,
+    print_timings,
+    raise_if_nothing_learnt,
+)
+from polyfed.errors import RequestError
+from polyfed.registry import texts
+
+if TYPE_CHECKING:
+    from polyfed.config.recipe import Recipe
+
+
+def run(
+    recipe: RecipePath,
+    method: MethodName = None,
+    settings: Overrides = None,
+    seed: Seed = None,
+    out: RunFolder = None,
+    resume: Resume = False,
+    force: ReplaceRun = False,
+    workers: Workers = None,
+    executor: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Who does the clients' work: auto, serial, pool, cohort, flower-sim (Ray).",
+            autocompletion=completion.one_of("auto", "serial", "pool", "cohort", "flower-sim"),
+        ),
+    ] = None,
+    device: Device = None,
+    track: Trackers = None,
+    timings: Annotated[
+        bool,
+        typer.Option("--timings", help="Tell where the time of the rounds went; also as --profile without a value."),
+    ] = False,
+    profile: ProfileNames = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run a recipe.
+
+    Exit status 3: nothing was learnt, as the work of the clients was refused in every round.
+
+    \b
+    polyfed run recipes/quickstart.toml --method fedgh --seed 1
+    polyfed run recipes/quickstart.toml --set data.clients=20 --out runs/twenty
+    polyfed run recipes/quickstart.toml --set run.keep=best --out runs/best
+    polyfed run mine.toml --out runs/mine
+    polyfed run mine.toml --out runs/mine --resume --set training.rounds=25
+    polyfed run recipes/quickstart.toml --timings
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed.config.recipe import Recipe
+    from polyfed.experiments.run import run
+
+    overrides = with_trackers(settings, track)
+    announce_imports(recipe, overrides, method)
+    asked = Recipe.load(
+        recipe,
+        overrides,
+        method=method,
+        seed=seed,
+        out=out,
+        device=device,
+        workers=workers,
+        executor=executor,
+        profile=profile,
+    )
+    done = run(asked, out=asked.folder, resume=resume, force=force, progress=not quiet, timings=timings)
+    print_run(done.result, done.path)
+    print_profile(asked)
+    if timings:
+        print_timings(done.result, done.history)
+    raise_if_nothing_learnt(done.result)
+
+
+def compare(
+    recipe: RecipePath,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,...",
+            help="Methods and variants [all that the recipe names]; Local always is one.",
+            autocompletion=completion.method_lists,
+        ),
+    ] = None,
+    seeds: Annotated[str, typer.Option(metavar="0,1,...", help="One run of every method for each.")] = "0",
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for runs and tables [runs/RECIPE].")] = None,
+    settings: Overrides = None,
+    force: RunAgain = False,
+    workers: Workers = None,
+    device: Device = None,
+    track: Trackers = None,
+    profile: ProfileNames = None,
+    target: TargetAccuracy = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run methods side by side.
+
+    Prints and saves the table and the curves. What is done already is not run again; what was interrupted goes on, and
+    what is to have more rounds now. Exit status 3: in a run nothing was learnt.
+
+    \b
+    polyfed compare recipes/quickstart.toml --methods fedavg,fedgh --seeds 0,1
+    polyfed compare recipes/fedgh/table3.toml --profile small
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed.experiments.compare import compare
+    from polyfed.report.comparison import to_text
+
+    named = None if methods is None else parse_names(methods)
+    announce_imports(recipe, settings, *(named or ()))
+    done = compare(
+        recipe,
+        named,
+        parse_seeds(seeds),
+        out,
+        overrides=with_trackers(settings, track),
+        force=force,
+        progress=not quiet,
+        device=device,
+        workers=workers,
+        profile=profile,
+        target=target,
+    )
+    print_table(to_text, done)
+
+
+def sweep(
+    recipe: RecipePath,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=A,B,...", help="Values to try; a single one holds throughout. May be repeated."
+        ),
+    ] = None,
+    method: MethodName = None,
+    seeds: Annotated[str, typer.Option(metavar="0,1,...", help="One run of every combination for each.")] = "0",
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for all of it [runs/RECIPE-sweep].")] = None,
+    force: RunAgain = False,
+    workers: Workers = None,
+    device: Device = None,
+    profile: ProfileNames = None,
+    quiet: Quiet = False,
+) -> None:
+    """Try all combinations of settings, choose by validation.
+
+    Prints and saves the table and, for one or two settings, the figure; Local runs beside. What is done already is not
+    run again, what was interrupted goes on. Exit status 3: nothing was learnt with any of the settings.
+
+    \b
+    polyfed sweep recipes/quickstart.toml --set method.header_lr=0.01,0.1
+    polyfed sweep mine.toml --set training.lr=0.01,0.1 --set training.epochs=1,2
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed.experiments import sweep as sweeps
+    from polyfed.report.sweeps import to_text
+
+    tried = sweeps.parse(settings or ())
+    announce_imports(recipe, (), method, *texts(tried))
+    done = sweeps.sweep(
+        recipe,
+        tried,
+        method=method,
+        seeds=parse_seeds(seeds),
+        out=out,
+        force=force,
+        progress=not quiet,
+        device=device,
+        workers=workers,
+        profile=profile,
+    )
+    print_table(to_text, done)
+
+
+def check(
+    recipe: RecipePath,
+    method: MethodName = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,...",
+            help="A line for each of these methods and variants; or all.",
+            autocompletion=completion.method_lists,
+        ),
+    ] = None,
+    settings: Overrides = None,
+    seed: Seed = None,
+    workers: Workers = None,
+    device: Device = None,
+    profile: ProfileNames = None,
+    json: AsJson = False,
+) -> None:
+    """Does a recipe fit, what will it cost?
+
+    Tries some batches per architecture and writes nothing. Tells all that does not fit.
+
+    \b
+    polyfed check recipes/quickstart.toml --method fedgh
+    polyfed check recipes/quickstart.toml --methods local,fedgh,fedhenn
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed.config.recipe import Recipe
+
+    if methods is not None and method is not None:
+        raise RequestError("expected --method or --methods, came both")
+    named = None if methods in (None, "all") else parse_names(methods or "")
+    announce_imports(recipe, settings, method, *(named or ()))
+    asked = Recipe.load(
+        recipe, settings or (), method=method, seed=seed, device=device, workers=workers, profile=profile
+    )
+    if methods is None:
+        _check_one_method(asked, json)
+    else:
+        _check_methods(asked, named, json)
+    if not json:
+        print_profile(asked)
+
+
+def _check_one_method(recipe: Recipe, as_json: bool) -> None:
+    """The page of `polyfed check`, or all that does not fit."""
+    from polyfed.engine.compatibility import Unfit
+    from polyfed.experiments.estimate import check
+
+    try:
+        done = check(recipe)
+    except Unfit as error:
+        if len(error.problems) == 1:
+            raise
+        for problem in error.problems:
+            print_text(f"- {problem}")
+        raise RequestError(f"{len(error.problems)} things do not fit, as listed") from None
+    if as_json:
+        derived = {key: getattr(done, key) for key in ("seconds_round", "peak_at_work", "peak")}
+        print_json({**dataclasses.asdict(done), **derived})
+    else:
+        print_text(str(done))
+
+
+def _check_methods(recipe: Recipe, methods: Sequence[str] | None, as_json: bool) -> None:
+    """A line for each method; None: for all."""
+    from polyfed.experiments.method_compatibility import check_methods, format_lines
+
+    found = check_methods(recipe, methods=methods, timed=True)
+    if as_json:
+        print_json([dataclasses.asdict(one) for one in found])
+        return
+    for line in format_lines(found, timed=True):
+        print_text(line)

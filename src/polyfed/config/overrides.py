@@ -1,0 +1,98 @@
+"""``--set SECTION.KEY=VALUE``: single settings in place of a recipe's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tomli_w
+
+from polyfed.config.changes import drop_idle, merge
+from polyfed.config.schema import SECTIONS
+from polyfed.errors import RequestError
+from polyfed.results.schema import parse_toml
+
+__all__ = ["apply_overrides", "parse_override"]
+
+
+def apply_overrides(settings: dict[str, Any], overrides: Sequence[str], method: str | None) -> dict[str, Any]:
+    """Put `overrides` over the settings, `method` in between, so that ``method.lr=1`` means the method asked for."""
+    parsed = [parse_override(text) for text in overrides]
+    changed = [f"{'.'.join(keys)}={_plain(value)}" for keys, value in parsed if _changes(settings, keys, value)]
+    for keys, value in parsed:
+        _refuse_kept(keys)
+        if keys == ["method", "name"] and method is None:
+            method = str(value)
+    for keys, value in parsed:
+        if keys[0] != "method":
+            _assign(settings, keys, value)
+    if method is not None and not _is_method(settings.get("method"), method):
+        settings["method"] = {"name": method}
+    for keys, value in parsed:
+        if keys[0] == "method" and keys != ["method", "name"]:
+            _assign(settings, keys, value)
+    settings = drop_idle(settings, [tuple(keys) for keys, _ in parsed])
+    if not changed:
+        return settings
+    run = settings.get("run")
+    before = run.get("changed", ()) if isinstance(run, Mapping) else ()
+    return merge(settings, {"run": {"changed": [*before, *changed]}})
+
+
+def _refuse_kept(keys: Sequence[str]) -> None:
+    """Raises `RequestError` for what a run's own recipe keeps, and nobody sets."""
+    if list(keys) == ["run", "changed"]:
+        raise RequestError("run.changed: expected nothing, as --set itself writes it, came --set")
+    if list(keys) in (["run", "profile"], ["run", "profile_note"]):
+        raise RequestError(f"{'.'.join(keys)}: expected --profile NAME, which writes it, came --set")
+
+
+def _is_method(table: Any, name: str) -> bool:
+    """Whether ``[method]`` is of this name; what is no table is told elsewhere."""
+    if table is None:
+        return False
+    return not isinstance(table, dict) or table.get("name") == name
+
+
+def _changes(settings: Mapping[str, Any], keys: Sequence[str], value: Any) -> bool:
+    """Whether an override makes it another experiment than the recipe's; not where, how or how often it looks."""
+    if keys[0] in ("run", "evaluation") or list(keys) in (["data", "root"], ["method", "name"]):
+        return False
+    fields = SECTIONS[keys[0]].model_fields if keys[0] in SECTIONS else {}
+    field = fields.get(keys[1])
+    there: Any = settings
+    for key in keys:
+        there = there.get(key) if isinstance(there, Mapping) else None
+    if there is None and field is not None:
+        there = field.default
+    return bool(value != there)
+
+
+def _plain(value: Any) -> str:
+    """A value on one line, as --set takes it."""
+    if isinstance(value, str):
+        return value
+    return tomli_w.dumps({"value": value}).partition("=")[2].strip()
+
+
+def parse_override(text: str) -> tuple[list[str], Any]:
+    """``"data.clients=20"`` to (["data", "clients"], 20)."""
+    key, equals, value = text.partition("=")
+    keys = [part.strip() for part in key.split(".")]
+    if not equals or len(keys) < 2 or not all(keys):
+        raise RequestError(f"expected --set SECTION.KEY=VALUE, for instance --set data.clients=20, came '{text}'")
+    value = value.strip()
+    try:
+        parsed = parse_toml(f"value = {value}".encode())
+    except ValueError:
+        return keys, value
+    return keys, parsed["value"] if parsed.keys() == {"value"} else value
+
+
+def _assign(settings: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+    place = settings
+    for depth, key in enumerate(keys[:-1], 1):
+        place = place.setdefault(key, {})
+        if not isinstance(place, dict):
+            raise RequestError(f"unknown key '{'.'.join(keys)}': '{'.'.join(keys[:depth])}' is no table")
+    place[keys[-1]] = value

@@ -1,0 +1,328 @@
+"""The sections of a recipe that no other part of polyfed has: ``[data]``, ``[models]``, ``[method]`` and ``[run]``."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from polyfed.core.acting import ActsWith
+from polyfed.core.model_factory import Precision
+from polyfed.core.settings import (
+    Availability,
+    Compression,
+    Defence,
+    Evaluation,
+    Hostile,
+    Positive,
+    Privacy,
+    Settings,
+    Training,
+)
+from polyfed.data.options import PartitionOptions, SourceOptions
+from polyfed.data.text import TextConfig
+from polyfed.plugins.device_profiles import Devices
+from polyfed.registry import MODELS, PARTITIONS, nearest
+from polyfed.results import paper_tables
+
+__all__ = ["SECTIONS", "Data", "MethodChoice", "Models", "RunSettings"]
+
+_FLWR = "flwr:"  # before the name of a partitioner of flwr-datasets
+_CLIENTS = "clients:"  # before the path of a folder with one folder per client
+_BY_CLIENT = (_CLIENTS, "npz:")  # data that lie there client by client
+_SKEWED = ActsWith("partition", ("dirichlet", "quantity"))
+_CLASSES = ActsWith("partition", ("classes",))
+_NATURAL = ActsWith("partition", ("natural",))
+
+
+class Data(Settings):
+    """``[data]``: which samples, and how they are dealt to the clients."""
+
+    name: Annotated[str, Field(min_length=1)] = Field(
+        description="a data set of `polyfed datasets`, a folder of Parquet files below root, 'hub:owner/name', "
+        "'images:PATH' (a folder per class), 'csv:PATH' (a table, or texts), 'clients:PATH' (a folder per client), "
+        "'npz:PATH' (a file of arrays per client) or 'package.module:function' of your own"
+    )
+    root: str | None = Field(None, description="folder that holds the data sets' folders; default: $POLYFED_DATA")
+    image_column: str | None = Field(None, description="Parquet column with images, where it cannot be told")
+    label_column: str | None = Field(None, description="Parquet or CSV column with labels, where it cannot be told")
+    feature_columns: Annotated[list[str], Field(min_length=1)] | None = Field(
+        None, description="csv: the columns to learn from; default: all that hold numbers"
+    )
+    text_column: str | None = Field(
+        None, description="column with texts of Parquet or CSV files or of the Hub, which makes them a set of texts"
+    )
+    vocabulary: Positive | None = Field(None, description="texts: most words with an id of their own; default: 5000")
+    length: Positive | None = Field(None, description="texts: first words that are used of each; default: 25")
+    vectors: str | None = Field(
+        None, description="texts: file of fixed word vectors, a word and its numbers a line; default: learned"
+    )
+    train_splits: Annotated[list[str], Field(min_length=1)] = Field(
+        ["train"], description="stored splits that make the training side; cinic10 also has 'validation', svhn 'extra'"
+    )
+    subset: str | None = Field(None, description="hub: which configuration, where there are several")
+    revision: str | None = Field(None, description="hub: branch, tag or commit; default: the newest")
+    class_names: Annotated[list[str], Field(min_length=1)] | None = Field(
+        None, description="all classes of the task, in order, of which the data have some or all; default: the data's"
+    )
+    mean: Annotated[list[float], Field(min_length=1)] | None = Field(
+        None, description="inputs are normalised by it: per channel, in 0..1, or per feature; default: the data's own"
+    )
+    std: Annotated[list[float], Field(min_length=1)] | None = Field(None, description="likewise, above 0; with mean")
+    max_rows: Positive | None = Field(None, description="use the first rows only, of the training side")
+    max_test_rows: Positive | None = Field(None, description="the same of the official test side")
+    image_size: Positive | None = Field(None, description="resize images to so many pixels a side; default: as stored")
+    clients: Positive = 10
+    partition: str = Field(
+        "iid",
+        description="'iid', 'dirichlet', 'quantity', 'classes', 'natural', or 'flwr:' and a partitioner's name",
+    )
+    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False), _SKEWED] = Field(
+        0.5, description="dirichlet, quantity: small is more skewed"
+    )
+    min_size: Annotated[Positive, _SKEWED] = Field(
+        10, description="dirichlet, quantity: every client gets at least so many rows"
+    )
+    classes_per_client: Annotated[Positive, _CLASSES] = Field(2, description="classes: how many each client holds")
+    deal: Annotated[Literal["fedrep", "shamsian", "ring"], _CLASSES] = Field(
+        "ring", description="classes: how they are dealt"
+    )
+    natural_column: Annotated[str | None, _NATURAL] = Field(
+        None, description="natural: rows that share a value of this column go to one client"
+    )
+    natural_groups: Annotated[Positive | None, _NATURAL] = Field(
+        None, description="natural: values are first put into so many groups by their hash; default: each is its own"
+    )
+    partitioner: Annotated[dict[str, Any], ActsWith("partition", (_FLWR,))] = Field(
+        default_factory=dict, description="flwr: arguments of the partitioner"
+    )
+    split: str = Field("8:1:1", description="train:validation:test, 'official' or 'official:train:validation'")
+    test: Literal["client", "global"] = Field("client", description="whose test rows: each client's own, or one set")
+    holdout: Annotated[int, Field(ge=0)] = Field(0, description="rows set aside for the server before the deal")
+    max_train: Positive | Annotated[list[Positive], Field(min_length=1)] | None = Field(
+        None, description="cap of training rows per client; a list: clients take its caps in turn"
+    )
+    max_test: Positive | None = Field(None, description="cap of test rows per client")
+    halved: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0, description="share of the clients, drawn, that lose half of their training rows; 0 is off"
+    )
+    skew: Literal["none", "rotation", "noise", "colour"] = Field(
+        "none", description="how clients' images differ, test rows of their own included"
+    )
+    skew_strength: Annotated[float, Field(ge=0, le=1), ActsWith("skew", ("rotation", "noise", "colour"))] = Field(
+        0.25, description="skew: how much; 0 is off"
+    )
+    public: str | None = Field(None, description="another data set, whose training inputs everybody may see")
+    public_rows: Annotated[Positive | None, ActsWith("public")] = Field(
+        None, description="public: how many, drawn; default: 5000, or all if fewer"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _clients_as_they_come(cls, given: Any) -> Any:
+        """A folder or a file per client is dealt so, unless another partition is asked for."""
+        if isinstance(given, Mapping) and str(given.get("name")).startswith(_BY_CLIENT) and "partition" not in given:
+            return {"natural_column": "client", **given, "partition": "natural"}
+        return given
+
+    @field_validator("partition")
+    @classmethod
+    def _known_partition(cls, name: str) -> str:
+        if name not in PARTITIONS and not (name.startswith(_FLWR) and name != _FLWR):
+            known = [*PARTITIONS, f"{_FLWR}DirichletPartitioner"]
+            raise ValueError(f"unknown partition '{name}'{nearest(name, known)}")
+        return name
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Data:
+        if self.partition == "natural" and self.natural_column is None:
+            raise ValueError("partition 'natural' expects natural_column, the column to deal by, came none")
+        if (self.subset is not None or self.revision is not None) and not self.name.startswith("hub:"):
+            raise ValueError(f"subset and revision expect a name 'hub:owner/name', came '{self.name}'")
+        if self.feature_columns is not None and not self.name.startswith(("csv:", _CLIENTS)):
+            raise ValueError(f"feature_columns expects a name 'csv:PATH' or 'clients:PATH', came '{self.name}'")
+        if self.name.startswith(_BY_CLIENT) and (self.max_rows or self.max_test_rows):
+            raise ValueError(f"max_rows would leave out whole clients of '{self.name}'; use max_train and max_test")
+        if self.class_names is not None and len({*self.class_names}) < len(self.class_names):
+            raise ValueError("class_names expects every name once, came one again")
+        if len(self.mean or ()) != len(self.std or ()):
+            raise ValueError("mean and std expect as many numbers each, came others")
+        if not all(math.isfinite(value) for value in [*(self.mean or ()), *(self.std or ())]):
+            raise ValueError("mean and std expect finite numbers, came others")
+        if not all(value > 0 for value in self.std or ()):
+            raise ValueError(f"std expects numbers above 0, came {self.std}")
+        if self.public is not None and _same_inputs(self.public, self.name):
+            raise ValueError(
+                f"public expects another data set than name, came '{self.public}' for both; rows of the same one that "
+                f"no client gets are data.holdout"
+            )
+        return self
+
+    @property
+    def client_count(self) -> int | None:
+        """How many clients; None for one per value of `natural_column`, which is so unless `clients` is set."""
+        return None if self.partition == "natural" and "clients" not in self.model_fields_set else self.clients
+
+    @property
+    def words(self) -> TextConfig:
+        """How texts are read."""
+        return TextConfig(self.text_column, self.vocabulary, self.length, self.vectors)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns to deal by, besides labels."""
+        if self.partition == "natural":
+            return () if self.natural_column is None else (self.natural_column,)
+        if not self.partition.startswith(_FLWR):
+            return ()
+        asked = self.partitioner.get("partition_by", [])
+        names = [asked] if isinstance(asked, str) else asked
+        if not isinstance(names, list):
+            return ()
+        return tuple(str(name) for name in names if name != "label")
+
+    @property
+    def partition_options(self) -> PartitionOptions:
+        """How the data set is dealt to clients, as `polyfed.data` takes it."""
+        names = [field.name for field in dataclasses.fields(PartitionOptions)]
+        return PartitionOptions(**{name: getattr(self, name) for name in names} | {"clients": self.client_count})
+
+    def source_options(self, beside: Sequence[str]) -> SourceOptions:
+        """How the data set is read, as `polyfed.data` takes it. beside: where modules of one's own may lie."""
+        return SourceOptions(
+            self.image_column,
+            self.label_column,
+            self.feature_columns,
+            tuple(self.train_splits),
+            self.columns,
+            self.words,
+            self.image_size,
+            self.subset,
+            self.revision,
+            tuple(beside),
+        )
+
+    def _idle(self) -> set[str]:
+        off = {
+            "clients": self.client_count is None,
+            "skew": self.skew == "none",
+            "halved": not self.halved,
+            "train_splits": self.train_splits == ["train"],
+            "feature_columns": self.feature_columns is None,
+            "partitioner": not self.partitioner,
+        }
+        return super()._idle() | {key for key, is_off in off.items() if is_off}
+
+
+def _same_inputs(one: str, other: str) -> bool:
+    """Whether two names are of the same images; CIFAR-100's do not change with its labels."""
+    return one.removesuffix("-coarse") == other.removesuffix("-coarse")
+
+
+class Models(Settings):
+    """``[models]``: which network each client gets."""
+
+    architectures: Annotated[list[str], Field(min_length=1)] = Field(
+        description="names from `polyfed models`, 'timm:...', 'torchvision:...', 'hf:owner/name', or "
+        "'package.module:function' of your own; '?pretrained' behind a package's network or vit-s8 to vit-s12 begins "
+        "with fetched weights, '@layer1' behind one with a colon ends the extractor there"
+    )
+    assign: Literal["cycle", "blocks", "random"] = Field(
+        "cycle", description="client k gets the (k mod A)th; equal blocks in order; or a seeded draw"
+    )
+    feature_dim: Positive | None = Field(None, description="adds a projection to this width before the head")
+
+    @field_validator("architectures")
+    @classmethod
+    def _known_models(cls, names: list[str]) -> list[str]:
+        for name in names:
+            if ":" not in name and name.partition("?")[0] not in MODELS:
+                raise ValueError(f"unknown model '{name}'{nearest(name, MODELS)}")
+        return names
+
+
+class MethodChoice(BaseModel):
+    """``[method]``: a method's name; every other key is one of its knobs."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+
+    name: str
+
+    @property
+    def knobs(self) -> dict[str, Any]:
+        """The knobs as the recipe gives them."""
+        return dict(self.model_extra or {})
+
+
+class RunSettings(Settings):
+    """``[run]``: how, where and with which seed."""
+
+    _place: ClassVar[tuple[str, ...]] = ("run",)
+
+    seed: Annotated[int, Field(ge=0)] = Field(0, description="every random draw of the run is derived from it")
+    device: str = Field("cpu", description="where networks compute: 'cpu', 'cuda', 'cuda:1'")
+    executor: Literal["auto", "serial", "pool", "cohort", "flower-sim"] = Field(
+        "auto",
+        description="serial: one client after the other; pool: worker processes; cohort: clients of a network as one; "
+        "flower-sim: processes of Ray, also on a cluster; auto: the pool where it pays, on a GPU the cohort",
+    )
+    workers: Positive | None = Field(
+        None, description="at most so many at once: processes (default: the cores), clients of a cohort (32)"
+    )
+    precision: Precision = Field(
+        "float32", description="what networks train in; bf16: matrix products and convolutions in bfloat16"
+    )
+    checkpoint_every: Positive = Field(5, description="rounds between checkpoints")
+    keep: Literal["last", "best"] = Field(
+        "last",
+        description="whose weights the run's models are: those after the last round, or after that with the best "
+        "validation accuracy",
+    )
+    out: str | None = Field(None, description="run folder; default: runs/<recipe>-<method>-seed<seed>")
+    label: str | None = Field(None, description="name of the run in tables; default: the method's")
+    track: list[Literal["tensorboard"]] = Field([], description="live curves, written into the run folder")
+    published: list[str] = Field([], description="papers' tables to stand beside the results: ['fedgh/table3']")
+    profile: str | None = Field(None, description="kept by a run: the profiles that were laid over its recipe")
+    profile_note: str | None = Field(None, description="kept by a run: their notes")
+    changed: list[str] = Field([], description="kept by a run: what --set has changed of its recipe")
+    modules: list[str] = Field(
+        [], description="kept by a run: folders that hold the modules of one's own that its recipe names"
+    )
+
+    def _idle(self) -> set[str]:
+        off = {key for key in ("track", "published", "changed", "modules") if not getattr(self, key)}
+        return super()._idle() | off | ({"keep"} if self.keep == "last" else set())
+
+    @field_validator("published")
+    @classmethod
+    def _known_tables(cls, names: list[str]) -> list[str]:
+        for name in names:
+            if name not in paper_tables.tables():
+                raise ValueError(f"unknown table '{name}'{nearest(name, paper_tables.tables())}")
+        return names
+
+    @model_validator(mode="after")
+    def _serial_is_one(self) -> RunSettings:
+        if self.executor == "serial" and (self.workers or 1) > 1:
+            raise ValueError(f"expected workers = 1, as the executor 'serial' has one, came {self.workers}")
+        if self.executor == "cohort" and self.workers == 1:
+            raise ValueError("expected workers = 2 or more, as the executor 'cohort' trains so many as one, came 1")
+        return self
+
+
+SECTIONS: dict[str, type[Settings]] = {  # those whose keys are fixed; a method has its own
+    "data": Data,
+    "models": Models,
+    "training": Training,
+    "evaluation": Evaluation,
+    "availability": Availability,
+    "privacy": Privacy,
+    "compression": Compression,
+    "devices": Devices,
+    "defence": Defence,
+    "hostile": Hostile,
+    "run": RunSettings,
+}

@@ -1,0 +1,154 @@
+"""From a recipe to a federation: the only place that puts data, models and a method together by name."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from polyfed.config.recipe import Recipe
+from polyfed.core.client import Client
+from polyfed.core.method import Method
+from polyfed.core.randomness import numpy_generator
+from polyfed.engine.arguments import list_of
+from polyfed.engine.executors.base import Executor
+from polyfed.engine.federation import Federation
+from polyfed.engine.task import Execution, Output, Task
+from polyfed.errors import RequestError, described
+from polyfed.experiments.data_cache import DataCache, input_normalization
+from polyfed.models.zoo import build
+from polyfed.places import check_name
+from polyfed.registry import MODELS, TRACKERS
+
+__all__ = ["assign_architectures", "auxiliary_candidates", "build_federation", "resolve_recipe"]
+
+
+def build_federation(
+    recipe: Recipe,
+    *,
+    out: str | Path | None = None,
+    trackers: Sequence[object] = (),
+    data: DataCache | None = None,
+    timings: bool = False,
+    wrap_executor: Callable[[Executor], Executor] | None = None,
+) -> Federation:
+    """The federation that a recipe describes; nothing is written.
+
+    Args:
+        recipe: resolved settings.
+        out: run folder; None for a run that leaves nothing behind.
+        trackers: who watches.
+        data: where data are kept between calls.
+        timings: whether the records tell where the time of each round went.
+        wrap_executor: makes the executor that is used of the recipe's.
+
+    Raises:
+        RequestError: data that are not there or cannot be dealt so, models or a method that do not fit.
+    """
+    method = recipe.build_method()
+    watching = list(trackers)
+    if out is not None:
+        watching += [TRACKERS[name]() for name in recipe.run.track]
+    data = data or DataCache()
+    federated = data.federated(recipe)
+    source = federated.source
+    prepare = input_normalization(source, recipe.models.architectures)
+    if recipe.training.augment != "none" and source.train.x.dim() != 4:
+        raise RequestError(f"training.augment '{recipe.training.augment}' expects images, '{source.name}' has none")
+    names = assign_architectures(recipe, len(federated.clients))
+    in_shape = tuple(source.train.x.shape[1:])
+    width = recipe.models.feature_dim
+    return Federation(
+        [
+            Client(
+                name,
+                train=own.train,
+                test=own.test if federated.test is None else None,
+                validation=own.validation,
+                prepare=prepare,
+            )
+            for name, own in zip(names, federated.clients, strict=True)
+        ],
+        method,
+        recipe.training,
+        recipe.evaluation,
+        plugins=recipe.plugins,
+        task=Task(
+            classes=federated.classes,
+            class_names=source.class_names,
+            public=data.public(recipe),
+            test=federated.test,
+            dataset=source.name,
+            feature_names=source.feature_names,
+            vocabulary=source.vocabulary,
+            label_column=source.label_column,
+        ),
+        executor=Execution(
+            recipe.run.executor, recipe.run.workers, recipe.run.device, recipe.run.precision, timings, wrap_executor
+        ),
+        out=Output(out, recipe.run.checkpoint_every, recipe.run.keep, recipe.run.label, recipe.to_dict()),
+        seed=recipe.run.seed,
+        builders={
+            name: functools.partial(build, name, in_shape, federated.classes, width, source.words, beside=recipe.beside)
+            for name in (*names, *auxiliary_candidates(method))
+        },
+        trackers=watching,
+    )
+
+
+def assign_architectures(recipe: Recipe, count: int) -> list[str]:
+    """The architecture of each of `count` clients."""
+    names = recipe.models.architectures
+    if recipe.models.assign == "blocks":
+        places = [client * len(names) // count for client in range(count)]
+    elif recipe.models.assign == "random":
+        drawn = numpy_generator(recipe.run.seed, "architectures").integers(0, len(names), count)
+        places = [int(place) for place in drawn]
+    else:
+        places = [client % len(names) for client in range(count)]
+    return [names[place] for place in places]
+
+
+def auxiliary_candidates(method: Method) -> list[str]:
+    """Networks that a method may name to stand beside the clients' own: all registered, or one that it imports."""
+    wanted = method.companion
+    if wanted is None:
+        return []
+    return [*MODELS, wanted.network] if ":" in wanted.network else list(MODELS)
+
+
+def resolve_recipe(
+    recipe: str | Path | Recipe, overrides: Sequence[str], method: str | None, **settings: Any
+) -> Recipe:
+    """A recipe from a file, or the one given with the same changes."""
+    if not isinstance(recipe, Recipe | str | os.PathLike):
+        write = "; write polyfed.Recipe.from_dict(...)" if isinstance(recipe, Mapping) else ""
+        raise RequestError(f"recipe: expected a recipe's file or a Recipe, got {described(recipe)}{write}")
+    if method is not None and not isinstance(method, str):
+        raise RequestError(
+            f"method: expected a method's name, such as 'fedgh', got {described(method)}; its knobs are overrides, "
+            "such as 'method.header_lr=0.1'"
+        )
+    for text in list_of("overrides", overrides):
+        if not isinstance(text, str):
+            raise RequestError(f"overrides: expected texts such as 'data.clients=20', got {described(text)}")
+    if not isinstance(recipe, Recipe):
+        return Recipe.load(recipe, overrides, method=method, **settings)
+    for what, given in (("overrides", overrides), ("a profile", settings.pop("profile", None))):
+        if given:
+            raise RequestError(f"expected {what} together with a recipe's file, came {what} with a Recipe")
+    chosen = recipe if method is None else recipe.choose(method)
+    changes = {key: value for key, value in settings.items() if value is not None}
+    if "out" in changes:
+        changes["out"] = str(changes["out"])
+    return chosen.with_run(**changes)
+
+
+def check_run_folder_place(place: Path) -> None:
+    """Whether a run folder can be made there; nothing is."""
+    check_name(place)
+    above = next(above for above in (place, *place.absolute().parents) if above.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise RequestError(f"expected a place for the run folder {place}, came {above}, where nothing can be written")

@@ -1,0 +1,164 @@
+"""Methods side by side: what `polyfed compare` does, for Python."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from polyfed.config.recipe import Recipe
+from polyfed.engine.arguments import list_of
+from polyfed.engine.federation import Tracker
+from polyfed.errors import RequestError
+from polyfed.experiments.build import resolve_recipe
+from polyfed.experiments.data_cache import DataCache
+from polyfed.experiments.planned_runs import PlannedRun, check_planned_runs, nothing_learnt_in, run_planned
+from polyfed.markup import Line, notes, paragraph
+from polyfed.report.comparison import Table, comparison, to_text, write
+from polyfed.report.comparison_formats import to_html
+from polyfed.report.figures import Series, axes_of, curves, series
+from polyfed.report.grouping import group_runs
+from polyfed.report.html_report import write_page
+from polyfed.report.results_page import write_command
+from polyfed.report.run_records import find_runs
+from polyfed.report.statistics import Target
+from polyfed.tracking.console import Console
+
+__all__ = ["Comparison", "compare"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` leaves behind; in a notebook its tables and curves.
+
+    failures: ``"fedin, seed 0"`` -> why; files: tables and curves in `folder`; lines: the curves of each of the tables.
+    unlearnt: ``"fedin, seed 0"`` -> the line on a run in which nothing was learnt.
+    """
+
+    folder: Path
+    table: Table | None
+    files: tuple[Path, ...] = ()
+    failures: Mapping[str, str] = field(default_factory=dict)
+    lines: tuple[tuple[Line, ...], ...] = ()
+    unlearnt: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return "no run was finished" if self.table is None else to_text(self.table)
+
+    def __repr__(self) -> str:
+        failed = f", {len(self.failures)} runs failed" if self.failures else ""
+        return f"Comparison({self.table!r}{failed}, in {self.folder})"
+
+    def _repr_html_(self) -> str:
+        shown = paragraph(str(self)) if self.table is None else to_html(self.table, self.lines)
+        failed = notes(f"{run} failed: {why}" for run, why in self.failures.items())
+        return f"{shown}{failed}{paragraph(f'In {self.folder}')}"
+
+
+def compare(
+    recipe: str | Path | Recipe,
+    methods: Sequence[str] | None = None,
+    seeds: Sequence[int] = (0,),
+    out: str | Path | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    force: bool = False,
+    progress: bool = False,
+    device: str | None = None,
+    workers: int | None = None,
+    profile: str | None = None,
+    target: str | float | None = None,
+) -> Comparison:
+    """Run methods x seeds on the same data, and put them side by side. Local is always among them.
+
+    What is already done in `out` is not run again, what was interrupted goes on, also what is to have more rounds now;
+    a run that fails does not keep the others from running.
+
+    Args:
+        recipe: a TOML file, or a `Recipe`.
+        methods: names of methods, or of variants in the recipe's ``[methods]``; default: all that the recipe names.
+        seeds: one run of every method for each.
+        out: folder; default ``runs/<recipe>``. Runs lie in ``<out>/<method>/seed-<n>``, tables and curves in `out`.
+        overrides: as for `run`; for one method only: ``"methods.fedgh.header_lr=0.1"``.
+        force: run again what is already done.
+        progress: show how it gets on, on standard error.
+        device, workers, profile: as for `run`.
+        target: an accuracy (0.6 or "60 %"), or a share of another row's ("90 % of local", "90 % of best"): also tell
+            the rounds, bytes and seconds that it took.
+
+    Raises:
+        RequestError: the request is wrong; nothing has been written.
+        Interrupted: Ctrl-C; call it again to go on.
+    """
+    given = list(dict.fromkeys(list_of("methods", methods or ())))
+    seeds = list_of("seeds", seeds)
+    base = resolve_recipe(
+        recipe, overrides, given[0] if given else None, device=device, workers=workers, profile=profile
+    )
+    if any(text.strip().startswith("method.") for text in overrides):
+        raise RequestError("expected --set methods.NAME.KEY=VALUE, which says whose knob it is, came --set method.*")
+    if not seeds:
+        raise RequestError("expected at least one seed, came none")
+    wanted = None if target is None else Target.parse(target)
+    folder = Path(out if out is not None else base.run.out or f"runs/{base.stem}")
+    planned = _plan_runs(base, given or base.variants(), list(dict.fromkeys(seeds)), folder)
+    watchers: list[Tracker] = [Console()] if progress else []
+    data = DataCache()
+    pending = check_planned_runs(planned, folder, force, data)
+    failures = run_planned(planned, pending, force, data, watchers)
+    if len(failures) < len(planned) and not isinstance(recipe, Recipe):
+        words = command_line(recipe, given, seeds, out, overrides, profile)
+        write_command(folder, shlex.join(["polyfed", "compare", *words]), ran=bool(pending))
+    return _summarize(folder, planned, failures, wanted)
+
+
+def command_line(
+    recipe: str | Path,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    out: str | Path | None,
+    overrides: Sequence[str],
+    profile: str | None,
+) -> list[str]:
+    """The command line's words for a comparison, without those that are the default."""
+    options = {
+        "--methods": ",".join(methods),
+        "--seeds": ",".join(map(str, seeds)),
+        "--profile": profile or "",
+        "--out": "" if out is None else str(out),
+    }
+    named = [word for pair in options.items() if pair[1] for word in pair]
+    return [str(recipe), *named, *(word for text in overrides for word in ("--set", text))]
+
+
+def _plan_runs(base: Recipe, names: Sequence[str], seeds: Sequence[int], folder: Path) -> list[PlannedRun]:
+    """All runs, Local first; seed by seed, so that the runs of a seed share the data in memory."""
+    chosen = {name: base.choose(name) for name in names}
+    if not any(recipe.method.name == "local" for recipe in chosen.values()):
+        chosen = {"local": base.choose("local"), **chosen}
+    return [
+        PlannedRun(recipe.name, recipe.with_run(seed=seed, out=None), folder / recipe.name / f"seed-{seed}")
+        for seed in seeds
+        for recipe in chosen.values()
+    ]
+
+
+def _summarize(
+    folder: Path, planned: Sequence[PlannedRun], failures: Mapping[str, str], target: Target | None
+) -> Comparison:
+    done = [member.folder for member in planned if member.title not in failures]
+    if not done:
+        return Comparison(folder, None, (), dict(failures))
+    runs = find_runs(done)
+    table = comparison(runs, target=target)
+    axes = [axis for axis in axes_of(runs) if axis in ("round", "simulated")]
+    drawn = [file for axis in axes for file in curves(runs, folder, axis)]
+    files = [*write(table, folder), *drawn, write_page(runs, table, folder)]
+    groups, _ = group_runs(runs)
+    lines = tuple(tuple(_line(one) for one in series(group)) for group in groups)
+    return Comparison(folder, table, tuple(files), dict(failures), lines, nothing_learnt_in(planned, runs))
+
+
+def _line(curve: Series) -> Line:
+    return Line(curve.name, curve.x, [100 * mean for mean in curve.mean])

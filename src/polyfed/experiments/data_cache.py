@@ -1,0 +1,149 @@
+"""The data that recipes ask for, kept between recipes that ask for the same; and a data set dealt in Python."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from polyfed.config.recipe import Recipe
+from polyfed.config.schema import Data
+from polyfed.core.acting import without_effect
+from polyfed.core.client import Public
+from polyfed.core.randomness import numpy_generator
+from polyfed.data.dataset import Source, with_declared
+from polyfed.data.datasets import load, load_source
+from polyfed.data.federated_dataset import FederatedDataset, build_federated_dataset
+from polyfed.data.options import PartitionOptions
+from polyfed.data.partition import Partition, check_integer
+from polyfed.data.public import public_inputs
+from polyfed.data.row_assignment import Generators
+from polyfed.data.samples import Samples
+from polyfed.data.transforms import Prepare, resize
+from polyfed.errors import RequestError, described
+from polyfed.models.third_party import pretrained_normalization
+from polyfed.registry import PARTITIONS
+
+__all__ = ["DataCache", "federate", "input_normalization"]
+
+
+class DataCache:
+    """Data as recipes want them; of each kind the last is kept, as a comparison asks for the same often."""
+
+    def __init__(self) -> None:
+        self._source: tuple[object, Source] | None = None
+        self._federated: tuple[object, FederatedDataset] | None = None
+        self._public: tuple[object, Samples] | None = None
+
+    def source(self, recipe: Recipe) -> Source:
+        """The recipe's data set, cut to its first rows and resized where the recipe says so."""
+        data = recipe.data
+        options = data.source_options(recipe.beside)
+        limits = (data.max_rows, data.max_test_rows)
+        key = (data.name, data.root, options, data.class_names, data.mean, data.std, limits)
+        if self._source is None or self._source[0] != key:
+            whole = load_source(data.name, data.root, options)
+            if data.max_test_rows is not None and whole.test is None:
+                raise RequestError(f"data.max_test_rows: expected no value, as '{data.name}' has no official test side")
+            cut = whole.first(*limits)
+            train = resize(cut.train, data.image_size)
+            test = None if cut.test is None else resize(cut.test, data.image_size)
+            resized_source = replace(cut, train=train, test=test)
+            self._source = (key, with_declared(resized_source, data.class_names, data.mean, data.std))
+        return self._source[1]
+
+    def federated(self, recipe: Recipe) -> FederatedDataset:
+        """The data set as it is dealt to clients: a function of ``[data]`` and the seed, never of the method."""
+        data, seed = recipe.data, recipe.run.seed
+        key = (data, data.client_count, recipe.beside, seed)
+        if self._federated is None or self._federated[0] != key:
+            found = build_federated_dataset(self.source(recipe), data.partition_options, data_generators(seed))
+            self._federated = (key, found)
+        return self._federated[1]
+
+    def public(self, recipe: Recipe) -> Public | None:
+        """What everybody may see: inputs of ``data.public`` where there is one, else the hold-out, if there is any."""
+        data, seed = recipe.data, recipe.run.seed
+        if data.public is None and not data.holdout:
+            return None
+        federated = self.federated(recipe)
+        prepare = input_normalization(federated.source, recipe.models.architectures)
+        if data.public is None:
+            return Public(federated.holdout, prepare)
+        key = (data, recipe.beside, seed)
+        if self._public is None or self._public[0] != key:
+            other = load(data.public, data.root, image_size=data.image_size, beside=recipe.beside)
+            drawn = public_inputs(other, federated.source, data.public_rows, numpy_generator(seed, "data public"))
+            self._public = (key, drawn)
+        return Public(self._public[1], prepare, origin="other")
+
+
+def data_generators(seed: int) -> Generators:
+    """Purpose of a draw of data -> its generator, derived from the run's seed."""
+    return functools.partial(_data_generator, seed)
+
+
+def _data_generator(seed: int, purpose: str) -> Any:
+    return numpy_generator(seed, f"data {purpose}")
+
+
+def federate(
+    source: Source, clients: int | None = 10, partition: str | Partition | Any = "iid", *, seed: int = 0, **how: Any
+) -> FederatedDataset:
+    """Deal a data set to clients, as a recipe with these keys in ``[data]`` and this seed deals it.
+
+    Args:
+        source: what `load` or `from_tensors` gave.
+        clients: how many; None with partition "natural": one per value.
+        partition: a name, or a function of your own (labels, clients, generator) -> each client's rows.
+        seed: every draw is derived from it.
+        how: the further keys, ``classes_per_client=2, split="8:1:1"``; see `polyfed.data.options.PartitionOptions`.
+
+    Raises:
+        RequestError: settings that cannot be, or rows that cannot be dealt so.
+    """
+    if not isinstance(source, Source):
+        write = "polyfed.from_tensors((x, y))"
+        raise RequestError(f"source: expected what polyfed.load or {write} gives, got {described(source)}")
+    seed = check_integer("seed", seed, 0)
+    _check_all_act(partition, how)
+    options = PartitionOptions(clients=clients, partition=partition, **how)
+    return build_federated_dataset(source, options, data_generators(seed))
+
+
+def _check_all_act(partition: object, how: Mapping[str, Any]) -> None:
+    """Whether every further key of a deal does something, as ``[data]`` of a recipe asks."""
+    known = [name for name, function in PARTITIONS.items() if partition in (name, function)]
+    settings = {name: field.get_default(call_default_factory=True) for name, field in Data.model_fields.items()}
+    settings |= {"partition": partition if isinstance(partition, str) else [*known, "a deal of your own"][0], **how}
+    problem = without_effect(Data.model_fields, settings, how)
+    if problem:
+        raise RequestError(problem)
+
+
+def input_normalization(source: Source, names: Sequence[str]) -> Prepare:
+    """How stored inputs become what networks take: as pre-trained weights want it, else as the data set says.
+
+    One way for everybody, as clients' networks are compared on inputs that they share. For images of other than three
+    channels it is the mean of the channels' values.
+
+    Raises:
+        RequestError: pre-trained weights that want it in several ways, or cannot be asked.
+    """
+    asked = {name: pretrained_normalization(name) for name in dict.fromkeys(names)}
+    stated = {name: wanted for name, wanted in asked.items() if wanted is not None}
+    if not stated or source.train.x.dtype != torch.uint8:
+        return source.prepare
+    (first, wanted), *others = stated.items()
+    for other, another in others:
+        if another != wanted:
+            raise RequestError(
+                f"expected pre-trained networks that want images normalised alike, came '{first}' (mean {wanted[0]}, "
+                f"std {wanted[1]}) and '{other}' (mean {another[0]}, std {another[1]}); choose weights that agree"
+            )
+    channels = source.train.x.shape[1]
+    mean, std = (tuple(v) if len(v) == channels else (sum(v) / len(v),) * channels for v in wanted)
+    return Prepare(mean, std)

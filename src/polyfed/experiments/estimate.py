@@ -1,0 +1,230 @@
+"""Whether a recipe works and what it will cost, from a few rounds on one client of each network."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polyfed.config.recipe import Recipe
+from polyfed.core.client import Client
+from polyfed.core.message import nbytes
+from polyfed.core.method import Exchange
+from polyfed.data.samples import Samples
+from polyfed.engine.federation import Federation
+from polyfed.experiments.build import build_federation, resolve_recipe
+from polyfed.experiments.cost_estimate import ArchitectureCheck, Check
+from polyfed.experiments.data_cache import DataCache
+from polyfed.experiments.trial_rounds import TRIED_BATCHES, TrialRounds
+from polyfed.plugins.device_simulation import Effort, spent
+
+__all__ = ["ArchitectureCheck", "Check", "check", "estimate_costs", "message_bytes"]
+
+
+def check(
+    recipe: str | Path | Recipe,
+    *,
+    method: str | None = None,
+    seed: int | None = None,
+    overrides: Sequence[str] = (),
+    device: str | None = None,
+    workers: int | None = None,
+    profile: str | None = None,
+) -> Check:
+    """Whether a recipe works and what it costs: one batch per architecture is trained on, nothing is written.
+
+    The arguments are those of `run`.
+
+    Raises:
+        RequestError: the request is wrong, or models and data do not fit the method.
+        RunError: the method fails; says with which client.
+    """
+    resolved = resolve_recipe(recipe, overrides, method, seed=seed, device=device, workers=workers, profile=profile)
+    data = DataCache()
+    federation = build_federation(resolved, data=data)
+    federated = data.federated(resolved)
+    return estimate_costs(federation, unused=federated.unused, holdout=len(federated.holdout))
+
+
+def estimate_costs(federation: Federation, unused: int = 0, holdout: int = 0, batches: int = TRIED_BATCHES) -> Check:
+    """Play two rounds with one client of each network. The federation cannot be run afterwards.
+
+    Args:
+        federation: ready to run.
+        unused, holdout: rows of its data set that no client got, for the record.
+        batches: at most so many are trained on with each network.
+
+    Raises:
+        RunError: the method fails; says with which client and in which round.
+    """
+    trial = TrialRounds(federation, batches)
+    kinds = {kind.name: kind for kind in trial.play()}
+    shares = [
+        _Share(client, kinds[trial.networks[client.id]], first, later)
+        for client, (first, later) in zip(federation.clients, _asked(federation), strict=True)
+    ]
+    mine = [share.kind for share in shares]
+    rounds, workers = federation.training.rounds, federation.executor.workers
+    availability = federation.plugin("availability").settings
+    answers = 1 - availability.drop  # share of those asked whose upload arrives
+    reached = answers if availability.drop_when == "before" else 1.0  # share of those asked that train
+    exchanges = [federation.method.exchanges(number) for number in range(1, rounds + 1)]
+    scoring = [
+        share.kind.seconds_row * _scored_rows(federation, share.client, reached * (share.first + share.later) / rounds)
+        for share in shares
+    ]
+    work = [
+        reached * _training_seconds(trial, share, exchanges) + scored
+        for share, scored in zip(shares, scoring, strict=True)
+    ]
+    server = rounds * trial.server_seconds
+    closing_down, closing_up, closing_seconds = (sum(kind.closing[place] for kind in mine) for place in range(3))
+    return Check(
+        facts={**federation.facts, "classes": federation.classes, "class_names": federation.class_names},
+        architectures=tuple(kinds.values()),
+        clients=tuple(_facts(client) for client in federation.clients),
+        unused=unused,
+        holdout=holdout,
+        # one client's rounds follow each other
+        seconds=max(sum(work) / workers, *work) + server + closing_seconds / workers,
+        bytes_up=answers * sum(share.of(share.kind.up) for share in shares) + closing_up,
+        bytes_down=reached * sum(share.of(share.kind.down) for share in shares) + closing_down,
+        nbytes=sum(kind.nbytes for kind in mine) + nbytes(federation.server.state),
+        workers=workers,
+        seconds_server=server,
+        seconds_scoring=sum(scored / workers for scored in scoring),
+        data_nbytes=_data_bytes(federation),
+        averaged=federation.averaged,
+        class_remarks=tuple(federation.class_remarks()),
+        **_simulated(federation, mine),
+    )
+
+
+@dataclass(frozen=True)
+class _Share:
+    """How often a client is asked and there, in expectation: first: in round 1; later: in all later rounds together."""
+
+    client: Client
+    kind: ArchitectureCheck
+    first: float
+    later: float
+
+    def of(self, costs: tuple[int, int]) -> float:
+        """What it costs in all rounds, from the costs of round 1 and of a later round."""
+        return self.first * costs[0] + self.later * costs[1]
+
+
+def _training_seconds(trial: TrialRounds, share: _Share, exchanges: Sequence[Sequence[Exchange]]) -> float:
+    """Of a client in all rounds, scoring apart; if it is reached whenever it is asked."""
+    steps = [trial.steps(share.client, of_round) for of_round in exchanges]
+    later_steps = sum(steps[1:]) / max(1, len(steps) - 1)  # of a round, on average
+    trained = share.first * steps[0] + share.later * later_steps
+    return share.kind.seconds_batch * trained + share.kind.seconds_rest * (share.first + share.later)
+
+
+def message_bytes(federation: Federation) -> tuple[dict[str, int], dict[str, int]]:
+    """Bytes down and up in round 2 by network (`ArchitectureCheck.name`), from a trial of one batch a round.
+
+    Nobody is scored. So that methods that pass over all of a client's data stay quick, a client keeps the first rows of
+    every class only: as many as a batch has, or as the largest whole number among the method's knobs, which may count
+    rows. The federation cannot be run afterwards.
+
+    Raises:
+        RunError: the method fails; says with which client and in which round.
+    """
+    counts = [value for value in vars(federation.method).values() if isinstance(value, int)]
+    rows = max([federation.training.batch_size, *counts])
+    for client in federation.clients:
+        data = client.data
+        client.data = replace(data, train=_first(data.train, rows), validation=_first(data.validation, rows))
+        client.n = len(client.data.train)
+    kinds = TrialRounds(federation, batches=1, scores=False).play()
+    return {kind.name: kind.down[1] for kind in kinds}, {kind.name: kind.up[1] for kind in kinds}
+
+
+def _first(samples: Samples, rows: int) -> Samples:
+    """The first `rows` rows of every class."""
+    places = [(samples.y == label).nonzero().flatten()[:rows] for label in samples.y.unique()]
+    return samples.select(torch.cat(places).sort().values) if places else samples
+
+
+def _asked(federation: Federation) -> list[tuple[float, float]]:
+    """How often each client is asked and there, in expectation: in round 1, and in all later rounds together."""
+    there = federation.plugin("devices").availability() or [1.0] * len(federation.clients)
+    first = [0.0] * len(federation.clients)
+    later = [0.0] * len(federation.clients)
+    for number in range(1, federation.training.rounds + 1):
+        present = federation.present(number)
+        asked = first if number == 1 else later
+        for client_id in present:
+            asked[client_id] += there[client_id] * federation.training.drawn(len(present)) / len(present)
+    return list(zip(first, later, strict=True))
+
+
+def _scored_rows(federation: Federation, client: Client, trains: float) -> float:
+    """How many rows of a client are scored in the whole run; in this share of the rounds it trains.
+
+    What has not changed since it was last scored is not scored again.
+    """
+    rounds, every = federation.training.rounds, federation.evaluation.every
+    evaluations = math.ceil(rounds / every)
+    if federation.method.closing():
+        evaluations += 1
+    anew = {stage: 1.0 if stage == "received" else trains for stage in federation.stages}
+    rows = sum(anew.values()) * len(client.data.test) + anew[federation.stages[0]] * len(client.data.validation)
+    return evaluations * rows
+
+
+def _data_bytes(federation: Federation) -> int:
+    """Bytes of all samples; what several look into counts once."""
+    parts = [part for client in federation.clients for part in vars(client.data).values()]
+    public = federation.server.public
+    if public is not None:
+        parts.append(public.samples)
+    storages = [tensor.untyped_storage() for part in parts for tensor in (part.x, part.y)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def _simulated(federation: Federation, mine: Sequence[ArchitectureCheck]) -> dict[str, Any]:
+    """What rounds would take on the clients' devices; of one network, operations are in proportion to rows."""
+    simulation = federation.plugin("devices")
+    if not simulation.enabled:
+        return {}
+    devices: list[dict[str, Any]] = []
+    slowest_first, slowest_later = 0.0, 0.0
+    for client, kind in zip(federation.clients, mine, strict=True):
+        rows = client.n / federation.clients[kind.client].n
+        efforts = [
+            Effort(down, round(rows * operations), up)
+            for down, operations, up in zip(kind.down, kind.operations, kind.up, strict=True)
+        ]
+        profile, need = simulation.profile(client.id), simulation.needs[client.id]
+        first, later = (spent(profile, effort) for effort in efforts)
+        fits = client.id not in simulation.excluded
+        device = {"id": client.id, "device": simulation.names[client.id], "memory": profile.memory, "needs": need}
+        devices.append({**device, "fits": fits, **later._asdict(), "seconds": later.seconds})
+        if fits:
+            slowest_first = max(slowest_first, first.seconds)
+            slowest_later = max(slowest_later, later.seconds)
+    deadline = simulation.settings.deadline
+    limit = math.inf if deadline is None else deadline
+    later_rounds = federation.training.rounds - 1
+    seconds = min(limit, slowest_first) + later_rounds * min(limit, slowest_later)
+    return {"devices": tuple(devices), "simulated_seconds": seconds}
+
+
+def _facts(client: Client) -> dict[str, Any]:
+    data = client.data
+    return {
+        "id": client.id,
+        "architecture": client.architecture,
+        "train": len(data.train),
+        "validation": len(data.validation),
+        "test": len(data.test),
+        "labels": dict(sorted(Counter(data.train.y.tolist()).items())),
+    }

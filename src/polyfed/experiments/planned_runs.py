@@ -1,0 +1,99 @@
+"""Several runs of one request, of a comparison or a sweep: all are checked before the first one begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from polyfed.config.recipe import Recipe
+from polyfed.engine.federation import Tracker
+from polyfed.engine.run_folder import RunFolder
+from polyfed.errors import Interrupted, PolyfedError, RequestError
+from polyfed.experiments.build import build_federation, check_run_folder_place
+from polyfed.experiments.data_cache import DataCache
+from polyfed.report.run_records import RunRecord
+
+__all__ = ["PlannedRun", "check_planned_runs", "nothing_learnt_in", "run_planned"]
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of several. name: what tells it from the others, but for the seed."""
+
+    name: str
+    recipe: Recipe
+    folder: Path
+
+    @property
+    def title(self) -> str:
+        """For progress and errors: ``"fedgh, seed 0"``."""
+        return f"{self.name}, seed {self.recipe.run.seed}"
+
+
+def check_planned_runs(members: Sequence[PlannedRun], folder: Path, force: bool, data: DataCache) -> list[PlannedRun]:
+    """The runs that are still to be done, after everything that can be known beforehand has been checked.
+
+    Args:
+        members: all runs. folder: where tables will lie. force: also those that are done. data: kept between calls.
+
+    Raises:
+        RequestError: a folder is taken or cannot be made, data that are not there, models that do not fit.
+    """
+    pending = []
+    check_run_folder_place(folder)
+    if (folder / "rounds.jsonl").exists() or (folder / "recipe.toml").exists():
+        raise RequestError(f"expected a folder for many runs, came {folder}, which holds a single one")
+    for member in members:
+        place = RunFolder(member.folder)
+        settings = member.recipe.to_dict()
+        place.check(settings, not force, force, member.recipe.planned)
+        if force or place.finished(settings) is None:
+            pending.append(member)
+    fitted: set[str] = set()
+    for member in pending:
+        data.federated(member.recipe)
+        if member.name not in fitted:
+            build_federation(member.recipe, data=data)
+            fitted.add(member.name)
+    return pending
+
+
+def run_planned(
+    members: Sequence[PlannedRun],
+    pending: Sequence[PlannedRun],
+    force: bool,
+    data: DataCache,
+    watchers: Sequence[Tracker],
+) -> dict[str, str]:
+    """Run what is pending, in order; a run that fails does not keep the others from running.
+
+    Returns:
+        ``"fedin, seed 0"`` -> why it failed.
+
+    Raises:
+        Interrupted: Ctrl-C; what is done is kept.
+    """
+    failures: dict[str, str] = {}
+    for member in members:
+        if member not in pending:
+            for watcher in watchers:
+                watcher.message(f"{member.title}: already done, in {member.folder}")
+            continue
+        try:
+            federation = build_federation(member.recipe, out=member.folder, trackers=watchers, data=data)
+            federation.run(resume=not force, force=force)
+        except Interrupted as stop:
+            raise Interrupted(f"{member.title}: {stop}; the same command goes on") from None
+        except PolyfedError as error:
+            failures[member.title] = str(error)
+            for watcher in watchers:
+                watcher.message(f"{member.title} failed: {error}")
+    return failures
+
+
+def nothing_learnt_in(members: Sequence[PlannedRun], runs: Sequence[RunRecord]) -> dict[str, str]:
+    """``"fedin, seed 0"`` -> the line on a run in which nothing was learnt."""
+    told = {run.path.resolve(): run.result.get("nothing_learnt") for run in runs if run.finished}
+    found = {member.title: told.get(member.folder.resolve()) for member in members}
+    return {title: line for title, line in found.items() if line}

@@ -1,0 +1,94 @@
+"""The papers' numbers as printed.
+
+``published.csv`` holds one a line: paper, table, setting, dataset, method, quantity, mean, spread, unit, footnote (one
+or more names of ``published-footnotes.csv``, with blanks between), stage (in which we score what the paper means; empty
+for a run's own). `polyfed.report.paper_results` puts ours beside them.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from polyfed.errors import RequestError, nearest
+
+__all__ = ["Entry", "entries", "footnote", "tables"]
+
+SOURCE = Path(__file__).parent  # where both files lie
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One printed number. mean, spread: in `unit`; None where the paper prints none. footnotes: names. stage: or "".
+
+    place: ``"fedgh/table3"``.
+    """
+
+    paper: str
+    table: str
+    setting: str
+    dataset: str
+    method: str
+    quantity: str
+    mean: float | None
+    spread: float | None
+    unit: str
+    footnotes: tuple[str, ...]
+    stage: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.paper}/{self.table}"
+
+
+def entries() -> tuple[Entry, ...]:
+    """All printed numbers, in the file's order."""
+    return _entries(SOURCE)
+
+
+@functools.lru_cache(maxsize=2)
+def _entries(source: Path) -> tuple[Entry, ...]:
+    with (source / "published.csv").open(encoding="utf-8", newline="") as file:
+        return tuple(_entry(line) for line in csv.DictReader(file))
+
+
+def _entry(line: Mapping[str, str]) -> Entry:
+    return Entry(
+        paper=line["paper"],
+        table=line["table"],
+        setting=line["setting"],
+        dataset=line["dataset"],
+        method=line["method"],
+        quantity=line["quantity"],
+        mean=float(line["mean"]) if line["mean"] else None,
+        spread=float(line["spread"]) if line["spread"] else None,
+        unit=line["unit"],
+        footnotes=tuple(line["footnote"].split()),
+        stage=line["stage"],
+    )
+
+
+def footnote(name: str) -> str:
+    """A footnote's text.
+
+    Raises:
+        RequestError: no such footnote.
+    """
+    texts = _footnotes(SOURCE)
+    if name not in texts:
+        raise RequestError(f"published.csv names a footnote '{name}' that is not there{nearest(name, texts)}")
+    return texts[name]
+
+
+@functools.lru_cache(maxsize=2)
+def _footnotes(source: Path) -> dict[str, str]:
+    with (source / "published-footnotes.csv").open(encoding="utf-8", newline="") as file:
+        return {line["footnote"]: line["text"] for line in csv.DictReader(file)}
+
+
+def tables() -> tuple[str, ...]:
+    """The tables that there are: ``"fedgh/table3"``."""
+    return tuple(dict.fromkeys(entry.place for entry in entries()))

@@ -1419,6 +1419,7 @@ def use_hub(place: Path) -> None:
     from unittest import mock
 
     from polyfed.data import hub
+    from polyfed.data.datasets import load
     from polyfed.data.text import TextConfig
     from polyfed.errors import RequestError
 
@@ -1428,7 +1429,10 @@ def use_hub(place: Path) -> None:
         raise RequestError("datasets") from error
     with mock.patch.object(hub, "_load", known):
         text = (place / "train.parquet").stat().st_size % 2
-        hub.read_texts("a/b", TextConfig("text")) if text else hub.read("a/b")
+        if text:
+            load("hub:a/b", words=TextConfig("text"))
+        else:
+            load("hub:a/b")
 
 
 @functools.cache

@@ -853,7 +853,7 @@ def use_csv_texts(place: Path) -> None:
 
 def use_vectors(place: Path) -> None:
     """The vectors alone."""
-    from polyfed.data.text import read_vectors
+    from  import read_vectors
 
     read_vectors(place / "vectors.txt", {"so", "good"})
 

@@ -853,9 +853,9 @@ def use_csv_texts(place: Path) -> None:
 
 def use_vectors(place: Path) -> None:
     """The vectors alone."""
-    from  import read_vectors
+    from polyfed.data.text import load_word_vectors
 
-    read_vectors(place / "vectors.txt", {"so", "good"})
+    load_word_vectors(place / "vectors.txt", {"so", "good"})
 
 
 def npz(r: Random) -> Files:

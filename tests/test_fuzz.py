@@ -34,7 +34,7 @@ from polyfed.experiments.privacy_report import spent
 from polyfed.methods import FedGH
 from polyfed.models.zoo import build
 from polyfed.report.sensitivity import read_sweep
-from polyfed.results.schema import seal
+from polyfed.results.read import seal
 
 FUZZ = SimpleNamespace(**runpy.run_path(str(Path(__file__).resolve().parents[1] / "scripts" / "fuzz.py")))
 QUICK = ("recipe-values", "message", "letter", "npz")
@@ -265,16 +265,16 @@ RELEASE = {
 @pytest.mark.parametrize(
     ("told", "says"),
     [
-        ({"releases": 5}, "'releases' should be a list"),
-        ({"releases": [5]}, r"'releases\[0\]' should be an object"),
-        ({"releases": [{k: v for k, v in RELEASE.items() if k != "unit"}]}, "has no 'unit'"),
-        ({"releases": [{**RELEASE, "unit": "row"}]}, "should be one of client, sample"),
-        ({"releases": [{**RELEASE, "noise": 0}]}, "'releases\\[0\\].noise' should be from"),
-        ({"releases": [{**RELEASE, "times": "x"}]}, "'releases\\[0\\].times' should be a whole number"),
-        ({"releases": [{**RELEASE, "clients": [[]]}]}, "should be a whole number"),
-        ({"epsilon": 5}, "'epsilon' should be an object"),
-        ({"epsilon": {"client": "x"}}, "'epsilon.client' should be a number"),
-        ({"epsilon": {"row": 1.0}}, "'epsilon' should be by client or sample, has 'row'"),
+        ({"releases": 5}, "'releases': expected a list"),
+        ({"releases": [5]}, r"'releases\[0\]': expected an object"),
+        ({"releases": [{k: v for k, v in RELEASE.items() if k != "unit"}]}, "expected the key 'unit', got none"),
+        ({"releases": [{**RELEASE, "unit": "row"}]}, "expected one of client, sample"),
+        ({"releases": [{**RELEASE, "noise": 0}]}, "'releases\\[0\\].noise': expected a number from"),
+        ({"releases": [{**RELEASE, "times": "x"}]}, "'releases\\[0\\].times': expected a whole number"),
+        ({"releases": [{**RELEASE, "clients": [[]]}]}, "expected a whole number"),
+        ({"epsilon": 5}, "'epsilon': expected an object"),
+        ({"epsilon": {"client": "x"}}, "'epsilon.client': expected a number"),
+        ({"epsilon": {"row": 1.0}}, "'epsilon': expected one of client, sample, got 'row'"),
     ],
 )
 def test_an_account_of_noise_that_is_none(told: dict[str, Any], says: str, tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_a_delta_that_is_none(tmp_path: Path) -> None:
     result = json.loads((place / "result.json").read_bytes())
     for delta in (0, 2.0, "x", None):
         (place / "result.json").write_text(json.dumps({**result, "delta": delta}))
-        with pytest.raises(RequestError, match="'delta' should be"):
+        with pytest.raises(RequestError, match="'delta': expected"):
             spent([place])
 
 
@@ -415,7 +415,8 @@ def test_a_run_does_not_go_on_from_a_record_that_lacks_something(key: str, tmp_p
     for line in lines:
         del line["seal"], line[key]
     (place / "rounds.jsonl").write_bytes(b"".join(seal(line) + b"\n" for line in lines))
-    with pytest.warns(UserWarning, match=f"has no '{key}'"), pytest.raises(RequestError, match="damaged"):
+    told = f"expected the key '{key}', got none"
+    with pytest.warns(UserWarning, match=told), pytest.raises(RequestError, match="damaged"):
         FUZZ.federation(place).run(resume=True)
 
 

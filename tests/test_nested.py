@@ -14,7 +14,7 @@ from polyfed.data.column_schema import stored_features
 from polyfed.deploy.node_registry import Diary
 from polyfed.errors import RequestError
 from polyfed.report.heatmaps import _read
-from polyfed.report.results_page import made
+from polyfed.report.results_page import read_command
 from polyfed.report.sensitivity import read_sweep
 
 NESTED = b"[" * 100_000
@@ -24,7 +24,7 @@ NESTED = b"[" * 100_000
     ("name", "reader"),
     [
         ("models/index.json", clients_of),
-        ("compare.json", made),
+        ("compare.json", read_command),
         ("sweep.json", read_sweep),
         ("similarity.json", lambda folder: _read(folder / "similarity.json")),
         ("nodes.jsonl", lambda folder: Diary(folder / "nodes.jsonl", resume=True)),

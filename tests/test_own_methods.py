@@ -270,7 +270,7 @@ def test_folders_in_an_index_of_models_are_texts(project: Path) -> None:
         index["client-000.safetensors"]["modules"] = folders
         path.write_text(json.dumps(index))
         Path("run/models/index.json.sha256").unlink(missing_ok=True)
-        with pytest.raises(RequestError, match=r"'modules' should be a list|'modules\[0\]' should be a text"):
+        with pytest.raises(RequestError, match=r"'modules': expected a list|'modules\[0\]': expected a text"):
             load_model("run", 0, trust=True)
 
 

@@ -119,10 +119,11 @@ def test_overrides_are_values_as_toml_has_them(path: Path, text: str, expected: 
     assert type(value) is type(expected)
 
 
-def test_false_is_false(path: Path) -> None:  # `-x False` meant True elsewhere
-    assert Recipe.load(path, ["method.share=false"]).build_method().share is False
+def test_false_is_false() -> None:  # `-x False` meant True elsewhere
+    quickstart = ROOT / "recipes" / "quickstart.toml"
+    assert Recipe.load(quickstart, ["method.train_in=false"], method="fedin").build_method().train_in is False
     with pytest.raises(RequestError, match="expected true or false, came 'False'"):
-        Recipe.load(path, ["method.share=False"])
+        Recipe.load(quickstart, ["method.train_in=False"], method="fedin")
 
 
 def test_a_value_cannot_bring_further_keys_along(path: Path) -> None:

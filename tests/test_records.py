@@ -1,9 +1,9 @@
-"""Every key that a run writes is explained in docs/records.md."""
+"""docs/records.md explains every key that a run writes: its tables are made of the models that check the files."""
 
 from __future__ import annotations
 
 import json
-import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,13 @@ from typing import Any
 import pytest
 
 import polyfed as pf
+from polyfed.engine.run_folder import RunFolder
+from polyfed.errors import RunError
+from polyfed.results.fields import Record, validated
+from polyfed.results.schema import RoundRecord, RunResult
+from polyfed.results.stored_files import ModelEntry, Normalization
 
-PAGE = (Path(__file__).parents[1] / "docs" / "records.md").read_text(encoding="utf-8")
+SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "records_page.py"))
 RECIPE: dict[str, Any] = {
     "data": {"name": "digits", "clients": 4, "max_train": 20, "max_test": 10},
     "models": {"architectures": ["digits-cnn1", "digits-cnn2"]},
@@ -26,61 +31,94 @@ RECIPE: dict[str, Any] = {
     "defence": {"rule": "krum"},
     "hostile": {"label_flip": 0.1},
 }
-FREE = {  # so many levels below these, keys are names of clients, stages, networks, classes, figures, knobs or files
-    **dict.fromkeys(("epsilon", "epsilon_of"), 1),
-    **dict.fromkeys(("accuracy", "accuracy_by_stage", "accuracy_per_architecture"), 1),
-    **dict.fromkeys(("bytes_by_client", "simulated_by_client"), 1),
-    "accuracy_by_predictor": 2,
-    **dict.fromkeys(("knobs", "labels", "sums", "server", "sha256", "timings"), 1),
-    **dict.fromkeys(("availability", "privacy", "compression", "defence", "hostile", "hostile_clients"), 1),
-    "devices": 3,
-    "metrics": 2,
-}
-FILES = {"rounds.jsonl": 0, "result.json": 0, "models/index.json": 1}
-
-
-def section(name: str) -> str:
-    """A section of the page; those of the files also explain what the figures are."""
-    found = re.search(rf"^## {re.escape(name)}\n(.*?)(?=^## |\Z)", PAGE, flags=re.DOTALL | re.MULTILINE)
-    assert found is not None, name
-    return found[1]
-
-
-def keys(entry: Any, free: int = 0) -> Iterator[str]:
-    """All keys, but for those that are names."""
-    if isinstance(entry, dict):
-        for key, inner in entry.items():
-            if not free:
-                yield key
-            yield from keys(inner, free - 1 if free else FREE.get(key, 0))
-    elif isinstance(entry, list):
-        for inner in entry:
-            yield from keys(inner)
-
-
-def written(file: str, folder: Path) -> set[str]:
-    """The keys of a file of the run folder."""
-    text = (folder / file).read_text()
-    entries = text.splitlines() if file.endswith("l") else [text]
-    return {key for entry in entries for key in keys(json.loads(entry), FILES[file])}
+NOT_HERE = {"ModelEntry.modules", "RoundRecord.plugins"}  # a run without code of one's own has none
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with everything that adds keys to its files."""
     path = pf.run(pf.Recipe.from_dict(RECIPE), out=tmp_path_factory.mktemp("runs") / "one", timings=True).path
     assert path is not None
     return path
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_every_key_is_on_the_page(file: str, folder: Path) -> None:
-    explained = set(re.findall(r"`([a-z_0-9]+)`", section(file) + section("Figures")))
-    found = written(file, folder)
-    assert len(found) > 10
-    assert found - explained == set()
+def objects(folder: Path) -> Iterator[tuple[type[Record], dict[str, Any]]]:
+    """Every object in the run's files that a model describes."""
+    for line in (folder / "rounds.jsonl").read_text().splitlines():
+        yield from parts(RoundRecord, json.loads(line))
+    yield from parts(RunResult, json.loads((folder / "result.json").read_text()))
+    for entry in json.loads((folder / "models" / "index.json").read_text()).values():
+        yield from parts(ModelEntry, entry)
+        yield Normalization, entry["prepare"]
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_the_page_explains_no_key_that_is_not_written(file: str, folder: Path) -> None:
-    rows = re.findall(r"^\| (`.*?) \|", section(file), flags=re.MULTILINE)
-    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} - written(file, folder) == set()
+def parts(model: type[Record], value: dict[str, Any]) -> Iterator[tuple[type[Record], dict[str, Any]]]:
+    """An object and those in it; the models of these are found beside them in what was read."""
+    yield model, value
+    read = validated(model, value)
+    for name, field in model.model_fields.items():
+        yield from inner_parts(getattr(read, name), value.get(field.alias or name))
+
+
+def inner_parts(read: Any, value: Any) -> Iterator[tuple[type[Record], dict[str, Any]]]:
+    if value is None:
+        return
+    if isinstance(read, Record):
+        yield from parts(type(read), value)
+    elif isinstance(read, list):
+        for one, other in zip(read, value, strict=True):
+            yield from inner_parts(one, other)
+    elif isinstance(read, dict):
+        for key, one in read.items():
+            yield from inner_parts(one, value[key])
+
+
+def names(model: type[Record]) -> list[str]:
+    """The keys that a model describes."""
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def test_the_page_is_up_to_date() -> None:
+    """If not: python scripts/records_page.py."""
+    text = SCRIPT["PAGE"].read_text(encoding="utf-8")
+    assert SCRIPT["page"](text) == text
+
+
+def test_a_page_without_its_marks_is_told() -> None:
+    with pytest.raises(ValueError, match="expected '<!-- begin summary -->' and '<!-- end summary -->'"):
+        SCRIPT["page"]("# What a run folder records\n")
+
+
+def test_every_key_that_is_written_is_described_and_the_reverse(folder: Path) -> None:
+    seen = set()
+    for model, value in objects(folder):
+        known = names(model)
+        written = [key for key in value if key != "seal"]
+        assert [key for key in written if key not in known] == [], model.__name__
+        seen |= {f"{model.__name__}.{key}" for key in written}
+    assert len(seen) > 100
+    models = {model for model, _ in objects(folder)}
+    described = {f"{model.__name__}.{name}" for model in models for name in names(model)}
+    assert described - seen == NOT_HERE
+
+
+def test_every_key_is_described() -> None:
+    for model in SCRIPT["TABLES"].values():
+        for field in model.model_fields.values():
+            assert field.description
+
+
+def test_what_no_report_could_read_is_not_written(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    with pytest.raises(RunError, match="the record of round 1 cannot be written, as nothing could read it: 'lr'"):
+        folder.append({"round": 1, "lr": "high"})
+    with pytest.raises(RunError, match=r"the result cannot be written, as nothing could read it: .* 'method'"):
+        folder.write_result({})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_figure_of_ones_own_may_be_infinite(tmp_path: Path) -> None:
+    record = {"round": 1, "metrics": {"personal": {"odds": {"mean": float("inf"), "n": 2}}}}
+    RunFolder(tmp_path).append(record)
+    (line,) = RunFolder(tmp_path).records(sealed=False)
+    assert line == record

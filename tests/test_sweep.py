@@ -20,7 +20,9 @@ from polyfed.cli import app as cli
 from polyfed.errors import Interrupted, RequestError
 from polyfed.experiments.sweep import Sweep, parse, sweep
 from polyfed.report.run_records import RunRecord
-from polyfed.report.sweeps import Cell, _apart, draw, tabulate, to_csv, to_json, to_markdown, to_text
+from polyfed.report.sweep_figure import _apart, draw
+from polyfed.report.sweeps import Cell, tabulate, to_csv, to_json, to_markdown, to_text
+from polyfed.results.schema import RoundRecord, RunResult
 
 RECIPE = """
 [data]
@@ -147,7 +149,7 @@ def test_a_variant_of_the_recipe_and_methods_own_tables(tiny: Path) -> None:
     assert done.table is not None
     assert done.table.ready.startswith("--method fedgh-round --set methods.fedgh-round.header_lr=")
     for row in done.table.rows:
-        runs = [run_of(run["path"]) for run in row.runs]
+        runs = [run_of(run.path) for run in row.runs]
         assert [run["seed"] for run in runs] == [0, 3] == list(row.seeds)
         assert row.validation == pytest.approx((runs[0]["validation"] + runs[1]["validation"]) / 2)
 
@@ -168,7 +170,7 @@ def test_the_line_to_copy_asks_for_the_chosen_run(tiny: Path) -> None:
     words = shlex.split(done.table.ready)
     assert words[::2] == ["--set"] * 3
     again = polyfed.run(tiny, overrides=words[1::2])
-    run = run_of(done.chosen.runs[0]["path"])
+    run = run_of(done.chosen.runs[0].path)
     assert again.result["accuracy_per_client"] == run["accuracy_per_client"]
     assert f"chosen by validation: {done.table.ready}" in str(done)
 
@@ -197,7 +199,7 @@ def record(path: str, validation: float | None, accuracy: float, seed: int = 0, 
         {"round": 2, "evaluated": True, "validation": validation},
         {"round": 3, "evaluated": False, "validation": None},
     ]
-    return RunRecord(Path(path), result, rounds)
+    return RunRecord(Path(path), RunResult(**result), [RoundRecord(**line) for line in rounds])
 
 
 def cells(
@@ -473,7 +475,8 @@ def test_the_command(tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch
 def test_what_has_learnt_nothing_is_not_chosen() -> None:
     local, good, lost = cells({1: (0.4, 0.4), 2: (0.9, 0.9)})
     (run,) = lost.runs
-    run = dataclasses.replace(run, result={**run.result, "nothing_learnt": "nothing was learnt: why"})
+    result = run.result.model_copy(update={"nothing_learnt": "nothing was learnt: why"})
+    run = dataclasses.replace(run, stored=result)
     table = tabulate(["method.header_lr"], [local, good, dataclasses.replace(lost, runs=[run])])
     assert table is not None
     assert table.chosen is not None

@@ -239,7 +239,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Path], object], bool]] = {  # likewise: the
         lambda run: html_report.write_page(find_runs(run), comparison.comparison(find_runs(run)), run),
         False,
     ),
-    "report.results_page.made": (lambda run: results_page.made(run), False),
+    "report.results_page.read_command": (lambda run: results_page.read_command(run), False),
     "report.results_page.results_page": (lambda run: results_page.results_page([run]), False),
     "report.results_page.write_results": (lambda run: results_page.write_results([run], run / "page.md"), False),
     "report.sensitivity.is_sweep": (lambda run: sensitivity.is_sweep(run), False),
@@ -257,7 +257,7 @@ NUMBERS = {  # take records that were read, or places to write to, and open noth
     "analysis.cka.similarity",
     "attacks.attack_target.treatment",
     "attacks.replay.last_heard",
-    "results.schema.check_links",
+    "results.read.check_links",
     "registry.check_trusted",
     "report.clients.architectures",
     "report.clients.clients",
@@ -269,18 +269,16 @@ NUMBERS = {  # take records that were read, or places to write to, and open noth
     "report.grouping.scored_stages",
     "report.html_report.page",
     "report.html_report.page_data",
-    "report.paper_results.accuracy_of",
     "report.paper_results.beside",
     "report.paper_results.column",
     "report.paper_results.is_changed",
-    "report.paper_results.row_name",
     "report.paper_results.unmeasured",
     "report.paper_results.without_column",
     "report.results_page.write_command",
     "report.statistics.reach",
     "report.statistics.to_target",
     "report.plot_style.save",
-    "report.sweeps.draw",
+    "report.sweep_figure.draw",
     "report.sweeps.write",
     "report.comparison.comparison",
     "report.comparison.write",
@@ -360,7 +358,7 @@ def test_a_trusted_folder_is_read_with_its_code(clean: Path, tmp_path: Path, mon
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"input": {"shape": ["touch", "PWNED"], "type": "uint8"}}, "'input.shape[0]' should be a whole number"),
+        ({"input": {"shape": ["touch", "PWNED"], "type": "uint8"}}, "'input.shape[0]': expected a whole number"),
         ({"input": {"shape": [], "type": "uint8"}}, "expected sizes from 1 to"),
         ({"input": {"shape": [1, 0, 8], "type": "uint8"}}, "expected sizes from 1 to"),
         ({"input": {"shape": [1, -8, 8], "type": "uint8"}}, "expected sizes from 1 to"),
@@ -368,13 +366,13 @@ def test_a_trusted_folder_is_read_with_its_code(clean: Path, tmp_path: Path, mon
         ({"input": {"shape": [1, 8, 8], "type": "load"}}, "expected an input's type among uint8"),
         ({"input": {"shape": [1, 8, 8], "type": "Tensor"}}, "expected an input's type among uint8"),
         ({"classes": 2**40}, "expected sizes from 1 to"),
-        ({"classes": True}, "'classes' should be a whole number"),
+        ({"classes": True}, "'classes': expected a whole number"),
         ({"feature_dim": 0}, "expected sizes from 1 to"),
         ({"vocabulary": -3}, "expected sizes from 1 to"),
-        ({"image_size": ["8"]}, "expected sizes from 1 to"),
-        ({"knobs": ["rm"]}, "'knobs' should be an object"),
-        ({"architecture": ["digits-cnn1"]}, "'architecture' should be a text"),
-        ({"sha256": {"client-000.safetensors": 3}}, "should be a text"),
+        ({"image_size": ["8"]}, "'image_size': expected a whole number"),
+        ({"knobs": ["rm"]}, "'knobs': expected an object"),
+        ({"architecture": ["digits-cnn1"]}, "'architecture': expected a text"),
+        ({"sha256": {"client-000.safetensors": 3}}, "expected a text"),
         ({"sha256": {"../../secret": "0" * 64}}, "one of '../../secret'"),
         ({"sha256": {"/etc/passwd": "0" * 64}}, "one of '/etc/passwd'"),
         ({"sha256": {"client-001.safetensors": "0" * 64}}, "one of 'client-001.safetensors'"),
@@ -399,7 +397,7 @@ def test_a_program_is_no_network(clean: Path, tmp_path: Path, monkeypatch: pytes
     change_index(tmp_path / "run", lambda entry: entry.update(shape, architecture="subprocess:call"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a program was started"))
-    for trust, says in ((False, SWITCH), (True, "should be a whole number")):
+    for trust, says in ((False, SWITCH), (True, "expected a whole number")):
         with pytest.raises(RequestError) as refused:
             prediction.load_model("run", 0, trust=trust)
         assert says in str(refused.value)
@@ -481,7 +479,7 @@ def test_no_part_of_a_run_folder_is_a_link(part: str, linked: Callable[[str], Pa
         lambda: RunFolder(run).check(settings, True, False),
         lambda: RunFolder(run).check(settings, False, True),
         lambda: layer_outputs.clients_of(run),
-        lambda: results_page.made(run),
+        lambda: results_page.read_command(run),
         lambda: sensitivity.read_sweep(run),
     ):
         with pytest.raises(RequestError, match=r"came a link: \S+, which is not followed; put a copy") as refused:

@@ -13,7 +13,7 @@ import polyfed as pf
 from flat_options import grouped
 from polyfed.config.recipe import Recipe
 from polyfed.errors import RequestError
-from polyfed.methods import FedHeNN, FedIN, FedMD, InCoAvg, LGFedAvg
+from polyfed.methods import FedHeNN, FedIN, LGFedAvg
 from polyfed.registry import METHODS
 
 SAID = [  # section, what is given, the line behind the section's name
@@ -40,8 +40,6 @@ KNOBS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (FedIN, {"projection": "fixed", "projection_lr": 0.1}, "projection_lr = 0.1 does nothing beside projection"),
     (FedHeNN, {"width": 2.0}, "width = 2.0 does nothing beside similarity = 'linear'; set similarity to 'rbf'"),
     (FedHeNN, {"setting": "homogeneous", "rank": 4}, "rank = 4 does nothing beside setting = 'homogeneous'"),
-    (FedMD, {"temperature": 1.0}, "temperature = 1.0 does nothing beside digest = 'l1'"),
-    (InCoAvg, {"theta_rule": "paper", "theta_max": 1.0}, "theta_max = 1.0 does nothing beside theta_rule = 'paper'"),
     (LGFedAvg, {"shares": "none", "weighting": "uniform"}, "weighting = 'uniform' does nothing beside shares = 'none'"),
 ]
 

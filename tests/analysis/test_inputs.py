@@ -10,6 +10,12 @@ import torch
 from polyfed.analysis.probe_inputs import balanced_order, common_inputs, load_run_data
 from polyfed.errors import RequestError
 from polyfed.report.run_records import RunRecord
+from polyfed.results.stored_files import StoredRecipe
+
+
+def elsewhere(run: RunRecord, folder: Path) -> RunRecord:
+    """The run with another recipe; its result does not say how many rows clients had."""
+    return replace(run, path=folder, stored=run.result.model_copy(update={"clients_table": None}))
 
 
 def test_every_beginning_has_the_classes_evenly() -> None:
@@ -47,7 +53,7 @@ def test_rows_of_all_clients_that_nobody_trained_on(runs: list[RunRecord]) -> No
 def test_the_common_test_set(runs: list[RunRecord], tmp_path: Path) -> None:
     recipe = (runs[0].path / "recipe.toml").read_text().replace('test = "client"', 'test = "global"')
     (tmp_path / "recipe.toml").write_text(recipe)
-    found = common_inputs(replace(runs[0], path=tmp_path, result={"seed": 0}), 10)
+    found = common_inputs(elsewhere(runs[0], tmp_path), 10)
     assert "rows of the common test set" in found.about
 
 
@@ -60,6 +66,6 @@ def test_requests_that_cannot_be_met(runs: list[RunRecord], tmp_path: Path) -> N
         load_run_data(replace(runs[0], path=tmp_path))
     (tmp_path / "recipe.toml").write_text(recipe.replace("holdout = 20", "holdout = 0"))
     with pytest.raises(RequestError, match=r"data\.holdout"):
-        common_inputs(replace(runs[0], path=tmp_path, result={"seed": 0}), 10, "holdout")
+        common_inputs(elsewhere(runs[0], tmp_path), 10, "holdout")
     with pytest.raises(RequestError, match="came none: the run was given its data"):
-        load_run_data(replace(runs[0], recipe={}))
+        load_run_data(replace(runs[0], recipe=StoredRecipe()))

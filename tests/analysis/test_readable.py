@@ -15,6 +15,7 @@ from polyfed.analysis.probe_inputs import ProbeInputs
 from polyfed.analysis.tsne import Embedding, draw_panels
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.run_records import RunRecord
+from polyfed.results.schema import RunResult
 from readable import unreadable
 
 THINGS = ("airplane (passenger)", "automobile", "red-tailed bird", "tabby cat", "white-tailed deer")
@@ -28,7 +29,7 @@ RECORD = {
 
 
 def record(name: str) -> RunRecord:
-    return RunRecord(Path(name), RECORD, [], name=name)
+    return RunRecord(Path(name), RunResult(**RECORD), [], name=name)
 
 
 @pytest.fixture

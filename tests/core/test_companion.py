@@ -11,7 +11,7 @@ from torch import nn
 
 import polyfed as pf
 from polyfed.core.client import Client
-from polyfed.core.method import Gradients, Method, Needs
+from polyfed.core.method import Method, Needs
 from polyfed.core.model_factory import Companion
 from polyfed.core.modules import Composite, exported
 from polyfed.engine.federation import Federation
@@ -175,17 +175,6 @@ def test_exported_names_are_the_own_networks() -> None:
     net = tiny(1, 4, 6)
     assert same(exported(net), net.state_dict())
     assert same(exported(net.head), net.head.state_dict())
-
-
-def test_clip_bounds_each_network_by_itself() -> None:
-    grads = {"own.w": torch.tensor([3.0, 4.0]), "companion.w": torch.tensor([0.6]), "projector.w": None}
-    found = auxiliary_model.clip(Gradients(grads, torch.zeros(()), {}), 1.0)
-    torch.testing.assert_close(found.grads["own.w"], torch.tensor([0.6, 0.8]))
-    assert found.grads["companion.w"] is grads["companion.w"] or torch.equal(
-        found.grads["companion.w"], grads["companion.w"]
-    )
-    assert found.grads["projector.w"] is None
-    assert auxiliary_model.clip(Gradients(grads, torch.zeros(()), {}), 0.0).grads == grads
 
 
 # by name, from a recipe ---------------------------------------------------------------------------------------------

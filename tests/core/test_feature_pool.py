@@ -9,7 +9,7 @@ import torch
 
 from polyfed.core.client import Client
 from polyfed.core.releases import Release
-from polyfed.methods.building_blocks.feature_pairs import draw, gather, minibatch, releases, sample
+from polyfed.methods.building_blocks.feature_pairs import collect, draw_pairs, minibatch, releases, sample_pairs
 from polyfed.models import zoo
 
 
@@ -19,9 +19,9 @@ def upload(sender: int, rows: int) -> dict[str, Any]:
     return {"model": {}, "features": {"s_in": marks[:, None].expand(rows, 2).clone(), "s_out": -marks[:, None]}}
 
 
-def drawn(pool: Any, receiver: int, count: int, mixing: Any = "mix", seed: int = 0) -> list[int]:
+def drawn(pool: Any, receiver: int, count: int, seed: int = 0) -> list[int]:
     """Marks of the pairs that a client gets."""
-    found = draw(pool, receiver, count, mixing, torch.Generator().manual_seed(seed))
+    found = draw_pairs(pool, receiver, count, torch.Generator().manual_seed(seed))
     if not found:
         return []
     assert torch.equal(found["s_in"][:, :1], -found["s_out"]), "a pair was torn apart"
@@ -29,7 +29,7 @@ def drawn(pool: Any, receiver: int, count: int, mixing: Any = "mix", seed: int =
 
 
 def test_gathered_pairs_know_their_sender() -> None:
-    pool = gather({1: upload(1, 3), 4: upload(4, 2), 6: {"model": {}}})
+    pool = collect({1: upload(1, 3), 4: upload(4, 2), 6: {"model": {}}})
     assert pool["sender"].tolist() == [1, 1, 1, 4, 4]
     assert pool["s_in"][:, 0].tolist() == [100, 101, 102, 400, 401]
     assert pool["s_out"][:, 0].tolist() == [-100, -101, -102, -400, -401]
@@ -37,40 +37,35 @@ def test_gathered_pairs_know_their_sender() -> None:
 
 @pytest.mark.parametrize("uploads", [{}, {3: {"model": {}}}])
 def test_no_pairs_no_pool(uploads: Any) -> None:
-    assert gather(uploads) == {}
-    assert draw({}, 0, 4, "mix", torch.Generator()) == {}
+    assert collect(uploads) == {}
+    assert draw_pairs({}, 0, 4, torch.Generator()) == {}
 
 
-@pytest.mark.parametrize("mixing", ["mix", "one"])
-def test_ones_own_pairs_are_not_drawn_and_nothing_is_drawn_for_them(mixing: Any) -> None:
-    pool, draws = gather({2: upload(2, 5)}), torch.Generator().manual_seed(0)
+def test_ones_own_pairs_are_not_drawn_and_nothing_is_drawn_for_them() -> None:
+    pool, draws = collect({2: upload(2, 5)}), torch.Generator().manual_seed(0)
     before = draws.get_state()
-    assert draw(pool, 2, 4, mixing, draws) == {}
+    assert draw_pairs(pool, 2, 4, draws) == {}
     assert torch.equal(before, draws.get_state())
-    assert all(mark // 100 == 2 for mark in drawn(pool, 0, 4, mixing))
+    assert all(mark // 100 == 2 for mark in drawn(pool, 0, 4))
 
 
 @pytest.mark.parametrize(("count", "expected"), [(1, 1), (4, 4), (9, 9), (50, 9)])
 def test_without_replacement_and_never_more_than_there_are(count: int, expected: int) -> None:
-    pool = gather({0: upload(0, 4), 1: upload(1, 4), 2: upload(2, 5)})
+    pool = collect({0: upload(0, 4), 1: upload(1, 4), 2: upload(2, 5)})
     marks = drawn(pool, 0, count)
     assert len(marks) == len(set(marks)) == expected
     assert 0 not in {mark // 100 for mark in marks}
 
 
-def test_mixed_pairs_come_from_everybody_else_and_one_ones_from_one() -> None:
-    pool = gather({i: upload(i, 4) for i in range(4)})
-    senders = [
-        {mark // 100 for mark in drawn(pool, 0, 4, mixing, seed)} for mixing in ("mix", "one") for seed in range(40)
-    ]
-    assert set.union(*senders[:40]) == set.union(*senders[40:]) == {1, 2, 3}
-    assert any(len(s) > 1 for s in senders[:40])
-    assert all(len(s) == 1 for s in senders[40:])
-    assert len(drawn(pool, 0, 50, "one")) == 4
+def test_pairs_come_from_everybody_else() -> None:
+    pool = collect({i: upload(i, 4) for i in range(4)})
+    senders = [{mark // 100 for mark in drawn(pool, 0, 4, seed)} for seed in range(40)]
+    assert set.union(*senders) == {1, 2, 3}
+    assert any(len(s) > 1 for s in senders)
 
 
 def test_a_generator_decides() -> None:
-    pool = gather({i: upload(i, 4) for i in range(4)})
+    pool = collect({i: upload(i, 4) for i in range(4)})
     assert drawn(pool, 0, 6, seed=1) == drawn(pool, 0, 6, seed=1) != drawn(pool, 0, 6, seed=2)
 
 
@@ -102,7 +97,7 @@ def worker() -> Client:
 
 
 def pairs(worker: Client, level: float, bound: float = 0.0) -> dict[str, torch.Tensor]:
-    return sample(worker, 200, level, torch.Generator().manual_seed(3), bound)
+    return sample_pairs(worker, 200, level, torch.Generator().manual_seed(3), bound)
 
 
 def test_rows_of_pairs_are_bounded(worker: Client) -> None:

@@ -115,7 +115,8 @@ def test_what_happens_to_nodes_is_told(tmp_path: Path) -> None:
 
 def test_the_end_is_told_with_the_result_or_without(tmp_path: Path) -> None:
     shown, out = follower(tmp_path)
-    (tmp_path / "result.json").write_text(json.dumps({"accuracy": 0.5, "bytes_up": 1, "bytes_down": 2, "seconds": 3}))
+    result = {**FACTS, "accuracy": 0.5, "bytes_up": 1, "bytes_down": 2, "seconds": 3}
+    (tmp_path / "result.json").write_text(json.dumps(result))
     with shown:
         pass
     assert "fedgh: done  accuracy 50.00 % (personal)" in out.getvalue()

@@ -97,7 +97,10 @@ def test_nodes_give_the_same_numbers(tmp_path: Path, method: str, options: Mappi
 
 @pytest.mark.parametrize(
     ("method", "knobs"),
-    [("fedrep", {"head_epochs": 1, "final_head_epochs": 1}), ("fedhenn", {"rad_size": 10, "final_finetune_epochs": 1})],
+    [
+        ("fedrep", {"head_epochs": 1, "final_head_epochs": 1}),
+        ("fedhenn", {"rad_size": 10, "setting": "homogeneous", "final_average": True}),
+    ],
 )
 def test_nodes_take_part_in_a_closing_round(tmp_path: Path, method: str, knobs: Mapping[str, Any]) -> None:
     recipe = recipe_of(method, **ONE, data={"holdout": 20}, knobs=knobs)

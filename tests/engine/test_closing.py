@@ -289,7 +289,7 @@ def test_reports_cope(tmp_path: Path) -> None:
     (line,) = series(group_)
     assert line.x == (1, 2, 3, 4)
     (section,) = comparison(runs).sections
-    assert section.rows[0].accuracy == pytest.approx(sum(run.result["accuracy"] for run in runs) / 2)
+    assert section.rows[0].accuracy == pytest.approx(sum(run.result.accuracy or 0.0 for run in runs) / 2)
 
 
 def test_nothing_of_it_by_default() -> None:

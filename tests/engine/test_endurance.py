@@ -27,7 +27,9 @@ from polyfed.errors import PolyfedError, RequestError, RunError
 from polyfed.experiments.prediction import load_model
 from polyfed.methods import FedGH
 from polyfed.report.run_records import find_runs
-from polyfed.results.schema import check_shape, parse_json, parse_toml, seal, unseal
+from polyfed.results.fields import validated
+from polyfed.results.read import parse_json, parse_toml, seal, unseal
+from polyfed.results.schema import RoundRecord
 from polyfed.testing import Kit
 from polyfed.testing.fixtures import difference, everything, records
 
@@ -166,7 +168,6 @@ def test_a_result_of_rounds_without_end_is_one_line(unfinished: Path) -> None:
 def test_a_report_reads_no_damaged_record(unfinished: Path, tmp_path: Path) -> None:
     out, r = Path(shutil.copytree(unfinished, tmp_path / "run")), random.Random(0)
     made(out).run(resume=True)
-    assert "seal" not in find_runs(out)[0].rounds[0]
     whole = (out / "rounds.jsonl").read_bytes()
     for _ in range(20):
         broken = bytearray(whole)
@@ -177,7 +178,7 @@ def test_a_report_reads_no_damaged_record(unfinished: Path, tmp_path: Path) -> N
         except RequestError:
             continue
         for record, line in zip(kept, whole.splitlines(), strict=True):  # the word "seal" itself was hit
-            assert unseal(line) == {key: record[key] for key in unseal(line)}
+            assert validated(RoundRecord, unseal(line)) == record
 
 
 def test_a_damaged_list_of_models_is_seen(unfinished: Path, tmp_path: Path) -> None:
@@ -216,15 +217,23 @@ def test_a_seal_is_of_all_bytes_and_shapes_are_told() -> None:
         parse_toml(b"a = " + b"[" * 200000)
     with pytest.raises(ValueError, match="half a character"):
         parse_json(b'"\\ud83d"')
-    for value, shape, says in (
-        ({"a": [1, "x"]}, {"a": [int]}, r"'a\[1\]' should be a whole number, is 'x'"),
-        ({"a": True}, {"a": int}, "should be a whole number, is True"),
-        ({"a": 1}, {"a": bool}, "should be true or false, is 1"),
-        ({"a": float("inf")}, {"a": "a number"}, "should be a number, is inf"),
-        ([], {"a": int}, "should be an object"),
+    for value, says in (
+        ({"clients": [1, "x"]}, r"'clients\[1\]': expected a whole number, got 'x'"),
+        ({"samples": True}, "'samples': expected a whole number, got True"),
+        ({"closing": 1}, "expected true or false, got 1"),
+        ({"seconds": float("inf")}, "expected a number, got inf"),
+        ({"seconds": None}, "'seconds': expected a value, got None"),
+        ({"accuracy": {"personal": {"mean": "x"}}}, r"'accuracy\.personal\.mean': expected a number, got 'x'"),
+        ({"releases": [{}]}, r"'releases\[0\]': expected the key 'what', got none"),
+        ({"round": 10**400}, "'round': expected a whole number, got 1000"),
     ):
-        with pytest.raises(ValueError, match=says):
-            check_shape(value, shape)
+        with pytest.raises(ValueError, match=says) as caught:
+            validated(RoundRecord, {"round": 1, **value})
+        assert len(str(caught.value)) < 200
+    with pytest.raises(ValueError, match=r"expected an object, got \[\]"):
+        validated(RoundRecord, [])
+    with pytest.raises(ValueError, match="expected the key 'round', got none"):
+        validated(RoundRecord, {})
 
 
 # the machine ------------------------------------------------------------------------------------------------------

@@ -122,9 +122,9 @@ def test_every_method_has_one_result(name: str) -> None:
     [
         {"uploads": "kernels", "rad_refresh": 0},
         {"rad_refresh": 2, "rad_source": "train"},
-        {"setting": "homogeneous", "final_average": True, "final_finetune_epochs": 1},
+        {"setting": "homogeneous", "final_average": True},
         {"control": "own"},
-        {"control": "permuted", "exclude_self": True},
+        {"control": "permuted"},
     ],
     ids=str,
 )

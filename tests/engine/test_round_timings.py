@@ -9,6 +9,7 @@ import pytest
 
 import polyfed as pf
 from polyfed.core.profiling import SECTIONS
+from polyfed.methods import fedhenn
 
 RECIPE: dict[str, Any] = {
     "data": {"name": "digits", "clients": 3, "max_train": 10, "max_test": 10, "holdout": 20},
@@ -32,10 +33,11 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="worker processes nee
 
 
 @pytest.mark.parametrize(("workers", "chunk"), [(1, 8), (1, 4), pytest.param(2, 8, marks=LINUX)])
-def test_sections_add_up_and_change_nothing(workers: int, chunk: int) -> None:
+def test_sections_add_up_and_change_nothing(workers: int, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the term's gradient is taken apart from the task's (chunk below the step's rows)."""
-    result, rounds = records(FEDHENN | {"rad_chunk": chunk}, True, workers)
-    _, plain = records(FEDHENN | {"rad_chunk": chunk}, False)
+    monkeypatch.setattr(fedhenn, "_ROWS_AT_ONCE", chunk)
+    result, rounds = records(FEDHENN, True, workers)
+    _, plain = records(FEDHENN, False)
     for record, expected in zip(rounds, plain, strict=True):
         spent = record["timings"]
         assert tuple(spent) == SECTIONS

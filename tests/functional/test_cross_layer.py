@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from polyfed.functional import cross_layer
 from polyfed.functional.block_names import blocks, place
 from polyfed.functional.cross_layer import corrected, last_blocks, references
 from polyfed.models import zoo
@@ -35,9 +36,11 @@ ORACLES = {"code": numpy_code, "paper": numpy_paper}
 
 @pytest.mark.parametrize("rule", ["code", "paper"])
 @pytest.mark.parametrize("limits", [(5.0, 0.0), (0.3, 0.0), (5.0, 0.008)])
-def test_kernel_by_kernel(rule, limits):
+def test_kernel_by_kernel(rule, limits, monkeypatch):
+    monkeypatch.setattr(cross_layer, "_THETA_MAX", limits[0])
+    monkeypatch.setattr(cross_layer, "_UPDATE_MAX", limits[1] or np.inf)
     g_k, g_0 = draw(4, 3, 3, 3), draw(4, 3, 3, 3, seed=1)
-    found = corrected(g_k, g_0, rule, "kernel", *limits).numpy()
+    found = corrected(g_k, g_0, rule).numpy()
     signs = set()
     for o in range(4):
         for i in range(3):
@@ -49,37 +52,28 @@ def test_kernel_by_kernel(rule, limits):
     assert signs == {-1.0, 1.0}
 
 
-@pytest.mark.parametrize("rule", ["code", "paper"])
-@pytest.mark.parametrize("sign", [1, -1])
-def test_whole_tensors(rule, sign):
-    g_0 = draw(4, 3, 3, 3, seed=1)
-    g_k = draw(4, 3, 3, 3) + sign * 0.5 * g_0
-    found = corrected(g_k, g_0, rule, "tensor", update_max=0.0)
-    np.testing.assert_allclose(found.numpy(), ORACLES[rule](g_k.numpy(), g_0.numpy(), 5.0, 0.0), rtol=1e-5, atol=1e-9)
-    other = corrected(g_k, g_0, rule, "kernel", update_max=0.0)
-    assert not torch.allclose(found, other)
-
-
-def test_the_papers_rule_never_points_against_and_leaves_alone_what_agrees():
+def test_the_papers_rule_never_points_against_and_leaves_alone_what_agrees(monkeypatch):
+    monkeypatch.setattr(cross_layer, "_UPDATE_MAX", np.inf)
     g_k, g_0 = draw(40, 3, 3, 3), draw(40, 3, 3, 3, seed=1)
-    found = corrected(g_k, g_0, "paper", update_max=0.0)
+    found = corrected(g_k, g_0, "paper")
     before, after = ((g.double() * g_0.double()).sum((-1, -2)) for g in (g_k, found))
     assert (before < 0).any()
     assert (after >= -1e-9).all()
     assert torch.equal(found[before >= 0], g_k[before >= 0])
 
 
-def test_theta_has_no_sign_in_the_code_and_is_limited():
+def test_theta_has_no_sign_in_the_code_and_is_limited(monkeypatch):
     """A kernel that points against the reference is pushed as far towards it as one that points along it."""
     g_0 = torch.ones(1, 1, 2, 2)
+    assert float(corrected(100 * g_0, g_0).max()) == pytest.approx(0.1)
+    assert float(corrected(-0.5 * g_0, 2 * g_0, "paper").min()) == pytest.approx(0.0)
+    monkeypatch.setattr(cross_layer, "_UPDATE_MAX", np.inf)
     for g_k in (0.5 * g_0, -0.5 * g_0):
         sign = float(g_k.sign().mean())
-        found = corrected(g_k, g_0, "code", update_max=0.0)  # theta = 0.5, norms 1 and 2
+        found = corrected(g_k, g_0, "code")  # theta = 0.5, norms 1 and 2
         torch.testing.assert_close(found, torch.full_like(g_0, (sign * 0.5 + 0.5 * 0.5) * 1.5))
-    far = corrected(100 * g_0, g_0, "code", update_max=0.0)  # theta would be 100: 5 units of the mean norm, and 1
+    far = corrected(100 * g_0, g_0, "code")  # theta would be 100: 5 units of the mean norm, and 1
     torch.testing.assert_close(far, 0.5 * (1 + 5) * 101 * torch.ones_like(g_0))
-    assert float(corrected(100 * g_0, g_0).max()) == pytest.approx(0.1)
-    assert float(corrected(-100 * g_0, g_0, theta_max=0.0).min()) == pytest.approx(-0.1)
 
 
 def test_a_kernel_without_an_update_is_left_alone():
@@ -94,11 +88,9 @@ def test_a_kernel_without_an_update_is_left_alone():
     assert corrected(g_k, g_0).dtype == g_k.dtype
 
 
-def test_wrong_shapes_and_limits():
+def test_wrong_shapes():
     with pytest.raises(ValueError, match="one shape"):
         corrected(draw(2, 2, 3, 3), draw(2, 1, 3, 3))
-    with pytest.raises(ValueError, match="at least 0"):
-        corrected(draw(2, 2, 3, 3), draw(2, 2, 3, 3), update_max=-1.0)
 
 
 def test_blocks_of_a_resnet():

@@ -8,8 +8,6 @@ import torch
 
 from polyfed.functional.consensus import Consensus, confidences, consensus, shares, transfer_loss
 
-OF = ("logits", "probabilities")
-
 
 def draw(*shape, seed=0):
     return 2 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -20,13 +18,12 @@ def softmax(z):
     return e / e.sum(-1, keepdims=True)
 
 
-def by_hand(scores, of="logits"):
+def by_hand(scores):
     """Sample by sample, network by network."""
     labels, others, disputed = [], [], []
     for n in range(scores.shape[1]):
         s = scores[:, n]
-        v = {"logits": s, "probabilities": softmax(s)}[of]
-        v = ((v - v.mean(1, keepdims=True)) ** 2).mean(1)
+        v = ((s - s.mean(1, keepdims=True)) ** 2).mean(1)
         label = (v[:, None] * s / v.sum()).sum(0).argmax()
         left = [i for i in range(len(s)) if s[i].argmax() != label]
         labels.append(label)
@@ -35,11 +32,10 @@ def by_hand(scores, of="logits"):
     return np.array(labels), np.array(others), np.array(disputed)
 
 
-@pytest.mark.parametrize("of", OF)
-def test_consensus_by_hand(of):
+def test_consensus_by_hand():
     scores = draw(4, 60, 3)
     scores[:, :9] += 30 * torch.eye(3).repeat(3, 1)  # here all agree
-    found, (labels, others, disputed) = consensus(scores, of), by_hand(scores.numpy(), of)
+    found, (labels, others, disputed) = consensus(scores), by_hand(scores.numpy())
     np.testing.assert_array_equal(found.labels, labels)
     np.testing.assert_allclose(found.others, others, atol=1e-12)
     np.testing.assert_array_equal(found.disputed, disputed)
@@ -47,10 +43,8 @@ def test_consensus_by_hand(of):
     assert not found.others[~found.disputed].any()
 
 
-def test_what_confidence_is_of_matters():
+def test_confidence_is_that_of_log_probabilities():
     scores = draw(4, 60, 3)
-    found = [consensus(scores, of).others for of in OF]
-    assert not torch.allclose(found[0], found[1])
     torch.testing.assert_close(confidences(scores), confidences(torch.log_softmax(scores, dim=2)))
 
 

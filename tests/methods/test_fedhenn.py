@@ -36,6 +36,7 @@ from polyfed.data.samples import Samples
 from polyfed.errors import RequestError
 from polyfed.functional.quantization import unpack
 from polyfed.methods import FedAvg, FedHeNN, Local
+from polyfed.methods.building_blocks import mean_kernel
 from polyfed.models import zoo
 from polyfed.models.split import Staged
 
@@ -303,11 +304,10 @@ def known_to_the_server(members, history, upto, seed=0):
 
 
 @pytest.mark.parametrize("norm", ["none", "fro"])
-@pytest.mark.parametrize("exclude_self", [False, True])
 @pytest.mark.parametrize("pool", ["all", "selected", "seen"])
-def test_mean_kernel_of_each_pool(pool, exclude_self, norm):
+def test_mean_kernel_of_each_pool(pool, norm):
     members = clients([*MIXED, "deep"])
-    method = hetero(kernel_pool=pool, exclude_self=exclude_self, kernel_norm=norm)
+    method = hetero(kernel_pool=pool, kernel_norm=norm)
     history = rounds(method, members, held=public(), rounds=4, participation=0.4, lose=lambda r, i: r == 1 and i == 3)
     seen, last = set(), set()
     checked = 0
@@ -315,7 +315,6 @@ def test_mean_kernel_of_each_pool(pool, exclude_self, norm):
         latest = known_to_the_server(members, history, number)
         for i in round.record["clients"]:
             who = {"all": set(range(5)), "selected": set(last), "seen": set(seen)}[pool]
-            who -= {i} if exclude_self else set()
             if number == 1 or not who:
                 assert not round.down[i]
                 continue
@@ -404,11 +403,10 @@ def test_homogeneous_refuses_several_architectures():
 
 
 @pytest.mark.parametrize(("rank", "exact_rank", "columns"), [(128, 256, 23), (3, 22, 3), (3, 23, 23)])
-def test_heterogeneous_bytes(rank, exact_rank, columns):
+def test_heterogeneous_bytes(rank, exact_rank, columns, monkeypatch):
+    monkeypatch.setattr(mean_kernel, "_EXACT_RANK", exact_rank)
     members = clients(MIXED)
-    history = rounds(
-        hetero(rank=rank, exact_rank=exact_rank), members, held=public(), rounds=3, participation=0.5, epochs=1
-    )
+    history = rounds(hetero(rank=rank), members, held=public(), rounds=3, participation=0.5, epochs=1)
     for number, round in enumerate(history, 1):
         drawn = round.record["clients"]
         assert len(drawn) == 2
@@ -434,7 +432,7 @@ class Pooled(nn.Module):
         return F.adaptive_avg_pool2d(x, 8).flatten(1)
 
 
-def test_bytes_of_the_papers_sizes():
+def test_bytes_of_the_papers_sizes(monkeypatch):
     """L = 5000 CIFAR images as bytes: 15 360 000 B; a factor of rank 64: 1 280 000 B; 307 842 weights. And the page."""
     g = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (5000, 3, 32, 32), dtype=torch.uint8, generator=g)
@@ -445,9 +443,8 @@ def test_bytes_of_the_papers_sizes():
     }
     data = (images[:4], torch.tensor([0, 1, 2, 3]))
     knobs = {"eta0": 0.01, "rad_size": 5000, "rad_batch": 16, "eta_schedule": "constant"}
-    (round,) = rounds(
-        FedHeNN(rank=64, exact_rank=0, **knobs), [Client("tiny", data)], builders, held=held, classes=10, rounds=1
-    )
+    monkeypatch.setattr(mean_kernel, "_EXACT_RANK", 0)
+    (round,) = rounds(FedHeNN(rank=64, **knobs), [Client("tiny", data)], builders, held=held, classes=10, rounds=1)
     assert (nbytes({"rad": round.down[0]["rad"]}), nbytes({"f": round.down[0]["factor"]["values"]})) == (
         15_360_000,
         1_280_000,

@@ -97,20 +97,18 @@ def test_of_one_client_the_mean_kernel_is_its_own():
     assert all(same(a.weights[0], b.weights[0]) for a, b in zip(ours, plain, strict=True))
 
 
-@pytest.mark.parametrize("exclude_self", [False, True])
-def test_permuted_is_the_mean_kernel_in_another_order(exclude_self):
+def test_permuted_is_the_mean_kernel_in_another_order():
     """Rows and columns alike; the inputs stay as they are, so that none has its own row."""
     members = clients(MIXED)
-    method = hetero(control="permuted", exclude_self=exclude_self)
+    method = hetero(control="permuted")
     fed, watch = federation(method, members, held=public(), rounds=3)
     fed.run()
-    plain = rounds(hetero(exclude_self=exclude_self), members, held=public(), rounds=2)
+    plain = rounds(hetero(), members, held=public(), rounds=2)
     assert torch.equal(plain[1].down[0]["rad"], watch.rounds[1].down[0]["rad"])
     orders = []
     for number in (2, 3):
         message, weights = watch.rounds[number - 1].down[0], latest(members, watch.rounds, number)
-        who = range(1, 4) if exclude_self else range(4)
-        k_bar = np.mean([kernel(members, j, weights[j], message["rad"]) for j in who], axis=0)
+        k_bar = np.mean([kernel(members, j, weights[j], message["rad"]) for j in range(4)], axis=0)
         fed.server.round = number
         order = torch.randperm(20, generator=fed.server.generator("permuted")).numpy()
         assert up_to_scale(received_kernel(message), k_bar[np.ix_(order, order)]) < 1e-6
@@ -140,10 +138,6 @@ def test_without_weight_a_control_is_local(control):
 @pytest.mark.parametrize(
     ("knobs", "said"),
     [
-        (
-            {"control": "own", "exclude_self": True},
-            "exclude_self: expected control 'none' or 'permuted', as nothing",
-        ),
         (
             {"control": "own", "setting": "homogeneous"},
             "control: expected setting 'heterogeneous', as there is no",

@@ -32,7 +32,7 @@ from polyfed.engine.task import Task
 from polyfed.errors import RequestError, RunError
 from polyfed.experiments.estimate import estimate_costs
 from polyfed.functional.quantization import unpack
-from polyfed.methods import FedHeNN
+from polyfed.methods import FedHeNN, fedhenn
 from polyfed.methods.building_blocks import mean_kernel
 from polyfed.models.split import Staged
 
@@ -91,7 +91,7 @@ def represented(model, x):
 @pytest.mark.parametrize("width", [0.5, 2.0])
 def test_rbf_kernels_are_averaged_and_aligned(width):
     """All 20 rows are landmarks, so that the factor is exact: K_bar is the mean of four RBF kernels."""
-    method = hetero(similarity="rbf", width=width, landmarks=20)
+    method = hetero(similarity="rbf", width=width)
     fed, at, message, context = received(method, clients(MIXED), number=2)
     models = [model_with(NETS[c.architecture], fed.server.weights(c.id)) for c in fed.clients]
     k_bar = np.mean([rbf(represented(m, message["rad"]), width) for m in models], axis=0)
@@ -104,9 +104,10 @@ def test_rbf_kernels_are_averaged_and_aligned(width):
     assert loss - plain == pytest.approx(expected, abs=1e-5)
 
 
-def test_rbf_with_few_landmarks_is_near():
-    _, _, exact, _ = received(hetero(similarity="rbf", landmarks=20), clients(MIXED))
-    _, _, near, _ = received(hetero(similarity="rbf", landmarks=12), clients(MIXED))
+def test_rbf_with_few_landmarks_is_near(monkeypatch):
+    _, _, exact, _ = received(hetero(similarity="rbf"), clients(MIXED))
+    monkeypatch.setattr(mean_kernel, "_LANDMARKS", 12)
+    _, _, near, _ = received(hetero(similarity="rbf"), clients(MIXED))
     kernels = [f @ f.T for f in (unpack(m["factor"]).double().numpy() for m in (exact, near))]
     assert unpack(near["factor"]).shape[1] == 4 * 12
     assert 0.95 < cka(*kernels) < 1 - 1e-6
@@ -141,7 +142,7 @@ def test_homogeneous_distances(similarity):
     [
         ({"similarity": "procrustes"}, "procrustes: expected the representation of one model"),
         ({"uploads": "kernels"}, "expected rad_refresh 0"),
-        ({"uploads": "kernels", "rad_refresh": 3}, "came 3"),
+        ({"uploads": "kernels", "rad_refresh": 3}, "got 3"),
         ({"setting": "homogeneous", "uploads": "kernels", "rad_refresh": 0}, "expected setting 'heterogeneous'"),
         ({"final_average": True}, "expected setting 'homogeneous'"),
         ({"rad_source": "train", "rad_transport": "seed"}, "no seed tells"),
@@ -301,7 +302,7 @@ def test_rows_that_nobody_has_are_refused(bad):
         (torch.zeros(20, 5), r"\(5,\) float32"),
         (torch.zeros(20, 4, dtype=torch.uint8), r"\(4,\) uint8"),
     ):
-        with pytest.raises(RunError, match=r"inputs \(4,\) float32, came " + came):
+        with pytest.raises(RunError, match=r"inputs \(4,\) float32, got " + came):
             hetero().receive(at, {"rad": other})
 
 
@@ -400,8 +401,7 @@ def test_kernel_uploads_are_weight_uploads_that_nobody_sees():
 
 
 @pytest.mark.parametrize("similarity", ["linear", "rbf"])
-@pytest.mark.parametrize("strength", ["capacity", "samples"])
-def test_the_server_of_kernel_uploads_opens_no_model(monkeypatch, similarity, strength):
+def test_the_server_of_kernel_uploads_opens_no_model(monkeypatch, similarity):
     from polyfed.core.server import Server
 
     def closed(*args, **kwargs):
@@ -409,7 +409,7 @@ def test_the_server_of_kernel_uploads_opens_no_model(monkeypatch, similarity, st
 
     for name in ("model", "weights", "initial", "keep", "architectures"):
         monkeypatch.setattr(Server, name, property(closed) if name == "architectures" else closed)
-    method = hetero(uploads="kernels", rad_refresh=0, similarity=similarity, kernel_weights=strength)
+    method = hetero(uploads="kernels", rad_refresh=0, similarity=similarity)
     history = rounds(method, clients(MIXED), held=public(), rounds=3)
     assert history[-1].record["sums"]["d_cka"] > 0
 
@@ -423,7 +423,7 @@ def test_an_uploaded_kernel_is_of_the_trained_model_on_the_rad():
 
 def test_a_kernel_of_other_rows_is_refused():
     fed, _, _, _ = received(hetero(uploads="kernels", rad_refresh=0), clients(MIXED), round=1)
-    with pytest.raises(RunError, match="expected 20 rows in the kernel of client 2, came 7"):
+    with pytest.raises(RunError, match="expected 20 rows in the kernel of client 2, got 7"):
         fed.method.aggregate(fed.server, {2: {"kernel": {"values": torch.ones(7, 5)}}})
 
 
@@ -473,78 +473,6 @@ def test_an_infinite_kernel_of_finite_weights_is_left_out(similarity):
 # ---- what counts, and in which precision ----
 
 
-@pytest.mark.parametrize("kind", ["samples", "capacity", "validation"])
-def test_weights_of_the_kernels(kind):
-    sizes = [4, 8, 12, 16]
-    members = [
-        Client(a, samples(n, i), validation=samples(10, 50 + i))
-        for i, (a, n) in enumerate(zip(MIXED, sizes, strict=True))
-    ]
-    method = hetero(kernel_weights=kind)
-    history = rounds(method, members, held=public(), rounds=2, participation=1.0)
-    first, second = history
-    assert all(set(message) == {"model", "strength"} for message in first.up.values())
-    models = [model_with(NETS[a], first.weights[i]) for i, a in enumerate(MIXED)]
-
-    def accuracy(i):
-        held = members[i].data.validation
-        return float((models[i](held.x).argmax(dim=1) == held.y).float().mean())
-
-    strengths = {
-        "samples": sizes,
-        "capacity": [FLOATS[a] for a in MIXED],
-        "validation": [accuracy(i) for i in range(4)],
-    }[kind]
-    assert [float(first.up[i]["strength"]) for i in range(4)] == pytest.approx(strengths)
-    a = [represented(m, second.before["rad"]) for m in models]
-    kernels = [(z - z.mean(axis=0)) @ (z - z.mean(axis=0)).T for z in a]
-    k_bar = sum(s * k for s, k in zip(strengths, kernels, strict=True))
-    f = unpack(second.down[0]["factor"]).double().numpy()
-    assert cka(f @ f.T, k_bar) > 1 - 1e-6
-    assert cka(f @ f.T, sum(kernels)) < 1 - 1e-6
-    up = {int(i): spent["up"] for i, spent in first.record["bytes_by_client"].items()}
-    assert up == {i: 4 * FLOATS[a] + 4 for i, a in enumerate(MIXED)}
-
-
-def test_who_has_not_spoken_counts_as_the_mean():
-    fed, _, _, _ = received(hetero(kernel_weights="samples"), clients(MIXED))
-    shares = fed.method._alignment.kernels._shares
-    assert shares(fed.server, [0, 1]) == {0: 1.0, 1: 1.0}
-    fed.server.state["strengths"] = {"1": torch.tensor(2.0), "3": torch.tensor(6.0)}
-    assert shares(fed.server, [0, 1, 2, 3]) == {0: 4.0, 1: 2.0, 2: 4.0, 3: 6.0}
-    fed.server.state["strengths"] = {str(i): torch.tensor(0.0) for i in range(4)}
-    assert shares(fed.server, [0, 1]) == {0: 1.0, 1: 1.0}
-
-
-def test_what_a_client_says_last_counts():
-    fed, _ = federation(hetero(kernel_weights="validation", eta0=0.0), clients(MIXED))
-    for value in (0.25, 0.5):
-        fed.method.aggregate(fed.server, {2: {"strength": torch.tensor(value)}})
-    fed.method.aggregate(fed.server, {1: {"strength": torch.tensor(0.75)}})
-    assert fed.method._alignment.kernels._shares(fed.server, [1, 2]) == {1: 0.75, 2: 0.5}
-
-
-def test_others_without_strength_count_alike():
-    """Client 0 is the only strong one: without its own kernel the rest are equals."""
-    fed, _ = federation(hetero(kernel_weights="samples", exclude_self=True), clients(MIXED), held=public())
-    equal, _ = federation(hetero(exclude_self=True), clients(MIXED), held=public())
-    fed.server.state["strengths"] = {"0": torch.tensor(3.0), **{str(i): torch.tensor(0.0) for i in (1, 2, 3)}}
-    factors = []
-    for one in (fed, equal):
-        one.server.round = 2
-        one.method.plan(one.server, [0, 1])
-        factors.append([unpack(one.method.broadcast(one.server, i)["factor"]) for i in (0, 1)])
-    assert torch.equal(factors[0][0], factors[1][0])
-    assert not torch.equal(factors[0][1], factors[1][1])
-
-
-def test_validation_weights_need_validation_rows():
-    with pytest.raises(RequestError, match="needs validation rows at every client, client 0 has none"):
-        federation(hetero(kernel_weights="validation"), clients(MIXED), held=public())
-    (round,) = rounds(hetero(kernel_weights="validation", eta0=0.0), clients(MIXED), rounds=1)
-    assert all(set(message) == {"model"} for message in round.up.values()), "without weight nothing is asked or said"
-
-
 @pytest.mark.parametrize(
     ("precision", "factor", "kernel"),
     [
@@ -570,14 +498,14 @@ def test_precision_is_metered_and_near(precision, factor, kernel):
 @pytest.mark.parametrize("similarity", ["linear", "rbf", "procrustes"])
 @pytest.mark.parametrize("architecture", ["deep", "bn", "dropout"])
 @pytest.mark.parametrize("chunk", [1, 7, 19])
-def test_chunks_change_nothing(similarity, architecture, chunk):
-    one = homo(similarity=similarity)
-    many = homo(similarity=similarity, rad_chunk=chunk)
-    _, at, _, context = received(one, clients([architecture] * 2))
+def test_chunks_change_nothing(similarity, architecture, chunk, monkeypatch):
+    method = homo(similarity=similarity)
+    _, at, _, context = received(method, clients([architecture] * 2))
     shaken(at.model)
     data = batch(at.data.train)
     found = []
-    for method in (one, many):
+    for at_once in (fedhenn._ROWS_AT_ONCE, chunk):
+        monkeypatch.setattr(fedhenn, "_ROWS_AT_ONCE", at_once)
         torch.manual_seed(0)
         before = copy.deepcopy(at.model.state_dict())
         found.append(method.gradients(at.model.train(), data, context))
@@ -590,7 +518,7 @@ def test_chunks_change_nothing(similarity, architecture, chunk):
 
 
 @pytest.mark.parametrize("chunk", [7, 256])
-def test_a_frozen_extractor(chunk):
+def test_a_frozen_extractor(chunk, monkeypatch):
     """All that trains is the head, which the term does not reach."""
 
     def build():
@@ -601,7 +529,8 @@ def test_a_frozen_extractor(chunk):
 
     model = build()
     assert [n for n, p in model.named_parameters() if p.requires_grad] == ["head.weight", "head.bias"]
-    method = homo(rad_chunk=chunk)
+    monkeypatch.setattr(fedhenn, "_ROWS_AT_ONCE", chunk)
+    method = homo()
     fed, _ = federation(method, clients(["still"] * 2), {"still": build}, held=public())
     method.start(fed.server)
     fed.server.round = 2
@@ -626,9 +555,10 @@ def test_chunks_keep_less(monkeypatch):
             seen.append(len(x))
         return plain(self, x)
 
-    _, at, _, context = received(homo(rad_chunk=6), clients(["deep"] * 2))
+    _, at, _, context = received(homo(), clients(["deep"] * 2))
     monkeypatch.setattr(type(net), "represent", represent)
-    homo(rad_chunk=6).gradients(at.model, batch(at.data.train), context)
+    monkeypatch.setattr(fedhenn, "_ROWS_AT_ONCE", 6)
+    homo().gradients(at.model, batch(at.data.train), context)
     assert max(n for n in seen if n != 12) == 6, seen  # 12 training rows pass once
 
 
@@ -665,36 +595,6 @@ def test_a_final_average_says_nothing_of_the_rad(refresh):
     assert all(set(message) == {"model", "n"} for message in history[-1].up.values())
 
 
-@pytest.mark.parametrize("make", [hetero, homo])
-@pytest.mark.parametrize("source", ["holdout", "train"])
-def test_final_finetune(make, source):
-    """Everybody trains on its own from what it would get in another round; nothing goes up, the server stays."""
-    members = clients(["deep"] * 3)
-    method = make(final_finetune_epochs=2, rad_source=source)
-    history = rounds(method, members, held=public(), rounds=2)
-    last = history[-1]
-    assert last.record["closing"]
-    assert last.record["samples"] == 2 * 3 * 12
-    assert last.record["sums"]["d_cka"] >= 0
-    assert not any(last.up.values())
-    names = [name for name in history[1].after if name.startswith(("model", "weights"))]
-    assert names
-    assert all(same(last.after[n], history[1].after[n]) for n in names)
-    assert all(moved(last.weights[i], history[1].weights[i]) > 1e-5 for i in range(3))
-
-
-@pytest.mark.parametrize("source", ["holdout", "train"])
-def test_average_comes_before_finetuning(source):
-    """What everybody starts from is the average; the RAD of the closing round lasts through both passages."""
-    members = clients(["deep"] * 3, [4, 8, 12])
-    method = homo(final_average=True, final_finetune_epochs=1, rad_source=source)
-    last = rounds(method, members, held=public(), rounds=1, participation=0.4)[-1]
-    assert all(same(last.down[i]["model"], last.after["model deep"]) for i in range(3))
-    assert all("rad" in last.down[i] for i in range(3))
-    assert last.record["sums"]["d_cka_steps"] == 1
-    assert not any(name.startswith("rad") for name in last.after)
-
-
 # ---- who comes, who is late ----
 
 
@@ -728,7 +628,7 @@ def test_only_who_answers_with_the_present_draw_holds_it():
 
 
 @pytest.mark.parametrize("uploads", ["weights", "kernels"])
-@pytest.mark.parametrize("knobs", [{}, {"exclude_self": True}, {"kernel_pool": "selected"}, {"kernel_pool": "seen"}])
+@pytest.mark.parametrize("knobs", [{}, {"kernel_pool": "selected"}, {"kernel_pool": "seen"}])
 def test_drops_and_joiners(uploads, knobs):
     method = hetero(uploads=uploads, rad_refresh=0, **knobs)
     fed = Federation(

@@ -225,9 +225,9 @@ def test_the_step_of_trained_matrices_by_hand() -> None:
     at = at_work(method, 1)
     before = method.common.matrices(at)
     g = torch.Generator().manual_seed(7)
-    sums = {n: torch.randn(before[n].shape, generator=g) for n in ("p_in", "p_out")} | {"in_steps": torch.tensor(2.0)}
+    sums = {n: torch.randn(before[n].shape, generator=g) for n in ("p_in", "p_out")}
     pairs = {"s_in": torch.randn(4, 9, generator=g), "s_out": torch.randn(4, 5, generator=g)}
-    sent = method.common.send(at, pairs, Trained(2, 8, 0.0, sums))
+    sent = method.common.upload(at, pairs, Trained(2, 8, 0.0, {"in_steps": torch.tensor(2.0)}, sums))
     for name, s in (("p_in", pairs["s_in"]), ("p_out", pairs["s_out"])):
         p, x = before[name].detach().double().numpy(), s.double().numpy()
         lost = x @ p.T @ p - x  # of mean lost^2, a quadratic form in P'P
@@ -249,7 +249,7 @@ def test_trained_matrices_follow_the_misfit_and_stay_orthogonal() -> None:
         at.context = method.receive(at, {"model": {}, "features": {"s_in": s_in, "s_out": s_out}})
         found = method.gradients(at.model, batch(at.data.train), {**at.context, "s_in": s_in, "s_out": s_out})
         losses.append(float(found.sums["loss_in"]))
-        method.upload(at, Trained(1, 12, 0.0, found.sums))
+        method.upload(at, Trained(1, 12, 0.0, found.sums, found.raw))
     assert all(late < early for early, late in itertools.pairwise(losses))
     for matrix in at.state["projections"].values():
         torch.testing.assert_close(matrix @ matrix.T, torch.eye(len(matrix)), atol=1e-5, rtol=0)

@@ -16,7 +16,7 @@ from polyfed.core.randomness import generator
 from polyfed.data.samples import Samples
 from polyfed.errors import RequestError
 from polyfed.experiments.estimate import estimate_costs
-from polyfed.methods import FedL2G, Local
+from polyfed.methods import FedL2G, Local, fedl2g
 
 LINEAR = {"linear": lambda: nn.Linear(INPUTS, CLASSES)}
 MIXED = ["shallow", "wide", "broad"]
@@ -52,10 +52,11 @@ def meta(w, study, quiz, g, lr):
 
 
 @pytest.mark.parametrize("clip", [100.0, 0.004])
-def test_two_rounds_by_hand(clip):
+def test_two_rounds_by_hand(clip, monkeypatch):
     """A warm-up round and one that trains: half of 8 samples is the quiz, the other half a whole study batch."""
     members = [Client("linear", samples(8, 0, classes)) for classes in ((0,), (0, 1), (1,))]  # nobody has class 2
-    method = FedL2G(warmup=1, server_lr=5.0, clip=clip)
+    monkeypatch.setattr(fedl2g, "_CLIP", clip)
+    method = FedL2G(warmup=1, server_lr=5.0)
     fed, watch = federation(method, members, LINEAR, lr=0.5)
     w = [{n: t.double().numpy() for n, t in fed.server.weights(i).items()} for i in range(3)]
     fed.run()
@@ -110,10 +111,10 @@ def test_the_quiz_stays_the_same_and_is_not_trained_on():
         assert not torch.equal(plain.up[0]["gradients"], other.up[0]["gradients"])
 
 
-@pytest.mark.parametrize(("batches", "size", "studied"), [(1, 12, 8), (2, 12, 6), (1, 3, 2), (1, 1, 1)])
-def test_sizes_of_the_quiz(batches, size, studied):
-    """So many batches of 4, half of the samples at most; who has a single sample learns from it and sends nothing."""
-    history = rounds(FedL2G(quiz_batches=batches, **COLD), clients(["deep"], size), epochs=1)
+@pytest.mark.parametrize(("size", "studied"), [(12, 8), (3, 2), (1, 1)])
+def test_sizes_of_the_quiz(size, studied):
+    """A batch of 4, half of the samples at most; who has a single sample learns from it and sends nothing."""
+    history = rounds(FedL2G(**COLD), clients(["deep"], size), epochs=1)
     assert all(round.record["samples"] == studied for round in history)
     assert all(bool(round.up[0]) == (size > 1) for round in history)
 

@@ -45,19 +45,14 @@ def walked(w, data, lr, steps, rho, mu):
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 @pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
 @pytest.mark.parametrize(
-    ("rho", "mu", "gmf", "effective"),
-    [
-        (0.0, 0.0, 0.0, "normalisers"),
-        (0.9, 0.0, 0.5, "steps"),
-        (0.0, 0.8, 0.0, "steps"),
-        (0.6, 0.8, 0.3, "normalisers"),
-    ],
+    ("rho", "mu", "gmf"),
+    [(0.0, 0.0, 0.0), (0.9, 0.0, 0.5), (0.0, 0.8, 0.0), (0.6, 0.8, 0.3)],
 )
-def test_rounds_by_hand(weighting, aggregation, rho, mu, gmf, effective):
+def test_rounds_by_hand(weighting, aggregation, rho, mu, gmf):
     """Clients of one row repeated, so that batches of 1 make tau_k = n_k and the order does not matter."""
     rows = [(2.0, 0, 1), (-3.0, 0, 4), (0.8, 1, 3)]
     members = [Client("two", (torch.full((n, 1), x), torch.full((n,), y))) for x, y, n in rows]
-    method = FedNova(weighting=weighting, aggregation=aggregation, mu=mu, server_momentum=gmf, effective=effective)
+    method = FedNova(weighting=weighting, aggregation=aggregation, mu=mu, server_momentum=gmf)
     settings = {"rounds": 4, "batch_size": 1, "lr": 0.3, "momentum": rho, "participation": 0.7}
     history = rounds(method, members, {"two": Two}, classes=2, lr_schedule="exponential", lr_decay=0.8, **settings)
     w, velocity, signs = np.array([0.3, -0.2]), np.zeros(2), set()
@@ -68,7 +63,7 @@ def test_rounds_by_hand(weighting, aggregation, rho, mu, gmf, effective):
         ends, a = zip(*(walked(w, members[i].data.train, lr, rows[i][2], rho, mu) for i in asked), strict=True)
         for i, one in zip(asked, a, strict=True):
             assert float(round.up[i]["a"]) == pytest.approx(one, rel=1e-6)
-        tau = (p * (n if effective == "steps" else np.array(a))).sum()
+        tau = (p * np.array(a)).sum()
         signs |= {int(s) for end in ends for s in np.sign(end - w)}
         step = -tau * sum(q * (w - end) / one for q, end, one in zip(p, ends, a, strict=True))
         velocity = gmf * velocity + step
@@ -103,9 +98,8 @@ def test_unequal_samples_alone_make_a_difference():
     ],
 )
 def test_the_normaliser_of_each_optimiser(training, a):
-    (round,) = rounds(FedNova(effective="steps"), clients(["deep"]), rounds=1, **training)
+    (round,) = rounds(FedNova(), clients(["deep"]), rounds=1, **training)
     assert float(round.up[0]["a"]) == pytest.approx(a, rel=1e-6)
-    assert float(round.up[0]["tau"]) == 3.0
 
 
 def test_who_can_take_no_step_has_no_say():
@@ -186,12 +180,11 @@ def test_server_momentum_rests_where_nobody_answers():
     assert not set(velocity[0]) - {name for name, _ in NETS["deep"]().named_parameters()}
 
 
-@pytest.mark.parametrize("effective", ["normalisers", "steps"])
-def test_bytes(effective):
+def test_bytes():
     floats = sum(t.numel() for t in NETS["bn"]().state_dict().values() if t.is_floating_point())
-    for round in rounds(FedNova(effective=effective), clients(["bn"] * 2)):
+    for round in rounds(FedNova(), clients(["bn"] * 2)):
         assert all(nbytes(m) == 4 * floats for m in round.down.values())
-        assert all(nbytes(m) == 4 * floats + 8 + 4 * (1 + (effective == "steps")) for m in round.up.values())
+        assert all(nbytes(m) == 4 * floats + 8 + 4 for m in round.up.values())
 
 
 def test_a_pull_that_overshoots_is_refused():

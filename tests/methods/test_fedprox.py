@@ -79,7 +79,7 @@ def test_the_terms_gradient(architecture):
     at = worker(fed, 0)
     context = method.receive(at, method.broadcast(fed.server, 0))
     received = {name: p.detach().clone() for name, p in at.model.named_parameters()}
-    assert context["reference"].keys() == received.keys()
+    assert context["received"].keys() == received.keys()
     with torch.no_grad():
         for p in at.model.parameters():
             p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())))

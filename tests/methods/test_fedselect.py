@@ -49,9 +49,9 @@ def numpy_step(w: np.ndarray, data: Any, lr: float, moves: np.ndarray) -> np.nda
 def test_two_clients_by_hand(every: int, aggregation: Any, weighting: Any) -> None:
     members, total, lr = two_clients(), 6, 0.4
     knobs = {"aggregation": aggregation, "weighting": weighting}
-    method = FedSelect(growth=0.34, limit=0.7, every=every, personal_epochs=2, **knobs)
+    method = FedSelect(growth=0.34, limit=0.7, every=every, **knobs)
     counts = [client.n if weighting == "samples" else 1 for client in members]
-    history = rounds(method, members, {"flat": Flat}, rounds=total, epochs=1, batch_size=8, lr=lr)
+    history = rounds(method, members, {"flat": Flat}, rounds=total, epochs=2, batch_size=8, lr=lr)
     w = Flat().weight.detach().double().numpy()
     own, anchor, mask = [w, w], [w, w], [np.zeros((3, 2), bool)] * 2
     signs: set[float] = set()
@@ -67,7 +67,7 @@ def test_two_clients_by_hand(every: int, aggregation: Any, weighting: Any) -> No
                 anchor[i] = own[i]
             mask[i] = grown.reshape(3, 2)
             end = np.where(old, own[i], w)
-            for moves in [mask[i]] * 2 * bool(mask[i].any()) + [~mask[i]]:
+            for moves in [mask[i]] * 2 * bool(mask[i].any()) + [~mask[i]] * 2:
                 end = numpy_step(end, client.data.train, lr, moves)
             signs |= set(np.sign(end - own[i]).ravel().tolist())
             ends.append(end)
@@ -105,7 +105,12 @@ class Whole(FedSelect):
 
     def receive(self, client: Client, message: Any) -> Any:
         ones = {n: torch.ones_like(p, dtype=torch.bool) for n, p in client.model.named_parameters()}
-        return {"personal": ones, "shared": {n: ~m for n, m in ones.items()}, "rows": torch.arange(client.n), "news": 0}
+        return {
+            "personal": ones,
+            "shared": {n: ~m for n, m in ones.items()},
+            "rows": torch.arange(client.n),
+            "mask is new": 0,
+        }
 
 
 def test_with_everything_personal_it_is_local() -> None:
@@ -155,11 +160,11 @@ STEPS: list[tuple[int, str, dict[str, Tensor]]] = []
 @pytest.mark.parametrize("training", [{"momentum": 0.9, "weight_decay": 0.1}, {"optimizer": "adam"}])
 def test_personal_entries_move_first_and_shared_ones_after(training: dict[str, Any]) -> None:
     STEPS.clear()
-    method = Seen(every=1, personal_epochs=2, shared_epochs=1)
-    history = rounds(method, clients(["shallow"] * 2, 12), rounds=2, epochs=3, **training)
+    method = Seen(every=1)
+    history = rounds(method, clients(["shallow"] * 2, 12), rounds=2, epochs=1, **training)
     assert [phase for number, phase, _ in STEPS if number == 1] == ["shared"] * 3
-    assert [phase for number, phase, _ in STEPS if number == 2] == ["personal"] * 6 + ["shared"] * 3
-    start, turn, end = STEPS[3][2], STEPS[9][2], history[1].weights[0]
+    assert [phase for number, phase, _ in STEPS if number == 2] == ["personal"] * 3 + ["shared"] * 3
+    start, turn, end = STEPS[3][2], STEPS[6][2], history[1].weights[0]
     for name in start:
         mask = history[1].after["mask 0"].get(name, torch.zeros_like(start[name], dtype=torch.bool))
         assert torch.equal(start[name][~mask], turn[name][~mask])
@@ -168,13 +173,9 @@ def test_personal_entries_move_first_and_shared_ones_after(training: dict[str, A
         assert not mask.any() or not torch.equal(start[name][mask], turn[name][mask])
 
 
-def test_epochs_are_the_trainings_unless_told() -> None:
+def test_epochs_are_the_trainings() -> None:
     history = rounds(FedSelect(every=1), clients(["shallow"], 12), rounds=2, epochs=2)
     assert [round.record["samples"] for round in history] == [24, 48]
-    history = rounds(
-        FedSelect(every=1, personal_epochs=1, shared_epochs=1), clients(["shallow"], 12), rounds=2, epochs=2
-    )
-    assert [round.record["samples"] for round in history] == [12, 24]
 
 
 def test_bytes_are_those_of_the_entries_sent() -> None:
@@ -237,7 +238,6 @@ def test_the_anchor_is_the_model_at_the_last_growth() -> None:
         ({"growth": 1.5}, "expected at most 1"),
         ({"limit": -0.1}, "expected at least 0"),
         ({"every": 0}, "expected at least 1"),
-        ({"shared_epochs": 0}, "expected at least 1"),
     ],
 )
 def test_what_does_not_fit_is_refused(knobs: dict[str, Any], message: str) -> None:

@@ -96,16 +96,6 @@ def test_a_rate_of_zero_keeps_the_prototypes_as_drawn():
     assert same(first.before["network"], second.after["network"])
 
 
-def test_the_inner_layer_is_as_wide_as_asked():
-    shapes = {
-        hidden: tuple(
-            rounds(FedTGP(hidden=hidden, server_epochs=1), members(), rounds=1)[0].after["network"][name].shape
-        )
-        for hidden, name in ((None, "hidden.weight"), (7, "hidden.weight"))
-    }
-    assert shapes == {None: (5, 5), 7: (7, 5)}
-
-
 def test_both_predictors_are_scored():
     last = rounds(QUICK, members(test=40))[1]
     for i, client in enumerate(members(test=40)):

@@ -218,20 +218,6 @@ def test_bytes(shared: str, numbers: int | None) -> None:
         assert round.record["bytes_up"] == 3 * (4 * held + 8)
 
 
-def test_clip_bounds_both_gradients_and_only_what_is_longer() -> None:
-    pair, data = Pair(NETS["shallow"](), NETS["deep"]()), batch(samples(8, 0))
-    free = FML().gradients(pair, data, {}).grads
-
-    def norm(grads: Any, prefix: str) -> float:
-        return float(sum(g.double().square().sum() for n, g in grads.items() if n.startswith(prefix)) ** 0.5)
-
-    shorter, longer = sorted(("own.", "companion."), key=lambda prefix: norm(free, prefix))
-    bound = (norm(free, shorter) + norm(free, longer)) / 2
-    found = FML(clip=bound).gradients(pair, data, {}).grads
-    assert norm(found, longer) == pytest.approx(bound, rel=1e-5)
-    assert same(*({n: g for n, g in grads.items() if n.startswith(shorter)} for grads in (free, found)))
-
-
 def test_scored_is_the_private_network() -> None:
     fed, watch = federation(FML(), clients(["wide", "broad"], test=9), rounds=2)
     done = fed.run()

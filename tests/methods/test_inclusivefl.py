@@ -36,7 +36,7 @@ class Reference:
 
     chain = (("blocks1", "blocks2"), ("blocks2", "blocks4"))  # ascending in size
 
-    def __init__(self, models, beta, local_last, local_classifier):
+    def __init__(self, models, beta, local_last):
         self.w = {a: {n: t.double().numpy() for n, t in m.items()} for a, m in models.items()}
         self.beta, self.m = beta, {}
         self.last = {"blocks1": [0], "blocks2": [1], "blocks4": []}
@@ -45,8 +45,6 @@ class Reference:
         for a, _ in self.chain:
             if local_last:
                 self.own[a] |= {block(b, n) for b in self.last[a] for n in ("conv.weight", "conv.bias")}
-            if local_classifier:
-                self.own[a] |= {"head.weight", "head.bias"}
 
     def round(self, uploads, kinds, sizes):
         u, w = {}, {}
@@ -79,14 +77,13 @@ class Reference:
                     self.w[a][name] = sum(w[b] * (old[b][name] + u[b][name]) for b in sharing) / total
 
 
-@pytest.mark.parametrize("local_classifier", [False, True])
 @pytest.mark.parametrize(("beta", "local_last"), [(0.2, True), (1.0, True), (0.4, False), (0.0, True)])
-def test_rounds_by_hand(beta, local_last, local_classifier):
-    method = InclusiveFL(beta=beta, local_last_block=local_last, local_classifier=local_classifier)
+def test_rounds_by_hand(beta, local_last):
+    method = InclusiveFL(beta=beta, local_last_block=local_last)
     lose = lambda r, i: (r, i) in {(1, 2), (2, 1), (2, 4)}  # noqa: E731  (an architecture without anybody)
     history = played(method, lose=lose, rounds=4, epochs=2)
     start = {ALL[i]: m["model"] for i, m in history[0].down.items()}
-    reference = Reference(start, beta, local_last, local_classifier)
+    reference = Reference(start, beta, local_last)
     for number, round in enumerate(history, 1):
         for i, message in round.down.items():
             for name, value in message["model"].items():
@@ -122,19 +119,18 @@ def test_last_blocks_stay_apart_and_all_else_is_common():
     assert {n for n in middle if not torch.equal(middle[n], large[n])} == {n.replace("block0", "block1") for n in own}
 
 
-def test_classifiers_are_shared_unless_told():
-    for local in (False, True):
-        last = played(InclusiveFL(local_classifier=local), rounds=2)[-1]
-        heads = [last.down[i]["model"]["head.weight"] for i in (2, 0, 1)]
-        assert torch.equal(heads[0], heads[1]) != local
-        assert torch.equal(heads[1], heads[2]) != local
+def test_classifiers_are_shared():
+    last = played(InclusiveFL(), rounds=2)[-1]
+    heads = [last.down[i]["model"]["head.weight"] for i in (2, 0, 1)]
+    assert torch.equal(heads[0], heads[1])
+    assert torch.equal(heads[1], heads[2])
 
 
 @pytest.mark.parametrize("architectures", [ALL, ["blocks1"] * 5])
 def test_with_nothing_excluded_it_is_the_layer_wise_mean(architectures):
     method = InclusiveFL(beta=0.0, local_last_block=False)
     if len(set(architectures)) == 1:  # one architecture: FedAvg, whatever the knobs
-        method = InclusiveFL(beta=0.7, local_classifier=True)
+        method = InclusiveFL(beta=0.7)
     mine, plain = (played(m, architectures, participation=0.6) for m in (method, FedAvg()))
     for a, b in zip(mine, plain, strict=True):
         assert all(same(a.down[i]["model"], b.down[i]["model"]) for i in a.down)
@@ -160,7 +156,7 @@ def test_an_architecture_called_like_a_path_survives_a_checkpoint(tmp_path):
 
 
 def test_bytes_are_those_of_fedavg():
-    mine, plain = (played(method, rounds=2)[-1] for method in (InclusiveFL(local_classifier=True), FedAvg()))
+    mine, plain = (played(method, rounds=2)[-1] for method in (InclusiveFL(), FedAvg()))
     for i in mine.down:
         assert nbytes(mine.down[i]) == nbytes(plain.down[i])
         assert nbytes(mine.up[i]) == nbytes(plain.up[i]) == nbytes(mine.down[i]) + 8

@@ -9,6 +9,7 @@ from toys import clients, moved, numpy_mean, rounds, same
 
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
+from polyfed.functional import cross_layer
 from polyfed.methods import FedAvg, InCoAvg
 from polyfed.testing.fixtures import draw, tiny
 
@@ -29,9 +30,9 @@ def union(state, name="model union"):
     return state[name]
 
 
-def numpy_step(g_k, g_0, rule, granularity, theta_max, update_max):
+def numpy_step(g_k, g_0, rule, theta_max=5.0, update_max=0.1):
     shape = g_k.shape
-    kernels = shape[:2] if granularity == "kernel" else (1, 1)
+    kernels = shape[:2]
     deep, shallow = g_k.reshape(*kernels, -1), g_0.reshape(*kernels, -1)
     out = np.empty_like(deep)
     for o, i in np.ndindex(*kernels):
@@ -49,13 +50,12 @@ def numpy_step(g_k, g_0, rule, granularity, theta_max, update_max):
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
-@pytest.mark.parametrize(
-    ("rule", "granularity"), [("code", "kernel"), ("code", "tensor"), ("paper", "kernel"), ("paper", "tensor")]
-)
-def test_rounds_by_hand(rule, granularity, weighting):
+@pytest.mark.parametrize("rule", ["code", "paper"])
+def test_rounds_by_hand(rule, weighting, monkeypatch):
     sizes, limits = [8, 12, 16], {"theta_max": 1.5, "update_max": 0.02}
-    knobs = limits if rule == "code" else {"update_max": 0.02}
-    method = InCoAvg(theta_rule=rule, granularity=granularity, weighting=weighting, **knobs)
+    for name, value in limits.items():
+        monkeypatch.setattr(cross_layer, f"_{name.upper()}", value)
+    method = InCoAvg(theta_rule=rule, weighting=weighting)
     signs = set()
     for round in played(method, sizes=sizes):
         before, after = union(round.before), union(round.after)
@@ -65,12 +65,11 @@ def test_rounds_by_hand(rule, granularity, weighting):
         g = {name: mean[name] - before[name].double().numpy() for name in before}
         expected = dict(mean)
         for deep in (CONV.format(1), CONV.format(2)):
-            step = numpy_step(g[deep], g[CONV.format(0)], rule, granularity, **limits)
+            step = numpy_step(g[deep], g[CONV.format(0)], rule, **limits)
             expected[deep] = before[deep].double().numpy() + step
             signs |= set(np.sign((g[deep] * g[CONV.format(0)]).sum((2, 3))).ravel())
             assert np.abs(step).max() <= 0.02 + 1e-9
-            turns = granularity == "kernel" or rule == "code"  # as a whole, the updates agree here
-            assert (np.abs(expected[deep] - mean[deep]).max() > 1e-4) == turns
+            assert np.abs(expected[deep] - mean[deep]).max() > 1e-4
         for name, value in after.items():
             np.testing.assert_allclose(value.numpy(), expected[name], atol=2e-6, err_msg=name)
     assert signs >= {-1.0, 1.0}
@@ -108,14 +107,14 @@ def test_a_layer_that_nobody_sent_stays_and_is_no_reference():
 
 
 def test_same_shape_corrects_within_each_architecture():
-    method = InCoAvg(aggregation="same-shape", update_max=0.0)
+    method = InCoAvg(aggregation="same-shape")
     (round,) = played(method, ["blocks2", "blocks3", "blocks2"], rounds=1)
     for architecture, who in (("blocks2", [0, 2]), ("blocks3", [1])):
         before, after = (state[f"model {architecture}"] for state in (round.before, round.after))
         models = [round.up[i]["model"] for i in who]
         g = {n: numpy_mean(models, [1] * len(who), n) - before[n].double().numpy() for n in before}
         deep, first = CONV.format(1), CONV.format(0)
-        step = numpy_step(g[deep], g[first], "code", "kernel", 5.0, np.inf)
+        step = numpy_step(g[deep], g[first], "code")
         np.testing.assert_allclose(after[deep].numpy(), before[deep].double().numpy() + step, atol=2e-6)
 
 

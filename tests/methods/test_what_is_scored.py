@@ -42,7 +42,7 @@ def test_the_papers_model_is_scored() -> None:
         (FedDPA, {"threshold": 1, "lambda1": 0, "lambda2": 0}),
         (FedSelect, {"growth": 0, "limit": 0}),
         (InclusiveFL, {"beta": 0}),
-        (InCoAvg, {"theta_rule": "none", "theta_max": 0}),
+        (InCoAvg, {"theta_rule": "none"}),
         (FjORD, {"widths": 1, "distill": False}),
     ],
 )

@@ -95,7 +95,7 @@ class HeadsBeginApart(FedAvg):
         heads = [{name: t for name, t in model.items() if name.startswith("head.")} for model in models]
         for architecture in server.architectures if heads else ():
             mean = weighted_mean(heads, [1.0] * len(heads))
-            weight_averaging.replace(server, self.aggregation, architecture, mean)
+            weight_averaging.set_tensors(server, self.aggregation, architecture, mean)
 
 
 class UncountedPrototypes(FedProto):
@@ -391,7 +391,7 @@ class WeightsByPlace(FedAvg):
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         sizes = [member.n for member in server.clients.values()]
         weights = {i: float(n) for i, n in zip(uploads, sizes, strict=False)}
-        weight_averaging.average(server, "layer-wise", weight_averaging.uploaded(uploads), weights)
+        weight_averaging.average(server, "layer-wise", weight_averaging.client_weights(uploads), weights)
 
 
 class FirstClientIsSpecial(FedAvg):
@@ -399,7 +399,7 @@ class FirstClientIsSpecial(FedAvg):
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         weights = {i: float(tensor(m, "n")) * (10 if i == 0 else 1) for i, m in uploads.items()}
-        weight_averaging.average(server, "layer-wise", weight_averaging.uploaded(uploads), weights)
+        weight_averaging.average(server, "layer-wise", weight_averaging.client_weights(uploads), weights)
 
 
 class SwallowsNaN(FedAvg):

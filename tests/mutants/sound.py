@@ -206,12 +206,11 @@ class Scaffold(FedAvg):
     def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
         raw = super().gradients(model, batch, context)
         grads = {name: g if g is None else g + context["shift"][name] for name, g in raw.grads.items()}
-        return Gradients(grads, raw.loss, {f"gradient {name}": g for name, g in raw.grads.items() if g is not None})
+        return Gradients(grads, raw.loss, raw.sums, {name: g for name, g in raw.grads.items() if g is not None})
 
     def upload(self, client: Client, trained: Trained) -> Message:
         names, _ = trainable(client.model)
-        assert trained.sums is not None
-        new = {name: trained.sums[f"gradient {name}"] / trained.steps for name in names}
+        new = {name: trained.raw[name] / trained.steps for name in names}
         change = {name: c - group(client.state, "control")[name] for name, c in new.items()}
         client.state["control"] = new
         return {**super().upload(client, trained), "change": change}

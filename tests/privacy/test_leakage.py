@@ -46,6 +46,8 @@ from polyfed.functional.membership_scores import auc
 from polyfed.plugins.compression import restored_upload
 from polyfed.report.atomic_files import write_whole
 from polyfed.report.run_records import RunRecord, find_runs
+from polyfed.results.schema import RoundRecord
+from polyfed.results.stored_files import StoredRecipe
 
 RECIPE: dict[str, Any] = {
     "data": {
@@ -188,17 +190,17 @@ def test_a_stranger_in_a_clients_place_trains_as_it_would_and_leaves_no_trace(ov
 
 def test_a_run_that_does_not_come_out_as_recorded_is_refused(ran: Ran, tmp_path: Path) -> None:
     record = ran().record
-    lines = [{**line, "bytes_by_client": {}} for line in record.rounds]
+    lines = [line.model_copy(update={"bytes_by_client": {}}) for line in record.rounds]
     with pytest.raises(RequestError, match="came other 'bytes_by_client' in round 2"):
         replay(dataclasses.replace(record, rounds=lines), [0])
-    lines = [{**line, "train_loss": 7.0} for line in record.rounds]
+    lines = [line.model_copy(update={"train_loss": 7.0}) for line in record.rounds]
     assert not replay(dataclasses.replace(record, rounds=lines), [0]).equal
     with pytest.raises(RequestError, match="client 9 took part in no round"):
         replay(record, [9])
     with pytest.raises(RequestError, match="made in Python"):
-        replay(dataclasses.replace(record, recipe={}), [0])
+        replay(dataclasses.replace(record, recipe=StoredRecipe()), [0])
     with pytest.raises(RequestError, match=r"holds no result\.json"):
-        replay(dataclasses.replace(record, result={}), [0])
+        replay(dataclasses.replace(record, stored=None), [0])
 
 
 def test_the_last_upload_is_the_last_that_arrived(ran: Ran) -> None:
@@ -208,7 +210,7 @@ def test_the_last_upload_is_the_last_that_arrived(ran: Ran) -> None:
         {"round": 2, "clients": [0, 1, 2], "refused": [{"client": 0, "reason": "nan"}], "dropped": [2]},
         {"round": 3, "clients": [0, 1, 2], "closing": True},
     ]
-    record = dataclasses.replace(ran().record, rounds=lines)
+    record = dataclasses.replace(ran().record, rounds=[RoundRecord(**line) for line in lines])
     assert replays.last_heard(record) == {0: 1, 1: 2, 2: 1, 3: 1}
 
 

@@ -65,7 +65,7 @@ def test_a_cut_off_last_line_is_ignored_with_a_note(make: Any) -> None:
     with (folder / "rounds.jsonl").open("a") as stream:
         stream.write('{"round": 3, "acc')
     (run,) = find_runs(folder)
-    assert [record["round"] for record in run.rounds] == [1, 2]
+    assert [record.round for record in run.rounds] == [1, 2]
     assert "cut off" in run.notes[0]
 
 
@@ -73,7 +73,7 @@ def test_a_cut_off_last_line_is_ignored_with_a_note(make: Any) -> None:
     ("name", "content", "says"),
     [
         ("result.json", "{", "result.json cannot be read"),
-        ("result.json", "[1]", "should hold one object"),
+        ("result.json", "[1]", "expected an object, got [1]"),
         ("result.json", b"\xff\xfe", "result.json cannot be read"),
         ("rounds.jsonl", '{"round": 1}\n{"rou\n{"round": 3}\n', "rounds.jsonl, line 2"),
         ("recipe.toml", "[", "recipe.toml cannot be read"),
@@ -110,7 +110,7 @@ def test_a_result_without_a_needed_key_is_refused(make: Any) -> None:
     result = json.loads((folder / "result.json").read_text())
     del result["dataset"]
     (folder / "result.json").write_text(json.dumps(result))
-    with pytest.raises(RequestError, match="no 'dataset'"):
+    with pytest.raises(RequestError, match="expected the key 'dataset', got none"):
         find_runs(folder)
 
 

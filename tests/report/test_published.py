@@ -122,7 +122,7 @@ def test_scaled_down_is_said_and_not_marked(make: Any) -> None:
     table = comparison(find_runs(make.root))
     section = table.sections[0]
     assert section.caption.endswith(" Profile small: scaled down: 3 rounds, not 200.")
-    assert section.facts["profile"] == "small"
+    assert section.facts.profile == "small"
     assert any(note.startswith("scaled down: not the paper's experiment") for note in section.notes)
     assert "differs |" not in to_markdown(table)
     other = {"profile": "n50"}  # a profile that does not say that it scales down

@@ -10,6 +10,7 @@ from polyfed.errors import RequestError
 from polyfed.report.run_records import RunRecord
 from polyfed.report.sensitivity import is_sweep, map_of, read_sweep, sensitivity
 from polyfed.report.sweeps import Cell, tabulate, write
+from polyfed.results.schema import RoundRecord, RunResult
 from readable import unreadable
 
 LR, EPOCHS = "training.lr", "training.epochs"
@@ -20,7 +21,8 @@ def record(accuracy: float, validation: float) -> RunRecord:
         "method": "fedgh", "dataset": "digits", "clients": 2, "rounds": 1, "seed": 0, "accuracy": accuracy,
         "evaluation": {"stage": "personal", "mean": "clients", "test": "client"},
     }  # fmt: skip
-    return RunRecord(Path("run"), result, [{"round": 1, "evaluated": True, "validation": validation}])
+    line = RoundRecord(round=1, evaluated=True, validation=validation)
+    return RunRecord(Path("run"), RunResult(**result), [line])
 
 
 def swept(folder: Path, values: dict[tuple[Any, Any], float], keys: tuple[str, str] = (LR, EPOCHS)) -> Path:

@@ -10,7 +10,8 @@ import scipy.stats
 
 from polyfed.errors import RequestError
 from polyfed.report.run_records import RunRecord, find_runs
-from polyfed.report.statistics import Target, leader, margin_of, paired, paper_bytes, reach, to_target
+from polyfed.report.statistics import Target, ci_half_width, leader, paired, paper_bytes, reach, to_target
+from polyfed.results.schema import RoundRecord
 
 
 @pytest.mark.parametrize("values", [[0.5, 0.7, 0.5], [0.61, 0.6, 0.64], [0.1, 0.2, 0.15, 0.3, 0.22]])
@@ -18,21 +19,21 @@ def test_the_interval_is_scipys(values: list[float]) -> None:
     n, mean = len(values), sum(values) / len(values)
     std = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1))
     low, high = scipy.stats.t.interval(0.95, n - 1, mean, std / math.sqrt(n))
-    margin = margin_of(values)
+    margin = ci_half_width(values)
     assert margin is not None
     assert (mean - margin, mean + margin) == pytest.approx((low, high))
 
 
 def test_the_interval_of_three_by_the_printed_table() -> None:
-    assert margin_of([1.0, 2.0, 3.0]) == pytest.approx(4.303 / math.sqrt(3), rel=1e-3)  # t(0.975, 2) = 4.303, s = 1
+    assert ci_half_width([1.0, 2.0, 3.0]) == pytest.approx(4.303 / math.sqrt(3), rel=1e-3)  # t(0.975, 2) = 4.303, s = 1
 
 
 def test_fewer_than_three_values_or_an_unknown_one_have_no_interval() -> None:
-    assert margin_of([0.5]) is None
-    assert margin_of([0.5, 0.7]) is None
-    assert margin_of([]) is None
-    assert margin_of([0.5, 0.6, None]) is None
-    assert margin_of([0.5, 0.5, 0.5]) == 0.0
+    assert ci_half_width([0.5]) is None
+    assert ci_half_width([0.5, 0.7]) is None
+    assert ci_half_width([]) is None
+    assert ci_half_width([0.5, 0.6, None]) is None
+    assert ci_half_width([0.5, 0.5, 0.5]) == 0.0
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -144,10 +145,11 @@ def test_rounds_that_were_not_scored_are_spent_all_the_same(make: Any) -> None:
     lines[0] |= {"evaluated": False, "accuracy": {}}
     for number, line in enumerate(lines, start=1):
         line |= {"bytes_up_as_in_paper": 10 * number, "bytes_down_as_in_paper": number}
-    found = reach(RunRecord(run.path, run.result, lines), 0.6, "personal")
+    rounds = [RoundRecord(**line) for line in lines]
+    found = reach(RunRecord(run.path, run.result, rounds), 0.6, "personal")
     assert found is not None
     assert (found.round, found.bytes, found.bytes_as_in_paper) == (2, 6144, 33)
-    assert paper_bytes(lines, ("up",)) == 60
+    assert paper_bytes(rounds, both_ways=False) == 60
     assert paper_bytes(run.rounds) == 9216  # as sent, where the paper's count was not recorded
 
 

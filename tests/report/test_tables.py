@@ -156,7 +156,7 @@ def test_nothing_is_bold_without_an_interval_that_supports_it(make: Any, values:
     assert "**7" not in to_markdown(table)
     assert "textbf" not in to_latex(table)
     assert "highest" not in " ".join(section.notes)
-    if len(section.facts["seeds"]) == 2:
+    if len(section.facts.seeds) == 2:
         assert "two seeds: no interval is told, which takes three" in section.notes
         assert "95 %" not in to_text(table) + to_markdown(table) + to_latex(table)
 
@@ -270,7 +270,7 @@ def test_bytes_that_differ_by_seed_are_averaged(make: Any) -> None:
     make("b", seed=1, bytes_up=13)
     (row,) = comparison(find_runs(make.root)).sections[0].rows
     assert row.bytes_up == 11.5
-    assert [run["bytes_up"] for run in row.runs] == [10, 13]
+    assert [run.bytes_up for run in row.runs] == [10, 13]
 
 
 def test_different_data_or_rounds_are_different_tables(make: Any) -> None:

@@ -28,8 +28,8 @@ from polyfed.report.plot_style import (
     SHADES,
     WIDTH,
     Drawing,
+    add_colorbar,
     canvas,
-    colour_bar,
     fills,
     inches,
     legend,
@@ -196,7 +196,7 @@ def draw_maps(
         if len(places) > 1:
             name = "\n".join(textwrap.wrap(line[0][0].name, letters))
             row[0].set_ylabel(name, fontsize=9, fontweight="bold", parse_math=False)
-    colour_bar(figure, shown, [axes for row in grid for axes in row], "CKA")
+    add_colorbar(figure, shown, [axes for row in grid for axes in row], "CKA")
     settle(figure)
     data = {"about": about, "places": known, "runs": [_plain(one) for one in found]}
     return Drawing(stem, figure, data, list(_pairs(found)))

@@ -9,7 +9,7 @@ from typing import Any
 from polyfed.analysis.probe_inputs import load_run_data
 from polyfed.experiments.data_cache import DataCache
 from polyfed.report.grouping import Group
-from polyfed.report.plot_style import SHADES, WIDTH, Drawing, canvas, colour_bar, inches, shortened
+from polyfed.report.plot_style import SHADES, WIDTH, Drawing, add_colorbar, canvas, inches, shortened
 from polyfed.report.run_records import RunRecord
 
 __all__ = ["LabelTable", "draw_table", "label_table"]
@@ -46,9 +46,10 @@ def label_table(run: RunRecord, data: DataCache | None = None) -> LabelTable:
     """
     dealt = load_run_data(run, data)
     counts = tuple(tuple(map(int, row)) for row in dealt.label_table)
-    table = run.result.get("clients_table") or [{} for _ in counts]
+    table = run.result.clients_table
+    architectures = tuple(row.architecture for row in table) if table else (None,) * len(counts)
     names = tuple(dealt.source.class_names) or tuple(map(str, range(dealt.classes)))
-    return LabelTable(run.seed, counts, names, tuple(row.get("architecture") for row in table))
+    return LabelTable(run.seed, counts, names, architectures)
 
 
 def draw_table(group: Group, table: LabelTable, stem: str = "labels") -> Drawing:
@@ -77,7 +78,7 @@ def draw_table(group: Group, table: LabelTable, stem: str = "labels") -> Drawing
     shown = axes.imshow(table.counts, cmap=SHADES, vmin=0, aspect="auto", interpolation="nearest", gid="counts")
     if few:
         _numbers(axes, table.counts, dark=shown.get_clim()[1] / 2)
-    colour_bar(figure, shown, [axes], "samples")
+    add_colorbar(figure, shown, [axes], "samples")
     aslant = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if turned else {}
     axes.set_yticks(*_every(names, 30), fontsize=_SIZE)
     axes.set_xticks(*_every(columns, _FEW[1]), fontsize=_SIZE, **aslant)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from polyfed.errors import RequestError
 from polyfed.experiments.prediction import ClientModel, load_model
 from polyfed.functional.modes import evaluating
-from polyfed.results.schema import check_links, parse_json
+from polyfed.results.read import check_links, parse_json
 
 __all__ = ["ClientRef", "clients_of", "common_layers", "layer_outputs", "layers_of", "subsample_clients"]
 

@@ -22,7 +22,7 @@ from polyfed.report.grouping import group_runs
 from polyfed.report.plot_style import Drawing
 from polyfed.report.run_records import RunRecord, find_runs
 from polyfed.report.sensitivity import is_sweep, sensitivity
-from polyfed.results.schema import ANALYSIS, check_links
+from polyfed.results.read import ANALYSIS, check_links
 
 if TYPE_CHECKING:
     from polyfed.analysis.representations import GroupRepresentations

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -62,7 +60,7 @@ def common_inputs(run: RunRecord, count: int, rows: str = "test", data: DataCach
         x = torch.cat([client.test.x for client in dealt.clients])
         y = torch.cat([client.test.y for client in dealt.clients])
         whose = "test rows of all clients together"
-        skew = run.recipe["data"].get("skew", "none")
+        skew = run.recipe.data.get("skew", "none")
         whose += "" if skew == "none" else f", each with its client's {skew}"
     order = balanced_order(y, numpy_generator(run.seed, "analysis inputs"))[:count]
     which = f"all {len(y)} {whose}" if len(order) == len(y) else f"{len(order)} of the {len(y)} {whose}, classes evenly"
@@ -88,16 +86,12 @@ def load_run_data(run: RunRecord, data: DataCache | None = None) -> FederatedDat
             not the run's.
     """
     path = run.path / "recipe.toml"
-    if not run.recipe.get("data", {}).get("name"):
+    if not run.recipe.data.get("name"):
         raise RequestError(f"expected a recipe that names the data in {path}, came none: the run was given its data")
     dealt = (data or DataCache()).federated(Recipe.of_run(run.path, run.trusted))
-    had = [row.get("samples") for row in _table(run.result)]
+    had = [row.samples for row in run.result.clients_table or ()]
     now = [len(client.train) for client in dealt.clients]
-    if None not in had and had and had != now:
+    if had and had != now:
         client = next((n for n, (a, b) in enumerate(zip(had, now, strict=False)) if a != b), min(len(had), len(now)))
         raise RequestError(f"{path} deals other data now than the run had: client {client} has another number of rows")
     return dealt
-
-
-def _table(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return list(result.get("clients_table") or ())

@@ -21,7 +21,7 @@ from polyfed.errors import RequestError
 from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.plot_style import save
 from polyfed.report.run_records import RunRecord, find_runs
-from polyfed.results.schema import ATTACK, check_links
+from polyfed.results.read import ATTACK, check_links
 
 __all__ = ["attack", "report"]
 

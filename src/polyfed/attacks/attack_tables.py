@@ -11,7 +11,7 @@ from polyfed.attacks.reconstruction_results import Rebuilt
 from polyfed.escaping import markdown_text
 from polyfed.functional.membership_scores import Interval, roc
 from polyfed.report.plot_style import LOCAL_STYLE, canvas, legend, looks, styles, tidy
-from polyfed.report.text_tables import Column, markdown_table, text_block, wrapped
+from polyfed.report.text_tables import Column, markdown_table, render_text, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,7 +31,7 @@ _HOLDER_IS = "holder: whoever gets hold of the clients' own networks as the run 
 
 def to_text(found: Sequence[Survey], width: int = 100) -> str:
     """All tables, one under the other, and the reasons for what is not in them."""
-    parts = [text_block(columns, width) for _, columns in _tables(found)]
+    parts = [render_text(columns, width) for _, columns in _tables(found)]
     return "\n".join([*("\n".join([part, ""]) for part in parts), *(wrapped(note, width) for note in _notes(found))])
 
 

@@ -8,10 +8,10 @@ rows, and at the run's own level the same noise.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from torch import Tensor
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import Message, copied, group, tensor
-from polyfed.core.method import Method, Trained
+from polyfed.core.method import Exposed, Method, Trained
 from polyfed.core.modules import split
 from polyfed.data.samples import Samples
 from polyfed.data.transforms import Prepare
@@ -27,18 +27,13 @@ from polyfed.errors import RequestError
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.prediction import ClientModel, load_model
 from polyfed.functional.noise import add_noise
-from polyfed.methods.building_blocks.prototype_averaging import Prototypes
-from polyfed.methods.fedgh import FedGH
-from polyfed.methods.fedin import FedIN
-from polyfed.models.split import SplitModel
 from polyfed.plugins.compression import UploadCompression, restored_upload
 from polyfed.plugins.upload_privacy import UploadPrivacy
 from polyfed.registry import METHODS, nearest
 from polyfed.report.run_records import RunRecord, find_runs, show_value
 
 Kind = Literal["features", "prototypes"]
-_PARTS = ("s_in", "s_out")
-_PAPER_LEVEL = 0.8  # of FedIN+Noise
+_LEVEL = 0.8  # of noise where a run adds none: that of the paper that inverts features, FedIN+Noise
 _CHUNK = 500  # rows per pass
 
 
@@ -111,7 +106,7 @@ class Exposure:
 
 def treatment(run: RunRecord) -> str:
     """What a run does to uploads on their way: "clip 1, noise 0.5"; "" where nothing."""
-    settings = [*run.recipe.get("privacy", {}).items(), *run.recipe.get("compression", {}).items()]
+    settings = [*run.recipe.privacy.items(), *run.recipe.compression.items()]
     return ", ".join(f"{key} {show_value(value)}" for key, value in settings)
 
 
@@ -128,17 +123,16 @@ def expose(
 
     Args:
         folder: the run's. client: number. images: N, how many images, or prototypes, are aimed at.
-        noise: levels; features are sent as if the method had them, prototypes get as much noise although their methods
-            send none. None: without noise, the run's own level, and the paper's where the run has none.
-        sources: of features "s_in" and "s_out" (None: s_in), of prototypes "prototypes". device: of the network.
+        noise: levels, with which the method would send; where it has no noise of its own, as much is added. None:
+            without noise, and the run's own level, or that of the paper where the run has none.
+        sources: tensors of the upload, of prototypes "prototypes"; None: the first. device: of the network.
         trust: whether code that the folder names may be imported.
 
     Raises:
         RequestError: no finished run, no such client, a method that sends neither, images that are not there.
     """
     model = load_model(folder, client, device, trust)
-    kind = _kind(model.method)
-    asked = _sources(sources, kind)
+    exposed = exposed_by(model.method)
     network = split(model.network).requires_grad_(False)
     record = find_runs(folder)[0]
     at = _last_round(record, client)
@@ -149,11 +143,13 @@ def expose(
     own.training, own.bound = recipe.training, network
     own.privacy = recipe.privacy
     own.plugins = [UploadPrivacy(recipe.privacy), UploadCompression(recipe.compression)]
-    make = _features if kind == "features" else _prototypes
-    level = noise_level(model.method)
-    levels = list(dict.fromkeys(noise if noise is not None else (0.0, level or _PAPER_LEVEL)))
-    values, groups, rows = make(own, model.method, levels, images)
-    functions = {**_sent_as(own, model.method), "prototypes": network.represent}
+    functions = exposed.functions(own)
+    asked = _sources(sources, list(functions))
+    levels = list(dict.fromkeys(noise if noise is not None else (0.0, exposed.noise or _LEVEL)))
+    if exposed.kind == "features":
+        values, groups, rows = _features(own, exposed, functions, levels, images)
+    else:
+        values, groups, rows = _prototypes(own, model.method, exposed, levels, images)
     sent = tuple(
         Sent(name, functions[name], {at: parts[name].to(model.device) for at, parts in values.items()})
         for name in asked
@@ -161,7 +157,7 @@ def expose(
     pictures = train.x.float() / 255
     assert isinstance(model.prepare, Prepare)
     return Exposure(
-        record, model, kind, at, rows, level, sent,
+        record, model, exposed.kind, at, rows, exposed.noise, sent,
         behind=tuple(pictures[g].to(model.device) for g in groups),
         labels=tuple(int(train.y[g[0]]) for g in groups),
         guess=pictures.mean(dim=0).to(model.device),
@@ -173,40 +169,30 @@ def expose(
 # what is asked for ------------------------------------------------------------------------------------------------
 
 
-def _kind(method: Method) -> Kind:
-    """What the method uploads.
+def exposed_by(method: Method) -> Exposed:
+    """What the method uploads of single inputs.
 
     Raises:
-        RequestError: neither features nor prototypes, or not with these knobs.
+        RequestError: neither features nor prototypes, or not with these settings.
     """
-    silent = ""
-    if isinstance(method, FedIN):
-        if method.train_in and method.projection != "trained":  # whose matrices stay with the clients
-            return "features"
-        silent = " with projection = 'trained'" if method.train_in else " with train_in = false"
-    elif isinstance(method, FedGH | Prototypes):
-        if not (isinstance(method, FedGH) and not method.share):
-            return "prototypes"
-        silent = " with share = false"
-    known = {what: ", ".join(_names(kinds)) for what, kinds in {"f": (FedIN,), "p": (FedGH, Prototypes)}.items()}
+    if method.exposed is not None:
+        return method.exposed
+    known = {kind: ", ".join(_names(kind)) for kind in get_args(Kind)}
+    usual = METHODS[method.name]().exposed if method.name in METHODS else None
+    silent = "" if usual is None else ", which sends none with these settings"
     raise RequestError(
-        f"expected a run of a method that uploads features ({known['f']}) or prototypes ({known['p']}), "
-        f"came {method.name}{silent}"
+        f"expected a run of a method that uploads features ({known['features']}) or prototypes "
+        f"({known['prototypes']}), got {method.name}{silent}"
     )
 
 
-def _names(kinds: tuple[type[Method], ...]) -> list[str]:
-    return [name for name, kind in METHODS.items() if issubclass(kind, kinds)]
+def _names(kind: str) -> list[str]:
+    """The methods that upload this."""
+    found = {name: method().exposed for name, method in METHODS.items()}
+    return [name for name, exposed in found.items() if exposed is not None and exposed.kind == kind]
 
 
-def noise_level(method: Method) -> float:
-    """The level of the noise on what the method sends."""
-    sends = isinstance(method, FedIN) and method.noise_where != "forward"
-    return method.noise if isinstance(method, FedIN) and sends else 0.0
-
-
-def _sources(asked: Sequence[str] | None, kind: Kind) -> list[str]:
-    known = _PARTS if kind == "features" else ("prototypes",)
+def _sources(asked: Sequence[str] | None, known: Sequence[str]) -> list[str]:
     for name in asked or ():
         if name not in known:
             raise RequestError(
@@ -217,11 +203,11 @@ def _sources(asked: Sequence[str] | None, kind: Kind) -> list[str]:
 
 def _last_round(record: RunRecord, client: int) -> int:
     """The last round in which the client worked, and was not refused."""
-    upto = record.result.get("models_of_round", len(record.rounds))  # whose network is at hand
+    upto = record.result.models_of_round or len(record.rounds)  # whose network is at hand
     for line in reversed(record.rounds[:upto]):
-        refused = {entry["client"] for entry in line.get("refused") or ()}
-        if client in (line.get("clients") or ()) and client not in refused:
-            return int(line["round"])
+        refused = {upload.client for upload in line.refused}
+        if client in line.clients and client not in refused:
+            return line.round
     raise RequestError(f"client {client} took part in no round of {record.path}, and sent nothing; choose another")
 
 
@@ -229,7 +215,7 @@ def _images(recipe: Recipe, record: RunRecord, client: int) -> tuple[Samples, in
     """The client's training samples, dealt again as the recipe says, and the number of classes."""
     dealt = DataCache().federated(recipe)
     train = dealt.clients[client].train if client < len(dealt.clients) else None
-    counted = {int(row["id"]): row["samples"] for row in record.result.get("clients_table") or ()}
+    counted = {row.id: row.samples for row in record.result.clients_table or ()}
     if train is None or counted.get(client, len(train)) != len(train):
         came = "none" if train is None else f"{len(train)}"
         raise RequestError(
@@ -248,26 +234,23 @@ def _images(recipe: Recipe, record: RunRecord, client: int) -> tuple[Samples, in
 
 
 def _features(
-    client: Client, method: Method, levels: Sequence[float], images: int
+    client: Client,
+    exposed: Exposed,
+    functions: Mapping[str, Callable[[Tensor], Tensor]],
+    levels: Sequence[float],
+    images: int,
 ) -> tuple[dict[float, dict[str, Tensor]], list[Tensor], int]:
-    """The first `images` pairs of FedIN's upload per level, the row behind each, and how many pairs there are."""
-
-    def changed(level: float, **knobs: Any) -> Method:
-        made: Method = dataclasses.replace(method, noise=level, noise_where="message", **knobs)  # type: ignore[type-var]
-        return made
-
-    def upload(level: float) -> Message:
-        return group(_as_read(client, changed(level)), "features")
-
-    knobs = dataclasses.fields(method)  # type: ignore[arg-type]
-    unprojected = {knob.name: knob.default for knob in knobs if knob.name.startswith("projection")}
-    bare = changed(0.0, **unprojected).upload(client, Trained())
-    plain = tensor(group(bare, "features"), "s_in")
+    """The first `images` rows of the features sent per level, the row behind each, and how many there are."""
+    with_noise = exposed.with_noise
+    assert with_noise is not None
+    first = next(iter(functions))
+    plain = tensor(group(with_noise(0.0).upload(client, Trained()), exposed.entry), first)
     _enough(images, len(plain), f"client {client.id} sends {len(plain)} pairs, one per image")
-    model = split(client.model)
-    rows = _nearest(plain[:images].float(), model, client)
-    found = {at: upload(at) for at in levels}
-    values = {at: {part: tensor(m, part)[:images].float() for part in _PARTS} for at, m in found.items()}
+    rows = _nearest(plain[:images].float(), functions[first], client)
+    values = {}
+    for level in levels:
+        sent = group(_as_read(client, with_noise(level)), exposed.entry)
+        values[level] = {part: tensor(sent, part)[:images].float() for part in functions}
     return values, [row.view(1) for row in rows], len(plain)
 
 
@@ -287,40 +270,27 @@ def _as_read(client: Client, method: Method) -> Message:
     return message
 
 
-def _sent_as(client: Client, method: Method) -> dict[str, Callable[[Tensor], Tensor]]:
-    """What becomes of the network's inputs in either part of FedIN's pairs."""
-    network = split(client.model)
-    common = method.common if isinstance(method, FedIN) else None
-    if common is None:
-        return {"s_in": network.extract, "s_out": lambda x: network.transform(network.extract(x))}
-    matrices = common.matrices(client)
-
-    def projected(x: Tensor) -> dict[str, Tensor]:
-        s_in = network.extract(x)
-        return common.project({"s_in": s_in, "s_out": network.transform(s_in)}, matrices)
-
-    return {"s_in": lambda x: projected(x)["s_in"], "s_out": lambda x: projected(x)["s_out"]}
-
-
-def _nearest(s_in: Tensor, model: SplitModel, client: Client) -> Tensor:
-    """The client's training row behind each s_in: the one whose own is nearest (sent as float16 it is not equal)."""
-    place, distances = next(model.parameters(), s_in).device, []
+def _nearest(sent: Tensor, function: Callable[[Tensor], Tensor], client: Client) -> Tensor:
+    """The client's training row behind each row sent: the one whose own is nearest (as float16 it is not equal)."""
+    place = next(client.model.parameters(), sent).device
+    distances = []
     with torch.no_grad():
         for x in client.data.train.x.split(_CHUNK):
-            own = model.extract(client.prepare(x.to(place))).flatten(1).cpu()
-            distances.append(torch.cdist(s_in.flatten(1), own, compute_mode="donot_use_mm_for_euclid_dist"))
+            own = function(client.prepare(x.to(place))).flatten(1).cpu()
+            distances.append(torch.cdist(sent.flatten(1), own, compute_mode="donot_use_mm_for_euclid_dist"))
     return torch.cat(distances, dim=1).argmin(dim=1)
 
 
 def _prototypes(
-    client: Client, method: Method, levels: Sequence[float], images: int
+    client: Client, method: Method, exposed: Exposed, levels: Sequence[float], images: int
 ) -> tuple[dict[float, dict[str, Tensor]], list[Tensor], int]:
     """The prototypes of the `images` rarest classes per level, the rows behind each, and how many prototypes there are.
 
     Sigma of the noise is that of the whole upload, as for features.
     """
     message = _as_read(client, method)
-    sent, labels = tensor(message, "lars" if "lars" in message else "prototypes").float(), tensor(message, "labels")
+    sent = tensor(message, exposed.entry).float()
+    labels = tensor(message, "labels")
     _enough(images, len(labels), f"client {client.id} sends prototypes of {len(labels)} classes")
     y = client.data.train.y
     groups = [(y == label).nonzero().flatten() for label in labels.tolist()]

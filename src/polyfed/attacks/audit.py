@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import torch
 
-from polyfed.attacks.attack_target import Exposure, treatment
+from polyfed.attacks.attack_target import Exposure, exposed_by, treatment
 from polyfed.attacks.label_inference import Classes, guess_classes
 from polyfed.attacks.membership_inference import (
     Candidates,
@@ -112,8 +112,8 @@ class Survey:
         return {
             "name": run.name,
             "method": run.method,
-            "knobs": run.result.get("knobs"),
-            "dataset": run.result["dataset"],
+            "knobs": run.result.knobs,
+            "dataset": run.result.dataset,
             "run_seed": run.seed,
             "on_the_way": self.on_the_way or None,
             "replay_equal": self.equal,
@@ -238,9 +238,10 @@ def _features(heard: Replay, passage: Passage, options: Options) -> tuple[Exposu
         return None, "its inputs are no images of bytes"
     wanted = max(1, options.images)
     try:
-        features = passage.up.get("features")
-        if isinstance(features, Mapping) and "s_in" in features:
-            wanted = len(features["s_in"])
+        exposed_there = exposed_by(heard.federation.method)
+        if exposed_there.kind == "features":
+            features = passage.up.get(exposed_there.entry)
+            wanted = len(next(iter(features.values()))) if isinstance(features, Mapping) else wanted
         elif "labels" in passage.up:
             wanted = min(wanted, len(passage.up["labels"]))
         seen = exposed(heard, client.id, wanted, heard.recipe.run.device)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polyfed.attacks.reconstruction_runs import Attack, Score, Trial
 from polyfed.report.plot_style import blank, canvas, legend, styles
-from polyfed.report.text_tables import Column, text_block, wrapped
+from polyfed.report.text_tables import Column, render_text, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -158,7 +158,7 @@ def to_text(found: Attack, width: int = 100) -> str:
         *([f"LPIPS is not computed: {found.lpips_missing}."] if found.lpips_missing else []),
     ]
     return "\n".join(
-        [wrapped(_about(found), width), "", text_block(columns, width), "", *(wrapped(n, width) for n in notes)]
+        [wrapped(_about(found), width), "", render_text(columns, width), "", *(wrapped(n, width) for n in notes)]
     )
 
 
@@ -170,7 +170,7 @@ def _about(found: Attack) -> str:
     treated = f"; on their way {seen.treated}" if seen.treated else ""
     added = "; the noise is the attack's, the method sends none" if seen.kind == "prototypes" and _noisy(found) else ""
     return (
-        f"{_who(found)} on {run.result['dataset']}, run seed {run.seed}{own}{treated}{added}. Client "
+        f"{_who(found)} on {run.result.dataset}, run seed {run.seed}{own}{treated}{added}. Client "
         f"{seen.model.client} ({seen.model.architecture}), its upload of round {seen.round}: "
         f"{len(found.exposure.targets)} of {seen.rows} "
         f"{'pairs' if seen.kind == 'features' else 'prototypes'}. White box: the attacker knows the client's network. "

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed.attacks.attack_target import Exposure, expose, noise_level
+from polyfed.attacks.attack_target import Exposure, expose, exposed_by
 from polyfed.attacks.gradient_inversion import match
 from polyfed.attacks.membership_inference import Candidates, Guess
 from polyfed.attacks.message_inspection import Network
@@ -58,7 +58,7 @@ def exposed(replay: Replay, client: int, images: int, device: str) -> Exposure:
     Raises:
         RequestError: it sent neither.
     """
-    level = noise_level(replay.federation.method)
+    level = exposed_by(replay.federation.method).noise
     return expose(replay.record.path, client, images, [level], None, device, replay.record.trusted)
 
 

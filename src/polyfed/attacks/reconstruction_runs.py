@@ -116,9 +116,9 @@ class Attack:
         seen, run = self.exposure, self.exposure.run
         return {
             "method": run.method,
-            "label": run.result.get("label"),
-            "knobs": run.result.get("knobs"),
-            "dataset": run.result["dataset"],
+            "label": run.result.label,
+            "knobs": run.result.knobs,
+            "dataset": run.result.dataset,
             "run_seed": run.seed,
             "client": seen.model.client,
             "architecture": seen.model.architecture,

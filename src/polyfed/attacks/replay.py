@@ -26,6 +26,8 @@ from polyfed.errors import RequestError
 from polyfed.experiments.build import build_federation
 from polyfed.plugins.compression import restored_upload
 from polyfed.report.run_records import RunRecord
+from polyfed.results.fields import validated
+from polyfed.results.schema import RoundRecord
 
 _MAIN = "train"  # name of a method's one or main exchange
 
@@ -140,9 +142,9 @@ def last_heard(record: RunRecord) -> dict[int, int]:
     """Client -> the last round in which the server got an upload of it; closing rounds do not count."""
     found: dict[int, int] = {}
     for line in record.rounds:
-        lost = {entry["client"] for entry in line.get("refused") or ()} | {*(line.get("dropped") or ())}
-        if not line.get("closing"):
-            found |= {client: int(line["round"]) for client in line.get("clients") or () if client not in lost}
+        lost = {upload.client for upload in line.refused} | {*line.dropped}
+        if not line.closing:
+            found |= {client: line.round for client in line.clients if client not in lost}
     return dict(sorted(found.items()))
 
 
@@ -155,7 +157,7 @@ def replay(record: RunRecord, clients: Sequence[int]) -> Replay:
     """
     if not record.finished:
         raise RequestError(f"expected the folder of a finished run, came {record.path}, which holds no result.json")
-    if "data" not in record.recipe:
+    if not record.recipe.data:
         raise RequestError(
             f"expected a run of a recipe, whose last rounds can be run again, came {record.path}, made in Python"
         )
@@ -197,14 +199,15 @@ def _compared(record: RunRecord, history: Sequence[Mapping[str, Any]], first: in
         RequestError: other clients, or other bytes.
     """
     equal = True
-    for old, new in zip(record.rounds, history, strict=False):
-        if old["round"] < first:
+    for old, anew in zip(record.rounds, history, strict=False):
+        if old.round < first:
             continue
+        new = validated(RoundRecord, anew)
         for key in ("clients", "bytes_by_client"):
-            if old.get(key) != new.get(key):
+            if getattr(old, key) != getattr(new, key):
                 raise RequestError(
                     f"expected {record.path} to come out as recorded when its rounds are run again, came other '{key}' "
-                    f"in round {old['round']}; are these its data, and this the version that made it?"
+                    f"in round {old.round}; are these its data, and this the version that made it?"
                 )
-        equal &= old.get("train_loss") == new.get("train_loss")
+        equal &= old.train_loss == new.train_loss
     return equal

@@ -10,7 +10,7 @@ from polyfed.config.overrides import parse_override
 from polyfed.data.bounds import check_file
 from polyfed.errors import RequestError
 from polyfed.registry import file_of, nearest, own_names, texts
-from polyfed.results.schema import parse_toml
+from polyfed.results.read import parse_toml
 
 __all__ = ["code_named", "module_folders", "read_recipe", "recipe_stem", "without_run"]
 

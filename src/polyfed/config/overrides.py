@@ -10,7 +10,7 @@ import tomli_w
 from polyfed.config.changes import drop_idle, merge
 from polyfed.config.schema import SECTIONS
 from polyfed.errors import RequestError
-from polyfed.results.schema import parse_toml
+from polyfed.results.read import parse_toml
 
 __all__ = ["apply_overrides", "parse_override"]
 

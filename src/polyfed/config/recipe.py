@@ -50,8 +50,9 @@ from pydantic import Field, PrivateAttr, ValidationError
 from polyfed.config.changes import merge
 from polyfed.config.loading import module_folders, read_recipe, recipe_stem, without_run
 from polyfed.config.overrides import apply_overrides
+from polyfed.config.own_plugins import build_plugin
 from polyfed.config.profiles import LABEL, apply_profiles, profile_names
-from polyfed.config.schema import SECTIONS, Data, MethodChoice, Models, RunSettings
+from polyfed.config.schema import SECTIONS, Data, MethodChoice, Models, PluginChoice, RunSettings
 from polyfed.core.complaints import WrongSettings, one_line
 from polyfed.core.settings import (
     Availability,
@@ -69,7 +70,7 @@ from polyfed.own_methods import label_of, method_class, with_knobs
 from polyfed.places import check_characters
 from polyfed.plugins.device_profiles import Devices, attendance_in_effect, check_lateness
 from polyfed.registry import check_trusted, folders_of, texts
-from polyfed.results.schema import check_links
+from polyfed.results.read import check_links
 
 __all__ = ["Recipe"]
 
@@ -91,6 +92,7 @@ class Recipe(Settings):
     devices: Devices = Field(default_factory=Devices)
     defence: Defence = Field(default_factory=Defence)
     hostile: Hostile = Field(default_factory=Hostile)
+    plugins: list[PluginChoice] = Field(default_factory=list)
     run: RunSettings = Field(default_factory=RunSettings)
     _stem: str = PrivateAttr("recipe")
     _beside: tuple[str, ...] = PrivateAttr(())  # where modules of one's own are looked for, too
@@ -192,6 +194,7 @@ class Recipe(Settings):
             augmentation(recipe.training.augment)
         except RequestError as problem:
             raise RequestError(f"training.augment: {problem}") from None
+        recipe.build_plugins()
         for label in recipe.methods:
             recipe._build(recipe.methods[label], f"methods.{label}")
         label = recipe.run.label
@@ -275,10 +278,14 @@ class Recipe(Settings):
         """The names that the recipe itself offers to `choose`: its own method, and ``[methods]``."""
         return list(dict.fromkeys([(self._own or self.method).name, *self.methods]))
 
-    @property
-    def plugins(self) -> list[Any]:
-        """What the sections beside method and data ask for: what `Federation` takes as its plugins."""
-        return [self.availability, self.devices, self.defence, self.hostile, self.privacy, self.compression]
+    def build_plugins(self) -> list[Any]:
+        """What `Federation` takes as its plugins: settings of the library's, new objects of the user's own.
+
+        Raises:
+            RequestError: one of the user's own cannot be had, or not with these settings.
+        """
+        ours = [self.availability, self.devices, self.defence, self.hostile, self.privacy, self.compression]
+        return [*ours, *(build_plugin(own.name, own.settings, self._beside) for own in self.plugins)]
 
     def build_method(self) -> Any:
         """A new method, a `polyfed.Method`, with its knobs: one for every federation."""

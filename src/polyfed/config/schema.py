@@ -257,6 +257,19 @@ class MethodChoice(BaseModel):
         return dict(self.model_extra or {})
 
 
+class PluginChoice(BaseModel):
+    """``[[plugins]]``: a plugin of the user's own; every key but its name is one of its settings."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+
+    name: str = ""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings as the recipe gives them."""
+        return dict(self.model_extra or {})
+
+
 class RunSettings(Settings):
     """``[run]``: how, where and with which seed."""
 

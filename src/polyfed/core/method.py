@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, dataclass_transform
 
 import torch
@@ -91,11 +92,16 @@ class Batch(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """What one step hands to the optimiser. grads: parameter name -> gradient (None leaves it alone)."""
+    """What one step hands to the optimizer. grads: parameter name -> gradient (None leaves it alone).
+
+    sums: numbers of the step, 0-d, which are summed over all steps for the record. raw: gradients by name that a method
+    wants summed over all steps for its own `upload`, such as those of the loss before they were corrected.
+    """
 
     grads: Mapping[str, Tensor | None]
     loss: Tensor
     sums: Mapping[str, Tensor]
+    raw: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class Unstackable(Exception):
@@ -121,12 +127,13 @@ class Solved:
 
 @dataclass
 class Trained:
-    """What local training left behind. sums: the method's own sums over the steps."""
+    """What local training left behind. sums, raw: those of `Gradients`, summed over the steps."""
 
     steps: int = 0
     samples: int = 0  # training samples processed, all epochs counted
     loss: float = 0.0  # mean over samples
-    sums: Mapping[str, Tensor] | None = None
+    sums: Mapping[str, Tensor] = field(default_factory=dict)
+    raw: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -185,6 +192,26 @@ class Exchange:
     who: Literal["selected", "all"] = "selected"
     trains: bool = True
     phases: Sequence[Phase] | None = None
+
+
+@dataclass(frozen=True)
+class Exposed:
+    """What an upload tells of single inputs, which an attacker may try to make again from it.
+
+    Attributes:
+        kind: "features", a row for each of some training rows, or "prototypes", a row for the mean of each of "labels".
+        entry: where they are in an upload: name of a group whose tensors have a row each, or of a tensor.
+        functions: of a client at work, tensor -> what makes a row of it out of a row of network inputs; the kind itself
+            stands for a tensor that is no member of a group.
+        noise: the level of what the method adds to it. with_noise: the method that adds another level and is else the
+            same; None: it has no noise of its own.
+    """
+
+    kind: Literal["features", "prototypes"]
+    entry: str
+    functions: Callable[[Client], Mapping[str, Callable[[Tensor], Tensor]]]
+    noise: float = 0.0
+    with_noise: Callable[[float], Method] | None = None
 
 
 class Method:
@@ -363,6 +390,11 @@ class Method:
         """What an upload of a client with so many training rows holds that the method itself bounds and noises."""
         return ()
 
+    @property
+    def exposed(self) -> Exposed | None:
+        """What attacks aim at in an upload; None where it holds nothing that is made of single inputs or classes."""
+        return None
+
     def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
         """Scores (B, C) of a batch; `context` is the client's state."""
         scores: Tensor = model(x)
@@ -387,5 +419,5 @@ def scores_are_outputs(method: Method) -> bool:
 
 
 def numbers(sums: Mapping[str, Tensor]) -> dict[str, float]:
-    """The 0-d entries of `sums` as plain numbers; larger ones are the method's own business."""
+    """Sums over the steps as plain numbers, for the record."""
     return {name: float(value) for name, value in flatten(dict(sums)).items() if value.dim() == 0}

@@ -64,6 +64,11 @@ def floats(module: nn.Module, buffers: bool = True, parts: Collection[Part] | No
     return {name: t.detach() for name, t in sent.items() if t.is_floating_point()}
 
 
+def copy_parameters(module: nn.Module) -> dict[str, Tensor]:
+    """Copies of the parameters by name, without buffers, as they are now; tied ones once."""
+    return {name: p.detach().clone() for name, p in module.named_parameters()}
+
+
 def head_names(module: nn.Module) -> dict[str, str]:
     """A split model's own names of its head's tensors -> their names within the head, alike whatever holds it."""
     model = split(module)

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from polyfed.results.schema import parse_json
+from polyfed.results.read import parse_json
 
 _CHUNK = 1 << 20  # bytes read at a time while hashing
 

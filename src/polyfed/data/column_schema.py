@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from polyfed.data.samples import LABEL_NAMES
 from polyfed.errors import RequestError
 from polyfed.registry import nearest
-from polyfed.results.schema import parse_json
+from polyfed.results.read import parse_json
 
 _IMAGE_NAMES = ("img", "image", "images", "picture", "pixels")
 

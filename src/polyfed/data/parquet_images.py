@@ -27,7 +27,7 @@ from polyfed.data.parquet_files import open_parquet, read_extra_columns
 from polyfed.data.samples import Samples
 from polyfed.data.split_files import find_split_files
 from polyfed.errors import RequestError, first_line
-from polyfed.results.schema import parse_json
+from polyfed.results.read import parse_json
 
 _VERSION = "images-2"  # part of every cache key: raise it when decoding or label handling changes
 _ROWS = 1000  # rows decoded at a time

@@ -21,7 +21,7 @@ from polyfed.data import bounds, parquet_images, per_client_folders, safe_pickle
 from polyfed.data.label_encoding import natural_sort
 from polyfed.data.samples import Samples, classes_up_to
 from polyfed.errors import RequestError, first_line
-from polyfed.results.schema import parse_json
+from polyfed.results.read import parse_json
 
 _NO_ARRAYS: tuple[type[Exception], ...] = (*safe_pickle.NO_ARRAY, OSError, zipfile.BadZipFile, zlib.error)
 

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 from polyfed.errors import RunError
-from polyfed.results.schema import parse_json
+from polyfed.results.read import parse_json
 
 __all__ = ["Ledger"]
 

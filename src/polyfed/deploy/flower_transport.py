@@ -30,7 +30,7 @@ from polyfed.deploy.server import serve
 from polyfed.errors import PolyfedError, RequestError, RunError
 from polyfed.experiments.data_cache import DataCache
 from polyfed.registry import nearest
-from polyfed.results.schema import parse_json
+from polyfed.results.read import parse_json
 from polyfed.tracking.console import Console
 
 if TYPE_CHECKING:

@@ -52,7 +52,7 @@ from polyfed.experiments.build import assign_architectures, auxiliary_candidates
 from polyfed.experiments.data_cache import DataCache, input_normalization
 from polyfed.models.zoo import build
 from polyfed.registry import is_own
-from polyfed.results.schema import ENTRY, PREPARE, check_shape
+from polyfed.results.stored_files import check_nodes_entry
 
 _ANSWERS = {True: 1, False: 10}  # whether noise hides rows -> different requests of a kind that are answered in a round
 _SCORINGS = 4  # of a client in a round: as it stands and after receiving, before and after a last exchange
@@ -148,7 +148,7 @@ class Turn:
         self.client.training = recipe.training
         self.client.public = data.public(recipe)
         self.client.privacy = recipe.privacy
-        self.client.plugins = plugins_of([recipe.privacy, recipe.compression])
+        self.client.plugins = plugins_of(recipe.build_plugins())
         if place.secret and (recipe.privacy.noise or recipe.privacy.sgd_clip):
             self.client.secret = secret(place.state)
         self.client.data = renumbered(dealt.clients[number], source.class_names, self._names)
@@ -313,9 +313,7 @@ class Turn:
             "input": {"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")},
         }
         try:
-            check_shape(about, ENTRY)
-            if about.get("prepare") not in (None, "plain"):
-                check_shape(about["prepare"], PREPARE, "prepare")
+            check_nodes_entry(about)
             if about["companion"] not in (None, self._beside):
                 raise ValueError(f"'companion' is {about['companion']!r:.60}, not {self._beside!r:.60}")
             for key, value in own.items():

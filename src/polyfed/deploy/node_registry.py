@@ -19,7 +19,7 @@ from polyfed.data.transforms import Prepare
 from polyfed.deploy.protocol import Introduction, Letter, Task, Trouble, agreed, read
 from polyfed.engine.run_folder import held, write_atomically, writing
 from polyfed.errors import RequestError, RunError
-from polyfed.results.schema import check_links, parse_json
+from polyfed.results.read import check_links, parse_json
 
 DIARY, _RELEASED = "nodes.jsonl", "released"
 PAUSE = 0.2  # seconds between two looks for answers

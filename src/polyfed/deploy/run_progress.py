@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from polyfed.engine.run_folder import RunFolder
-from polyfed.results.schema import EVENT, RECORD_SHOWN, check_shape, parse_json
+from polyfed.results.fields import check_present, validated
+from polyfed.results.read import parse_json
+from polyfed.results.schema import RoundRecord
+from polyfed.results.stored_files import NodeEvent
 from polyfed.tracking.console import Console
 
 __all__ = ["Follower"]
@@ -28,8 +31,8 @@ class Follower:
 
     def __init__(self, folder: Path, facts: Mapping[str, Any], console: Console, resume: bool) -> None:
         self._folder = folder
-        self._rounds = _Lines(folder / "rounds.jsonl", RECORD_SHOWN)
-        self._events = _Lines(folder / "nodes.jsonl", EVENT)
+        self._rounds = _Lines(folder / "rounds.jsonl", _check_record)
+        self._events = _Lines(folder / "nodes.jsonl", _check_event)
         self._console = console
         self._total = int(facts["rounds"])
         there = list(self._rounds.new())
@@ -62,6 +65,15 @@ class Follower:
         self._console.end(None if failed else RunFolder(self._folder).read_result())
 
 
+def _check_record(found: Any) -> None:
+    """Whether progress can show it."""
+    check_present(validated(RoundRecord, found), ("seconds", "bytes_up", "bytes_down"))
+
+
+def _check_event(found: Any) -> None:
+    validated(NodeEvent, found)
+
+
 def _told(event: Mapping[str, Any]) -> str | None:
     """A line of nodes.jsonl in words; None for what went as it should."""
     if "reason" not in event:
@@ -74,8 +86,8 @@ def _told(event: Mapping[str, Any]) -> str | None:
 class _Lines:
     """The whole lines that a file of JSON lines has gained since the last look."""
 
-    def __init__(self, path: Path, shape: Any) -> None:
-        self._path, self._shape = path, shape
+    def __init__(self, path: Path, check: Callable[[Any], None]) -> None:
+        self._path, self._check = path, check
         self._read = 0
 
     def new(self) -> Iterator[dict[str, Any]]:
@@ -93,5 +105,5 @@ class _Lines:
         for line in whole.split(b"\n")[:-1]:
             with contextlib.suppress(ValueError):  # a damaged one, of which the run itself will tell
                 found = parse_json(line)
-                check_shape(found, self._shape)
+                self._check(found)
                 yield found

@@ -165,13 +165,7 @@ class Deployed(Federation):
             method,
             recipe.training,
             recipe.evaluation,
-            plugins=[
-                recipe.availability,
-                recipe.privacy,
-                recipe.compression,
-                recipe.defence,
-                NodePresence(known, self._look),
-            ],
+            plugins=[*recipe.build_plugins(), NodePresence(known, self._look)],
             task=Task(
                 classes=len(names),
                 class_names=names,

@@ -32,7 +32,7 @@ from polyfed.engine.late_uploads import LateUpload
 from polyfed.engine.run_folder import sync_folder
 from polyfed.engine.weight_store import Layout, Row, Store
 from polyfed.errors import PolyfedError, RequestError
-from polyfed.results.schema import parse_json, seal, unseal
+from polyfed.results.read import parse_json, seal, unseal
 
 KEPT = 2
 _CLIENT = "client"

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from polyfed.engine.evaluation import NOT_EVALUATED
 from polyfed.engine.notebook import of_history
 from polyfed.errors import RequestError
 from polyfed.version import __version__
@@ -91,12 +92,16 @@ def stopped_after(records: Sequence[Mapping[str, Any]], patience: int, min_delta
             end the run; 0: never. min_delta: in [0, 1], as the accuracies are.
     """
     best = -math.inf
-    waited = 0
+    waited = 0  # evaluations since that one
     for record in records:
         value = record["validation"]
-        if record.get("closing") or value is None:
+        if record["closing"] or value is None:
             continue
-        best, waited = (value, 0) if value > best + min_delta else (best, waited + 1)
+        if value > best + min_delta:
+            best = value
+            waited = 0
+        else:
+            waited += 1
         if patience and waited >= patience:
             return int(record["round"])
     return None
@@ -112,40 +117,32 @@ def result_of(
         facts: method, knobs, dataset, clients, rounds, seed, evaluation, label.
         clients: one per client, in order: id, architecture, samples.
     """
-    last = next((r for r in reversed(records) if r["evaluated"]), None)
     stage = facts["evaluation"]["stage"]
-    main = {} if last is None else last["accuracy"].get(stage, {})
-    before = next((r for r in reversed(records) if r["evaluated"] and not r.get("closing")), None)
-    closed = bool(records) and bool(records[-1].get("closing"))
-    done = sum(not r.get("closing") for r in records)
-    patient = stopped_after(records, facts["evaluation"].get("patience", 0), facts["evaluation"].get("min_delta", 0.0))
-    seconds = sum(r["seconds"] for r in records)
-    samples = sum(r["samples"] for r in records)
+    scored = [record for record in records if record["evaluated"]]
+    last = scored[-1] if scored else NOT_EVALUATED
+    main = last["accuracy"].get(stage, {})
+    seconds = sum(record["seconds"] for record in records)
+    samples = sum(record["samples"] for record in records)
     return {
         **facts,
         "accuracy": main.get("mean"),
         "accuracy_std": main.get("std"),
         "accuracy_worst_tenth": main.get("worst_tenth"),
-        "accuracy_before_closing": before["accuracy"].get(stage, {}).get("mean") if before and closed else None,
+        "accuracy_before_closing": _before_closing(records, stage),
         "accuracy_best_by_validation": best_by_validation(records, stage),
-        "accuracy_by_stage": {} if last is None else last["accuracy"],
-        "accuracy_by_predictor": {} if last is None else last.get("accuracy_by_predictor", {}),
-        "accuracy_per_client": [] if last is None else last["accuracy_per_client"],
-        "accuracy_per_architecture": {} if last is None else last["accuracy_per_architecture"],
-        "metrics": {} if last is None else last["metrics"],
-        "confusion": None if last is None else last["confusion"],
-        "validation": None if last is None else last["validation"],
-        "clients_table": _clients_table(records, clients, [] if last is None else last["accuracy_per_client"]),
-        "bytes_up": sum(r["bytes_up"] for r in records),
-        "bytes_down": sum(r["bytes_down"] for r in records),
+        "accuracy_by_stage": last["accuracy"],
+        "accuracy_by_predictor": last.get("accuracy_by_predictor", {}),
+        **{name: last[name] for name in _OF_THE_LAST},
+        "clients_table": _clients_table(records, clients, last["accuracy_per_client"]),
+        "bytes_up": _total(records, "bytes_up"),
+        "bytes_down": _total(records, "bytes_down"),
         **_uncompressed(records),
-        "bytes_up_as_in_paper": sum(r["bytes_up_as_in_paper"] for r in records),
-        "bytes_down_as_in_paper": sum(r["bytes_down_as_in_paper"] for r in records),
+        "bytes_up_as_in_paper": _total(records, "bytes_up_as_in_paper"),
+        "bytes_down_as_in_paper": _total(records, "bytes_down_as_in_paper"),
         **_epsilon(records),
-        "stopped_after": done if done < facts["rounds"] else None,
-        "stopped_by": None if done >= facts["rounds"] else "patience" if patient == done else "budget",
-        "closed": closed,
-        "refused": sum(len(r["refused"]) for r in records),
+        **_early_end(records, facts),
+        "closed": _is_closed(records),
+        "refused": sum(len(record["refused"]) for record in records),
         "nothing_learnt": _nothing_learnt(records),
         "samples": samples,
         "seconds": seconds,
@@ -156,12 +153,44 @@ def result_of(
     }
 
 
+# what a result has of the last evaluated round as it is
+_OF_THE_LAST = ("accuracy_per_client", "accuracy_per_architecture", "metrics", "confusion", "validation")
+
+
+def _total(records: Sequence[Mapping[str, Any]], key: str) -> int:
+    return sum(record[key] for record in records)
+
+
+def _is_closed(records: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the last round was a closing one."""
+    return bool(records) and bool(records[-1]["closing"])
+
+
+def _before_closing(records: Sequence[Mapping[str, Any]], stage: str) -> float | None:
+    """The mean accuracy in the last evaluated round before a closing one; None where there was none."""
+    scored = [record for record in records if record["evaluated"] and not record["closing"]]
+    if not scored or not _is_closed(records):
+        return None
+    mean: float | None = scored[-1]["accuracy"].get(stage, {}).get("mean")
+    return mean
+
+
+def _early_end(records: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """After which round a run ended before its last planned one, and why."""
+    done = sum(not record["closing"] for record in records)
+    if done >= facts["rounds"]:
+        return {"stopped_after": None, "stopped_by": None}
+    evaluation = facts["evaluation"]
+    patient = stopped_after(records, evaluation.get("patience", 0), evaluation.get("min_delta", 0.0))
+    return {"stopped_after": done, "stopped_by": "patience" if patient == done else "budget"}
+
+
 def _nothing_learnt(records: Sequence[Mapping[str, Any]]) -> str | None:
     """A line for a run in which something was refused and nobody has learnt anything in any round."""
     refused = [entry for record in records for entry in record["refused"]]
     if not refused or not all(map(_is_lost, records)):
         return None
-    rounds = sum(not record.get("closing") for record in records)
+    rounds = sum(not record["closing"] for record in records)
     told = "no client's work counted"
     if any(record["samples"] for record in records):
         told = f"most clients' work was refused, and the others' training loss was beyond {_LOST_LOSS:g}"
@@ -190,11 +219,14 @@ def _uncompressed(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 def _simulated(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What the rounds would have taken on the clients' devices, where these are simulated."""
-    if not any("simulated_seconds" in record for record in records):
+    told = [record for record in records if "simulated_seconds" in record]
+    if not told:
         return {}
-    late = [len(record["stragglers"]) for record in records if "stragglers" in record]
-    seconds = sum(record["simulated_seconds"] for record in records)
-    return {"simulated_seconds": seconds, **({"stragglers": sum(late)} if late else {})}
+    found: dict[str, Any] = {"simulated_seconds": sum(record["simulated_seconds"] for record in told)}
+    stragglers = [len(record["stragglers"]) for record in told if "stragglers" in record]
+    if stragglers:
+        found["stragglers"] = sum(stragglers)
+    return found
 
 
 def _epsilon(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -219,24 +251,27 @@ def _clients_table(
     """One row per client: who it is, its last accuracy in the main stage, what it sent and was sent in all, and how
     long its simulated device was busy.
     """
-    spent = {str(client["id"]): {"up": 0, "down": 0} for client in clients}
-    busy = {str(client["id"]): 0.0 for client in clients if "device" in client}
+    sent = {str(client["id"]): {"up": 0, "down": 0} for client in clients}
+    busy = {str(client["id"]): 0.0 for client in clients if "device" in client}  # seconds
     for record in records:
-        for number, one in record.get("simulated_by_client", {}).items():
-            busy[number] += one["down"] + one["train"] + one["up"]
-        for number, ways in record["bytes_by_client"].items():
-            for way in ("up", "down"):
-                spent[number][way] += ways[way]
-    known = accuracies or [None] * len(clients)
-    return [
-        {
+        for number, spent in record.get("simulated_by_client", {}).items():
+            busy[number] += spent["down"] + spent["train"] + spent["up"]
+        for number, traffic in record["bytes_by_client"].items():
+            sent[number]["up"] += traffic["up"]
+            sent[number]["down"] += traffic["down"]
+    rows = []
+    for client, accuracy in zip(clients, accuracies or [None] * len(clients), strict=True):
+        number = str(client["id"])
+        row = {
             **client,
             "accuracy": accuracy,
-            **{f"bytes_{way}": spent[str(client["id"])][way] for way in ("up", "down")},
-            **({"simulated_seconds": busy[str(client["id"])]} if busy else {}),
+            "bytes_up": sent[number]["up"],
+            "bytes_down": sent[number]["down"],
         }
-        for client, accuracy in zip(clients, known, strict=True)
-    ]
+        if busy:
+            row["simulated_seconds"] = busy[number]
+        rows.append(row)
+    return rows
 
 
 def versions() -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -54,6 +54,7 @@ def train(
     steps = samples = 0
     losses: list[tuple[Tensor, int]] = []  # of the steps, and how many samples each had
     sums: dict[str, Tensor] = {}
+    raw_sums: dict[str, Tensor] = {}
     if phases is None:
         phases = method.phases(client.training)
     for phase in phases:
@@ -67,7 +68,7 @@ def train(
             for batch in itertools.islice(_batches(client, phase, rows, order, noise, hiding.chance), most):
                 with_inputs = {**context, **bounded, **method.inputs(client, steps, draws)}
                 with step():
-                    grads, loss, extra = method.gradients(model, batch, with_inputs)
+                    grads, loss, extra, raw = method.gradients(model, batch, with_inputs)
                 before = {} if mask is None else _copies(names, parameters, mask)
                 optimiser.step([grads.get(name) for name in names])
                 del grads  # at once: the next step's gradients then lie where these did, in the caches
@@ -76,11 +77,16 @@ def train(
                 steps += 1
                 samples += len(batch.y)
                 losses.append((loss.detach(), len(batch.y)))
-                for name, value in extra.items():
-                    sums[name] = sums[name] + value if name in sums else value
+                _add(sums, extra)
+                _add(raw_sums, raw)
     client.phase = ""
     total = sum(float(loss) * count for loss, count in losses)  # now, as asking a GPU for a number stops it
-    return Trained(steps, samples, total / max(samples, 1), sums)
+    return Trained(steps, samples, total / max(samples, 1), sums, raw_sums)
+
+
+def _add(sums: dict[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    for name, value in values.items():
+        sums[name] = sums[name] + value if name in sums else value
 
 
 def data_of(client: Client, phase: Phase) -> tuple[Samples, Prepare]:

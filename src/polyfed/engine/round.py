@@ -24,6 +24,7 @@ from polyfed.engine.plugin import Plugin, Records
 from polyfed.engine.transaction import Transaction
 from polyfed.errors import PolyfedError, RunError
 from polyfed.registry import PLUGINS
+from polyfed.results.schema import RoundRecord, in_order
 
 
 @dataclass
@@ -257,7 +258,7 @@ class RoundRunner:
         record["evaluated"] = round.evaluated
         with section("score"):
             record |= self.evaluator.record(round.totals.scores) if round.evaluated else NOT_EVALUATED
-        return record
+        return in_order(record, RoundRecord)
 
     @contextlib.contextmanager
     def _at_server(self, round: Round, stage: str, profiled_as: Section) -> Iterator[None]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from polyfed.core.method import Method
 from polyfed.engine.executors.vectorized import stack_size
 from polyfed.registry import is_own
+from polyfed.results.schema import RunResult, in_order
 
 if TYPE_CHECKING:
     from polyfed.engine.federation import Federation
@@ -42,7 +43,7 @@ def facts_of(federation: Federation) -> dict[str, Any]:
     }
     for plugin in federation.plugins:
         facts |= plugin.facts()
-    return facts
+    return in_order(facts, RunResult)
 
 
 def settings_of_python(federation: Federation) -> dict[str, Any]:

@@ -31,22 +31,20 @@ from polyfed.data.text import WORDS_FILE
 from polyfed.engine.executors.vectorized import stack_size
 from polyfed.engine.longer import obstacle, rounds_of
 from polyfed.errors import RequestError, RunError
-from polyfed.results.schema import (
+from polyfed.results.fields import Record, validated
+from polyfed.results.read import (
     ANALYSIS,
     ATTACK,
-    CONTINUED,
     PARTS,
-    RECIPE,
-    RECORD,
-    RESULT,
     SUM_FILE,
     check_links,
-    check_shape,
     parse_json,
     parse_toml,
     seal,
     unseal,
 )
+from polyfed.results.schema import RoundRecord, RunResult, check_complete
+from polyfed.results.stored_files import StoredRecipe
 
 _MADE_FORMS = frozenset({".json", ".csv", ".md", ".png", ".svg"})  # of files that later commands make of a run
 
@@ -140,7 +138,7 @@ class RunFolder:
         path = self.path / "recipe.toml"
         try:
             stored = parse_toml(path.read_bytes())
-            check_shape(stored, RECIPE)
+            validated(StoredRecipe, stored)
         except (OSError, ValueError) as error:
             raise RequestError(f"expected the run's recipe in {path}, came nothing readable: {error}") from None
         asked = tomllib.loads(tomli_w.dumps(settings))
@@ -206,7 +204,12 @@ class RunFolder:
             _remove(self.path / name)
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Add one round's line."""
+        """Add one round's line.
+
+        Raises:
+            RunError: it is no `RoundRecord`, or cannot be written.
+        """
+        _check_written(RoundRecord, record, f"the record of round {record.get('round')}")
         with writing(self.path), (self.path / "rounds.jsonl").open("ab") as file:
             file.write(seal(record) + b"\n")
             file.flush()
@@ -224,7 +227,9 @@ class RunFolder:
         for number, line in enumerate(lines[:upto], 1):
             try:
                 kept.append(unseal(line.rstrip(b"\n"), sealed))
-                check_shape(kept[-1], CONTINUED if sealed else RECORD)
+                record = validated(RoundRecord, kept[-1])
+                if sealed:
+                    check_complete(record)
             except ValueError as error:
                 raise RequestError(f"{path}, line {number}, is damaged: {error}") from None
         expected = len(lines) if upto is None else upto
@@ -258,7 +263,12 @@ class RunFolder:
             raise RequestError(f"cannot read {path}: {error.strerror or error}") from None
 
     def write_result(self, result: Mapping[str, Any]) -> None:
-        """The last thing written of a run."""
+        """The last thing written of a run.
+
+        Raises:
+            RunError: it is no `RunResult`, or cannot be written.
+        """
+        _check_written(RunResult, result, "the result")
         with writing(self.path):
             write_atomically(self.path / "result.json", (json.dumps(result, indent=2) + "\n").encode())
 
@@ -269,7 +279,7 @@ class RunFolder:
             return None
         try:
             result = parse_json(path.read_bytes())
-            check_shape(result, RESULT)
+            validated(RunResult, result)
         except (OSError, ValueError) as error:
             raise RequestError(f"expected a run's result in {path}, came something else: {error}") from None
         return dict(result)
@@ -321,6 +331,14 @@ class RunFolder:
         """How the models are loaded, beside them."""
         with writing(self.path):
             write_atomically(self.path / "models" / "README.md", text.encode())
+
+
+def _check_written(model: type[Record], value: Mapping[str, Any], what: str) -> None:
+    """Refuse to write what no report could read."""
+    try:
+        validated(model, value)
+    except ValueError as error:
+        raise RunError(f"{what} cannot be written, as nothing could read it: {error}") from None
 
 
 def _remove(entry: Path) -> None:

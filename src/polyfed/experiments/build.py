@@ -74,7 +74,7 @@ def build_federation(
         method,
         recipe.training,
         recipe.evaluation,
-        plugins=recipe.plugins,
+        plugins=recipe.build_plugins(),
         task=Task(
             classes=federated.classes,
             class_names=source.class_names,

@@ -40,7 +40,9 @@ from polyfed.escaping import csv_text
 from polyfed.models.zoo import build
 from polyfed.own_methods import method_class
 from polyfed.registry import check_trusted
-from polyfed.results.schema import MODEL, PREPARE, SUM_FILE, check_links, check_shape, parse_json
+from polyfed.results.fields import validated
+from polyfed.results.read import SUM_FILE, check_links, parse_json
+from polyfed.results.stored_files import ModelEntry, Normalization
 
 __all__ = ["ClientModel", "Predictions", "load_model", "predict"]
 
@@ -210,7 +212,7 @@ def load_model(run: str | Path, client: int, device: str = "cpu", trust: bool = 
     name, entry = _entry(Path(run), client)
     check_trusted(run, {key: entry.get(key) for key in _BUILDING}, trust)
     try:
-        check_shape(entry, MODEL)
+        validated(ModelEntry, entry)
         _check_sizes(entry, name)
         if not entry["zoo"]:
             raise RequestError(
@@ -259,8 +261,8 @@ def _prepare(said: Any, client: int) -> Callable[[Tensor], Tensor]:
         )
     if said == "plain":
         return as_floats
-    check_shape(said, PREPARE, "prepare")
-    return Prepare(tuple(said["mean"]), tuple(said["std"]), bool(said.get("table")))
+    normalization = validated(Normalization, said, "prepare")
+    return Prepare(tuple(normalization.mean), tuple(normalization.std), bool(normalization.table))
 
 
 def _vocabulary(entry: Mapping[str, Any], folder: Path) -> Vocabulary | None:

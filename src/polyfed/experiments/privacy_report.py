@@ -14,7 +14,7 @@ from polyfed.engine.privacy_ledger import UNITS, read
 from polyfed.errors import RequestError
 from polyfed.functional.gaussian_mechanism import classic_epsilon
 from polyfed.report.run_records import RunRecord, find_runs
-from polyfed.report.text_tables import Column, percent, text_block
+from polyfed.report.text_tables import Column, percent, render_text
 
 _DELTA = 1e-5
 
@@ -71,9 +71,9 @@ def spent(folders: Sequence[Path | str], delta: float | None = None) -> list[Spe
 def _of_run(run: RunRecord, delta: float | None) -> list[Spent]:
     accounts: dict[int, list[Release]] = {}
     for record in run.rounds:
-        for client, releases in read(record.get("releases", ())).items():
+        for client, releases in read([entry.model_dump() for entry in record.releases]).items():
             accounts.setdefault(client, []).extend(releases)
-    at = delta or float(run.result.get("delta", _DELTA))
+    at = delta or run.result.delta or _DELTA
     found = []
     for unit in UNITS:
         mine = {i: _merged([one for one in account if one.unit == unit]) for i, account in accounts.items()}
@@ -96,8 +96,8 @@ def _line(run: RunRecord, unit: Unit, accounts: dict[int, tuple[Release, ...]], 
         classic = classic_epsilon(loudest.noise, 1.0, delta)
     return Spent(
         run=run.name or run.method,
-        seed=run.result.get("seed"),
-        accuracy=run.result.get("accuracy"),
+        seed=run.seed,
+        accuracy=run.result.accuracy,
         unit=unit,
         what=tuple(sorted({one.what for one in worst})),
         client=client,
@@ -134,4 +134,4 @@ def to_text(lines: Sequence[Spent], width: int = 100) -> str:
         notes.append("* above 1 the classic formula is not proved: no guarantee")
     if any("features" in one.what and "training" not in one.what for one in lines):
         notes.append("features: for given weights, which were trained without noise and go up as they are")
-    return "\n".join([text_block(columns, width), "", *notes])
+    return "\n".join([render_text(columns, width), "", *notes])

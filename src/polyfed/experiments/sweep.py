@@ -25,7 +25,8 @@ from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.planned_runs import PlannedRun, check_planned_runs, run_planned
 from polyfed.markup import notes, paragraph
 from polyfed.report.run_records import RunRecord, find_runs, show_value
-from polyfed.report.sweeps import Cell, SweepRow, SweepTable, draw, short_names, tabulate, to_html, to_text, write
+from polyfed.report.sweep_figure import draw
+from polyfed.report.sweeps import Cell, SweepRow, SweepTable, short_names, tabulate, to_html, to_text, write
 from polyfed.tracking.console import Console
 
 __all__ = ["Sweep", "parse", "sweep"]
@@ -184,7 +185,7 @@ def sweep(
 def _unlearnt(points: Sequence[_Point], runs: Mapping[str, Sequence[RunRecord]]) -> dict[str, str]:
     """``"lr=1e6, seed 0"`` -> the line on a run that learnt nothing; empty if any run, with any settings, did."""
     every = {f"{point.name}, seed {run.seed}": run.result for point in points for run in runs[point.slug]}
-    told = {title: str(result["nothing_learnt"]) for title, result in every.items() if result.get("nothing_learnt")}
+    told = {title: result.nothing_learnt for title, result in every.items() if result.nothing_learnt}
     return told if len(told) == len(every) else {}
 
 

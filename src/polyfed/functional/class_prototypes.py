@@ -106,16 +106,6 @@ def unit_length(z_ND: Tensor) -> Tensor:
     return torch.nn.functional.normalize(z_ND, dim=-1, eps=_SMALLEST_NORM)
 
 
-def to_float16(z: Tensor) -> Tensor:
-    """Half precision without overflow: what is finite stays finite, at most 65504 in size; inf and nan stay too.
-
-    >>> to_float16(torch.tensor([1.0, -1e9, torch.inf]))
-    tensor([ 1.0000e+00, -6.5504e+04,         inf], dtype=torch.float16)
-    """
-    most = torch.finfo(torch.float16).max
-    return torch.where(z.isfinite(), z.clamp(-most, most), z).to(torch.float16)
-
-
 def header_step(
     weight_CD: Tensor, bias_C: Tensor, z_MD: Tensor, y_M: Tensor, w_M: Tensor, lr: float, clip: float | None
 ) -> tuple[Tensor, Tensor]:

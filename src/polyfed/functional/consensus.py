@@ -5,14 +5,12 @@ Shapes: S networks, N samples, C classes.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from polyfed.functional.losses import cross_entropy, divergence
-
-Confidence = Literal["logits", "probabilities"]
 
 
 class Consensus(NamedTuple):
@@ -27,8 +25,8 @@ class Consensus(NamedTuple):
     disputed: Tensor
 
 
-def confidences(scores_SNC: Tensor, of: Confidence = "logits") -> Tensor:
-    """How sure each network is of each sample, (S, N): the variance over the classes of its scores, or what `of` says.
+def confidences(scores_SNC: Tensor) -> Tensor:
+    """How sure each network is of each sample, (S, N): the variance over the classes of its scores.
 
     Of logarithms of probabilities it is the same as of scores, which differ from these by the same for all classes.
 
@@ -37,8 +35,7 @@ def confidences(scores_SNC: Tensor, of: Confidence = "logits") -> Tensor:
     >>> confidences(torch.tensor([[[1.0, 5.0], [2.0, 2.0]]]))
     tensor([[4., 0.]])
     """
-    values_SNC = scores_SNC if of == "logits" else torch.softmax(scores_SNC, dim=2)
-    return values_SNC.var(dim=2, correction=0)
+    return scores_SNC.var(dim=2, correction=0)
 
 
 def shares(v_SN: Tensor, counted_SN: Tensor) -> Tensor:
@@ -56,11 +53,11 @@ def shares(v_SN: Tensor, counted_SN: Tensor) -> Tensor:
     return kept_SN / torch.where(total_N > 0, total_N, torch.ones_like(total_N))
 
 
-def consensus(scores_SNC: Tensor, of: Confidence = "logits") -> Consensus:
+def consensus(scores_SNC: Tensor) -> Consensus:
     """The class with the highest score in sum_s alpha_s score_s, and the same mean over those who see another class.
 
     Args:
-        scores_SNC: scores before the softmax. of: what confidence is the variance of.
+        scores_SNC: scores before the softmax.
 
     Source: Fed-ET, weighted consensus and diversity, in float64 so that the order of the networks does not show.
 
@@ -68,7 +65,7 @@ def consensus(scores_SNC: Tensor, of: Confidence = "logits") -> Consensus:
     Consensus(labels=tensor([0]), others=tensor([[0., 2.]]), disputed=tensor([True]))
     """
     wide_SNC = scores_SNC.double()
-    v_SN = confidences(wide_SNC, of)
+    v_SN = confidences(wide_SNC)
     everybody_SN = torch.ones_like(v_SN, dtype=torch.bool)
     labels_N = torch.einsum("sn,snc->nc", shares(v_SN, everybody_SN), wide_SNC).argmax(dim=1)
     differs_SN = wide_SNC.argmax(dim=2) != labels_N

@@ -14,8 +14,9 @@ from torch import Tensor
 from polyfed.functional.block_names import blocks
 
 ThetaRule = Literal["code", "paper"]
-Granularity = Literal["kernel", "tensor"]
-_EPSILON = 1e-7  # of the authors' code
+_EPSILON = 1e-7  # these three of the authors' code
+_THETA_MAX = 5.0
+_UPDATE_MAX = 0.1  # largest entry of a corrected update
 
 
 def references(weights: Mapping[str, Tensor]) -> dict[str, str]:
@@ -36,53 +37,43 @@ def references(weights: Mapping[str, Tensor]) -> dict[str, str]:
     return found
 
 
-def corrected(
-    g_k: Tensor,
-    g_0: Tensor,
-    rule: ThetaRule = "code",
-    granularity: Granularity = "kernel",
-    theta_max: float = 5.0,
-    update_max: float = 0.1,
-) -> Tensor:
+def corrected(g_k: Tensor, g_0: Tensor, rule: ThetaRule = "code") -> Tensor:
     """The update g_k of a deep convolution, turned by that of a shallow one.
 
-    With alpha = <g_0, g_0> and beta = <g_0, g_k>, for every kernel (or the whole tensor) by itself:
+    With alpha = <g_0, g_0> and beta = <g_0, g_k>, for every kernel by itself:
 
     - "paper": g_k + theta g_0, theta = max(0, -beta / alpha), is the nearest to g_k that does not point against g_0.
-    - "code": (g_k / ||g_k|| + theta g_0 / ||g_0||) (||g_k|| + ||g_0||) / 2, theta = min(|beta| / (alpha + 1e-7),
-      theta_max), whatever beta's sign.
+    - "code": (g_k / ||g_k|| + theta g_0 / ||g_0||) (||g_k|| + ||g_0||) / 2, theta = min(|beta| / (alpha + 1e-7), 5),
+      whatever beta's sign.
 
-    Where g_k or g_0 is zero, g_k stays as it is.
+    Where g_k or g_0 is zero, g_k stays as it is; entries of the result are at most 0.1 in size.
 
     Args:
-        g_k: (O, I, K, K). g_0: the same shape.
-        rule: which of the two. granularity: what has a theta of its own.
-        theta_max: of "code". update_max: the largest size of an entry of the result; 0: any.
+        g_k: (O, I, K, K). g_0: the same shape. rule: which of the two.
 
     Returns:
         (O, I, K, K) in g_k's dtype.
 
     Raises:
-        ValueError: the shapes differ, or a limit is negative.
+        ValueError: the shapes differ.
 
     Source: InCo Aggregation, section 3; "code" is what its published figures were made with.
     """
     if g_k.shape != g_0.shape or g_k.dim() != 4:
         raise ValueError(f"expected two updates (O, I, K, K) of one shape, got {tuple(g_k.shape)}, {tuple(g_0.shape)}")
-    if theta_max < 0 or update_max < 0:
-        raise ValueError(f"expected limits of at least 0, got theta_max {theta_max} and update_max {update_max}")
-    deep, shallow = (g.double().flatten(2 if granularity == "kernel" else 0) for g in (g_k, g_0))
-    alpha, beta = ((shallow * g).sum(-1, keepdim=True) for g in (shallow, deep))
-    long, short = deep.norm(dim=-1, keepdim=True), shallow.norm(dim=-1, keepdim=True)
+    deep = g_k.double().flatten(2)
+    shallow = g_0.double().flatten(2)
+    alpha = (shallow * shallow).sum(-1, keepdim=True)
+    beta = (shallow * deep).sum(-1, keepdim=True)
+    deep_norm = deep.norm(dim=-1, keepdim=True)
+    shallow_norm = shallow.norm(dim=-1, keepdim=True)
     if rule == "paper":
         turned = deep + (-beta / alpha).clamp(min=0) * shallow
     else:
-        theta = (beta.abs() / (alpha + _EPSILON)).clamp(max=theta_max)
-        turned = (deep / long + theta * shallow / short) * (long + short) / 2
-    turned = torch.where((long > 0) & (short > 0), turned, deep)
-    if update_max:
-        turned = turned.clamp(-update_max, update_max)
-    return turned.reshape(g_k.shape).to(g_k.dtype)
+        theta = (beta.abs() / (alpha + _EPSILON)).clamp(max=_THETA_MAX)
+        turned = (deep / deep_norm + theta * shallow / shallow_norm) * (deep_norm + shallow_norm) / 2
+    turned = torch.where((deep_norm > 0) & (shallow_norm > 0), turned, deep)
+    return turned.clamp(-_UPDATE_MAX, _UPDATE_MAX).reshape(g_k.shape).to(g_k.dtype)
 
 
 def last_blocks(small: Mapping[str, Tensor], large: Mapping[str, Tensor]) -> dict[str, list[str]]:

@@ -1,50 +1,36 @@
-"""How far a model has gone since it was received: that length as a penalty, and the way as it is released (FedDPA)."""
+"""How far a model has gone since it was received: that length near a bound, and the way as it is released (FedDPA)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from polyfed.functional.clipping import clipped
-from polyfed.functional.losses import squared_distance
 from polyfed.functional.secure_noise import on_grid
 
-Norms = Literal["squared", "tensorwise"]
 Normals = Callable[[torch.Size], Tensor]  # a shape -> N(0, 1), float64
 
 
-def length(params: Mapping[str, Tensor], reference: Mapping[str, Tensor], norms: Norms) -> Tensor:
-    """``||w - w_ref||^2`` over all entries ("squared"), or the sum of the tensors' own norms, unsquared ("tensorwise").
+def bound_gap(params: Mapping[str, Tensor], reference: Mapping[str, Tensor], bound: float) -> Tensor:
+    """``(||w - w_ref|| - C)^2``, the norm over all entries.
 
     Args:
-        params: w by name. reference: w_ref, a constant for the gradient, with at least these names.
+        params: w by name. reference: w_ref, a constant for the gradient, with at least these names. bound: C.
 
     Returns:
         0-d tensor. Where a tensor is equal to its reference its norm has the gradient 0.
 
-    Source: Yang et al. (FedDPA), NeurIPS 2023, and its code ("tensorwise").
-
-    >>> w, w_ref = {"a": torch.tensor([3.0, 4.0]), "b": torch.ones(1)}, {"a": torch.zeros(2), "b": torch.zeros(1)}
-    >>> length(w, w_ref, "squared"), length(w, w_ref, "tensorwise")
-    (tensor(26.), tensor(6.))
-    """
-    return squared_distance(params, reference) if norms == "squared" else _norms(params, reference).sum()
-
-
-def gap(params: Mapping[str, Tensor], reference: Mapping[str, Tensor], bound: float, norms: Norms) -> Tensor:
-    """``(||w - w_ref|| - C)^2`` ("squared"), or the sum of the tensors' norms: its absolute distance to C.
-
-    Arguments as in `length`; `bound` is C. Source: FedDPA, and its code ("tensorwise").
+    Source: Yang et al. (FedDPA), NeurIPS 2023.
 
     >>> w, w_ref = {"a": torch.tensor([3.0, 4.0]), "b": torch.ones(1)}, {"a": torch.zeros(2), "b": torch.ones(1)}
-    >>> gap(w, w_ref, 7.0, "squared"), gap(w, w_ref, 7.0, "tensorwise")
-    (tensor(4.), tensor(2.))
+    >>> bound_gap(w, w_ref, 7.0)
+    tensor(4.)
     """
-    each = _norms(params, reference)
-    return (torch.linalg.vector_norm(each) - bound).square() if norms == "squared" else (each.sum() - bound).abs()
+    norms_L = torch.stack([torch.linalg.vector_norm(w - reference[name].detach()) for name, w in params.items()])
+    gap: Tensor = torch.linalg.vector_norm(norms_L) - bound
+    return gap.square()
 
 
 def released(
@@ -64,8 +50,3 @@ def released(
     if isinstance(source, torch.Generator):
         return {name: t + std * torch.randn(t.shape, generator=source).to(t) for name, t in short.items()}
     return {name: on_grid(t.double() + std * source(t.shape).to(t.device), std).to(t) for name, t in short.items()}
-
-
-def _norms(params: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> Tensor:
-    """(L,) norms of the L tensors' differences."""
-    return torch.stack([torch.linalg.vector_norm(w - reference[name].detach()) for name, w in params.items()])

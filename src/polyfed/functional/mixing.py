@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -80,12 +79,12 @@ def moved_towards(
     return mixed
 
 
-def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor], norm: Literal["l2", "l1"] = "l2") -> float:
-    """||a - b|| over the entries of all tensors that both have: the Euclidean norm, or the sum of absolute values.
+def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    """||a - b||, the Euclidean norm over the entries of all tensors that both have.
 
     >>> a, b = {"w": torch.tensor([3.0, 0.0])}, {"w": torch.tensor([0.0, 4.0]), "v": torch.ones(1)}
-    >>> distance(a, b), distance(a, b, "l1")
-    (5.0, 7.0)
+    >>> distance(a, b)
+    5.0
     """
     gaps = [(a[name].double() - b[name].to(a[name]).double()).flatten() for name in a if name in b]
-    return float(torch.linalg.vector_norm(torch.cat(gaps), 2 if norm == "l2" else 1)) if gaps else 0.0
+    return float(torch.linalg.vector_norm(torch.cat(gaps))) if gaps else 0.0

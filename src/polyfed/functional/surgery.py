@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 MODES = ("simple", "project", "literal", "adaptive", "none")
-GRANULARITIES = ("tensor", "block")
 
 
 def project(g_local: Tensor, g_in: Tensor) -> Tensor:
@@ -58,33 +57,25 @@ def adaptive(g_local: Tensor, g_in: Tensor) -> Tensor:
     return _combine_one(g_local, g_in, "adaptive", 0.0)
 
 
-def combine(
-    g_local: Mapping[str, Tensor], g_in: Mapping[str, Tensor], mode: str, lam: float, granularity: str = "tensor"
-) -> dict[str, Tensor]:
-    """The gradient that moves the intermediate tensors.
+def combine(g_local: Mapping[str, Tensor], g_in: Mapping[str, Tensor], mode: str, lam: float) -> dict[str, Tensor]:
+    """The gradient that moves the intermediate tensors, with an a and a b of its own for each of them.
 
     Args:
         g_local: G_local by name.
         g_in: G_IN by name; same names and shapes.
         mode: a row of the table at the top of this file.
         lam: lambda of "simple"; the other modes do not look at it.
-        granularity: "tensor": a and b tensor by tensor; "block": all tensors as one vector.
 
     Returns:
         New tensors, in the order of ``g_local`` and the dtypes of ``g_in``.
 
     Raises:
-        ValueError: unknown mode or granularity; names or shapes differ.
+        ValueError: unknown mode; names or shapes differ.
     """
     if mode not in MODES:
         raise ValueError(f"expected a mode among {', '.join(MODES)}, got '{mode}'")
-    if granularity not in GRANULARITIES:
-        raise ValueError(f"expected granularity 'tensor' or 'block', got '{granularity}'")
     _same_names(g_local, g_in)
-    if granularity == "tensor":
-        return {name: _combine_one(g_local[name], g_in[name], mode, lam) for name in g_local}
-    c = _coefficient(list(g_local.values()), [g_in[name] for name in g_local], mode, lam)
-    return {name: _add(g_in[name], c, g_local[name]) for name in g_local}
+    return {name: _combine_one(g_local[name], g_in[name], mode, lam) for name in g_local}
 
 
 def cosine(g_local: Mapping[str, Tensor], g_in: Mapping[str, Tensor]) -> Tensor:

@@ -1,6 +1,6 @@
 """FD: clients learn each other's mean output for every class (Jeong et al., NeurIPS workshop 2018, arXiv:1811.11479).
 
-f_k(x): scores (logits) of client k, s(f) = softmax(f / T), z_k[c]: client k's mean output for class c.
+f_k(x): scores (logits) of client k, s(f) = softmax(f), z_k[c]: client k's mean output for class c.
 Client k:  E local epochs of SGD on CE(f_k(x), y) - lambda sum_c Z_k[y]_c log s(f_k(x))_c;
            z_k[c] = mean of s(f_k(x)) over its n_kc samples of class c, in eval mode, after training.
 Server:    Z_k[c] = sum_j n_jc z_j[c] / sum_j n_jc over those j other than k who sent one: leave one out, so that
@@ -9,11 +9,11 @@ Sent per round, C classes, S classes at the client: up 4 (S C + 2 S); down 4 (S 
 else has. FedGH's Table 3 counts 4 S C each way, labels and counts not: `paper_nbytes`.
 Deviations from the paper: (1) its mean over devices counts each once (`weighting = "uniform"`, no counts sent); by
 default every sample counts. (2) z_k is taken in one pass after training; the paper's is a sum kept during training.
-(3) T is an addition. (4) A class that nobody sent anew keeps what was sent last; where nobody else sent one there is no
-target, and the sample counts in the cross entropy alone.
+(3) A class that nobody sent anew keeps what was sent last; where nobody else sent one there is no target, and the
+sample counts in the cross entropy alone.
 The paper normalises outputs by the softmax before they are averaged, so "probabilities" are the default: a mean of them
 is a distribution whatever the clients' scales, and no score can run away with it. `outputs = "logits"` averages raw
-scores and takes softmax(Z / T); either way a target is a distribution, never a raw score.
+scores and takes softmax(Z); either way a target is a distribution, never a raw score.
 """
 
 from __future__ import annotations
@@ -53,9 +53,7 @@ class FD(Method):
     }
 
     lambda_: Annotated[float, Field(ge=0)] = 1.0  # weight of the distillation; 0 is Local
-    temperature: Annotated[float, Field(gt=0)] = 1.0  # T, of what is learnt and of who learns; 1 does not soften
     outputs: Literal["probabilities", "logits"] = "probabilities"  # what is averaged: softmax outputs, or raw scores
-    exclude_self: bool = True  # a client's own outputs are no part of its target; False: the mean over all
     weighting: Literal["count", "uniform"] = "count"  # by samples of the class, or every sender once (no counts sent)
 
     @property
@@ -72,12 +70,10 @@ class FD(Method):
         if "outputs" not in server.state:
             return {}
         owners, labels, outputs, counts = (tensor(server.state, name) for name in _TABLE)
-        heard = class_statistics.wanted(server, client_id, labels)
-        if self.exclude_self:
-            heard &= owners != client_id
-        if not heard.any():
+        others = class_statistics.wanted(server, client_id, labels) & (owners != client_id)
+        if not others.any():
             return {}
-        labels, outputs = merge(outputs[heard], labels[heard], counts[heard])
+        labels, outputs = merge(outputs[others], labels[others], counts[others])
         return {"labels": labels, "outputs": outputs}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
@@ -96,7 +92,7 @@ class FD(Method):
         if not self.lambda_ or "outputs" not in message:
             return {}
         rows = tensor(message, "outputs").to(next(client.model.parameters()))
-        rows = torch.softmax(rows / self.temperature, 1) if self.outputs == "logits" else rows / rows.sum(1, True)
+        rows = torch.softmax(rows, 1) if self.outputs == "logits" else rows / rows.sum(1, True)
         targets, known = dense(rows, tensor(message, "labels"), client.classes)
         return {"targets": targets, "known": known}
 
@@ -106,8 +102,7 @@ class FD(Method):
         if "targets" not in context:
             return task
         targets = context["targets"]
-        softened = scores[:, : targets.shape[1]] / self.temperature
-        taught = soft_cross_entropy(softened, batch.y, batch.w, targets, context["known"])
+        taught = soft_cross_entropy(scores[:, : targets.shape[1]], batch.y, batch.w, targets, context["known"])
         return task + self.lambda_ * taught, {"distillation": taught}
 
     def upload(self, client: Client, trained: Trained) -> Message:
@@ -115,7 +110,7 @@ class FD(Method):
 
         def outputs(x: Tensor) -> Tensor:
             scores: Tensor = model(x)[:, : client.classes]
-            return torch.softmax(scores / self.temperature, 1) if self.outputs == "probabilities" else scores
+            return torch.softmax(scores, 1) if self.outputs == "probabilities" else scores
 
         rows = inference.apply(outputs, model, client.data.train.x, client.prepare).cpu()
         return class_statistics.means(client, rows, "outputs", counts=self.weighting == "count")

@@ -10,10 +10,10 @@ Server:    head of w <- mean of the heads of w_i;  y(x) = argmax s(x), s = sum_i
 Sent per round, P floats of weights and float buffers: down 4 P bytes; up 4 P + 8 (n_i, int64). Public inputs stay at
 the server.
 Deviations from the paper (arXiv:2204.12703): (1) scored are the groups' networks as received, as in FedIN's comparison;
-the paper scores w. (2) v is the variance of logits, which is that of log-probabilities, too, or of probabilities
-(`confidence`); descriptions differ. Where all v_i(x) are 0, they count alike. (3) An architecture of which nobody
-answered keeps its w_u and gets the head. (4) "layer-wise": w_u is the layer-wise mean of nested networks (FedIN). (5)
-Public inputs are the recipe's hold-out or another data set's. (6) The server takes plain SGD, made afresh.
+the paper scores w. (2) v is the variance of logits, which is that of log-probabilities, too; descriptions differ. Where
+all v_i(x) are 0, they count alike. (3) An architecture of which nobody answered keeps its w_u and gets the head. (4)
+"layer-wise": w_u is the layer-wise mean of nested networks (FedIN). (5) Public inputs are the recipe's hold-out or
+another data set's. (6) The server takes plain SGD, made afresh.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from pydantic import Field
+from torch import Tensor
 
-from polyfed.core.message import Group, Message, group
+from polyfed.core.message import Group, Message, group, tensor
 from polyfed.core.method import Needs, knobs
 from polyfed.core.model_factory import Companion
 from polyfed.core.modules import head_names
 from polyfed.core.server import Server
 from polyfed.functional.averaging import weighted_mean
-from polyfed.functional.consensus import Confidence
 from polyfed.methods.building_blocks import ensemble_distillation, weight_averaging
+from polyfed.methods.fedavg import FedAvg
 
 
 @knobs
-class FedET(weight_averaging.Averaging):
+class FedET(FedAvg):
     """A large server network taught by all clients' networks; its head goes back to them."""
 
     name: ClassVar[str] = "fedet"
@@ -46,21 +47,21 @@ class FedET(weight_averaging.Averaging):
     weighting: weight_averaging.Weighting = "uniform"  # of w_i in all means; "samples": by training samples
     network: Annotated[str, Field(min_length=1)] = "largest"  # the server's: of the clients', or a model's name
     lambda_: Annotated[float, Field(ge=0)] = 0.05  # weight of those who disagree; 0 is off
-    confidence: Confidence = "logits"  # v is the variance of these, or of "probabilities"
     server_steps: Annotated[int, Field(ge=0)] = 128  # per round; 0: no teaching, heads are averaged over all clients
     server_batch: Annotated[int, Field(ge=2)] = 64  # public inputs in each
     server_lr: Annotated[float, Field(ge=0)] = 0.005  # of SGD in w; 0 leaves all but its head as it was drawn
 
     @property
     def needs(self) -> Needs:
-        nested = "use method.aggregation = 'same-shape', " * (self.aggregation != "same-shape")
+        nested = self.aggregation != "same-shape"
+        instead = "set models.feature_dim to give all one width, or use fedmd, which averages no weights"
         return Needs(
             split_model=True,
             one_head=True,
-            nested=bool(nested),
+            nested=nested,
             one_input=True,
             public=self.server_batch if self.server_steps else 0,
-            instead=f"{nested}set models.feature_dim to give all one width, or use fedmd, which averages no weights",
+            instead=f"use method.aggregation = 'same-shape', {instead}" if nested else instead,
         )
 
     @property
@@ -70,39 +71,42 @@ class FedET(weight_averaging.Averaging):
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
         super().start(server)
-        server.state["server"] = w = server.initial(server.companion)
+        w = server.initial(server.companion)
+        server.state["server"] = w
         self._share_head(server, w)
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         if not uploads:
             return
-        models, weights = weight_averaging.uploaded(uploads), weight_averaging.shares(uploads, self.weighting)
-        weight_averaging.average(server, self.aggregation, models, weights)
-        own = [head_names(server.model(server.clients[i].architecture, {})) for i in models]
-        heads = [{n: m[o] for o, n in names.items()} for m, names in zip(models.values(), own, strict=True)]
-        self._teach(server, models, weighted_mean(heads, list(weights.values())))
+        super().aggregate(server, uploads)
+        models = {i: group(message, "model") for i, message in uploads.items()}
+        heads = [self._head(server, server.clients[i].architecture, model) for i, model in models.items()]
+        weights = [float(tensor(uploads[i], "n")) if self.weighting == "samples" else 1.0 for i in models]
+        self._teach(server, models, weighted_mean(heads, weights))
+
+    def _head(self, server: Server, architecture: str, weights: Group) -> dict[str, Tensor]:
+        """A network's head, by the names of its tensors within the head."""
+        names = head_names(server.model(architecture, {}))
+        return {inner: weights[own] for own, inner in names.items()}
 
     def _teach(self, server: Server, models: Mapping[int, Group], head: Group) -> None:
         """The server's network takes the head and learns; the head that it ends with goes to all architectures."""
         names = head_names(server.model(server.companion, {}))
-        w = {**group(server.state, "server"), **{own: head[n] for own, n in names.items()}}
+        w = {**group(server.state, "server"), **{own: head[inner] for own, inner in names.items()}}
         if self.server_steps and server.public is not None:
-            targets = ensemble_distillation.agreed(server, models, server.public, self.confidence)
-            model, draws = server.model(server.companion, w), server.generator("transfer")
-            w, server.log["transfer_loss"] = ensemble_distillation.fit(
-                model, server.public, targets, self._transfer, draws
-            )
+            targets = ensemble_distillation.agreed(server, models, server.public)
+            how = ensemble_distillation.Transfer(self.server_steps, self.server_batch, self.server_lr, self.lambda_)
+            model = server.model(server.companion, w)
+            w, loss = ensemble_distillation.fit(model, server.public, targets, how, server.generator("transfer"))
+            server.log["transfer_loss"] = loss
             server.log["disputed"] = float(targets.disputed.float().mean())
         server.state["server"] = w
         self._share_head(server, w)
 
     def _share_head(self, server: Server, w: Group) -> None:
         """Every architecture's shared model gets the head of the server's network `w`."""
-        held = {n: w[own] for own, n in head_names(server.model(server.companion, {})).items()}
+        head = self._head(server, server.companion, w)
         for architecture in server.architectures:
-            inner = head_names(server.model(architecture, {}))
-            weight_averaging.replace(server, self.aggregation, architecture, {own: held[n] for own, n in inner.items()})
-
-    @property
-    def _transfer(self) -> ensemble_distillation.Transfer:
-        return ensemble_distillation.Transfer(self.server_steps, self.server_batch, self.server_lr, self.lambda_)
+            names = head_names(server.model(architecture, {}))
+            tensors = {own: head[inner] for own, inner in names.items()}
+            weight_averaging.set_tensors(server, self.aggregation, architecture, tensors)

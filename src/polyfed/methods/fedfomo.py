@@ -10,11 +10,11 @@ Sent per round, P floats of weights and float buffers: up 4 P + 4 M, down 4 M P,
 of the client; in round 1 just these, and up 4 P.
 Deviations from the paper: (1) where architectures differ, a candidate is sent as far as its tensors are the client's,
 counts as w_old in the others, and is as far away as the common ones are; or only those of one's own architecture are
-sent. (2) w_old is the model from before the last local training (`baseline = "mixed"`, the code's "first_model"), so
-that what the client learnt is weighed like what others learnt; with "trained" it is that training's result. (3) The
-client's own last model is a candidate beside the M, and is not sent down. (4) Models of which nothing is known come in
-random order. (5) Distances are over parameters; BatchNorm's statistics travel and are mixed, but have no say. (6) The
-validation rows are the recipe's (`data.split`), and never trained on.
+sent. (2) w_old is the model from before the last local training (the code's "first_model"), so that what the client
+learnt is weighed like what others learnt. (3) The client's own last model is a candidate beside the M, and is not sent
+down. (4) Models of which nothing is known come in random order. (5) Distances are over parameters; BatchNorm's
+statistics travel and are mixed, but have no say. (6) The validation rows are the recipe's (`data.split`), and never
+trained on.
 From the authors' code: M counts the client's own model; the distance is L1; A takes in the deltas divided by the size
 of their sum; candidates are the models of the last round's clients alone, here everybody's last.
 """
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -61,11 +61,8 @@ class FedFomo(Method):
     models: Annotated[int, Field(ge=1)] = 5  # M, others' models that a client is sent
     epsilon: Annotated[float, Field(ge=0, le=1)] = 0.3  # chance of a random model in round 1; 0: always the best known
     epsilon_decay: Annotated[float, Field(ge=0)] = 0.05  # what epsilon loses every round; 0: nothing
-    baseline: Literal["mixed", "trained"] = "mixed"  # w_old: before the last local training, or after it
-    norm: Literal["l2", "l1"] = "l2"  # of w_n - w_old
-    aggregation: weight_averaging.Aggregation = (
-        "layer-wise"  # or "same-shape": candidates of one's own architecture only
-    )
+    # or "same-shape": candidates of one's own architecture only
+    aggregation: weight_averaging.Aggregation = "layer-wise"
 
     @property
     def needs(self) -> Needs:
@@ -77,13 +74,15 @@ class FedFomo(Method):
 
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
-        weight_averaging.start(server, self.aggregation)
+        weight_averaging.init(server, self.aggregation)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        start = weight_averaging.read(server, self.aggregation, server.clients[client_id].architecture)
-        sent = [server.weights(n) for n in self._chosen(server, client_id)]
-        message = {f"candidate {place}": {k: w[k] for k in w if k in start} for place, w in enumerate(sent)}
-        return message if server.has_kept(client_id) else {"start": start, **message}
+        start = weight_averaging.weights_for(server, self.aggregation, server.clients[client_id].architecture)
+        message: dict[str, Group] = {} if server.has_kept(client_id) else {"start": start}
+        for place, n in enumerate(self._chosen(server, client_id)):
+            weights = server.weights(n)
+            message[f"candidate {place}"] = {name: t for name, t in weights.items() if name in start}
+        return message
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         affinity = self._affinity(server)
@@ -104,13 +103,16 @@ class FedFomo(Method):
 
     def _chosen(self, server: Server, client_id: int) -> list[int]:
         """Whose models a client is sent in this round; the same whenever it is asked before they are taken in."""
-        mine, draws = server.clients[client_id].architecture, server.generator("candidates", client_id)
-        fits = [n for n, m in server.clients.items() if self.aggregation != "same-shape" or m.architecture == mine]
-        others = [n for n in fits if n != client_id and server.has_kept(n)]
+        others = [n for n in server.clients if n != client_id and server.has_kept(n)]
+        if self.aggregation == "same-shape":
+            own = server.clients[client_id].architecture
+            others = [n for n in others if server.clients[n].architecture == own]
+        draws = server.generator("candidates", client_id)
         order = [others[place] for place in torch.randperm(len(others), generator=draws).tolist()]
-        row = self._affinity(server)[client_id].tolist()
-        ranked = sorted(order, key=lambda n: -row[n])  # equal ones stay in random order
-        chosen, rest = ranked[: self.models], ranked[self.models :]
+        affinity = self._affinity(server)[client_id].tolist()
+        ranked = sorted(order, key=lambda n: -affinity[n])  # equal ones stay in random order
+        chosen = ranked[: self.models]
+        rest = ranked[self.models :]
         epsilon = self.epsilon - self.epsilon_decay * (server.round - 1)
         for slot, draw in enumerate(torch.rand(len(chosen), generator=draws).tolist()):
             if rest and draw < epsilon:
@@ -123,26 +125,33 @@ class FedFomo(Method):
         if client.weights is None:
             load(client.model, group(message, "start"))
         own = {name: t.clone() for name, t in floats(client.model).items()}
-        mine = [own] if "before" in client.state else []  # else w_old is the client's own model
-        old = group(client.state, "before") if mine else own
-        candidates = [*mine, *(group(message, name) for name in message if name != "start")]
+        others = [group(message, name) for name in message if name != "start"]
+        if "before" in client.state:
+            old = group(client.state, "before")
+            candidates = [own, *others]
+        else:  # it has not trained yet
+            old = own
+            candidates = others
         delta = self._delta(client, old, candidates)
         mixed = moved_towards(old, candidates, positive_shares(delta).tolist())
         load(client.model, mixed)
-        if self.baseline == "mixed":
-            client.state["before"] = {name: t.cpu() for name, t in mixed.items()}
-        return {"delta": delta[len(mine) :]}
+        client.state["before"] = {name: t.cpu() for name, t in mixed.items()}
+        return {"delta": delta[len(candidates) - len(others) :]}
 
     def _delta(self, client: Client, old: Group, candidates: list[Group]) -> Tensor:
         """How much each candidate gains over `old` on the client's validation rows, for its distance."""
-        held, losses = client.data.validation, []
+        held = client.data.validation
+        losses = []
         for candidate in (old, *candidates):
             load(client.model, {**old, **candidate})
             logits = inference.apply(client.model, client.model, held.x, client.prepare).cpu()
             losses.append(float(cross_entropy(logits, held.y, torch.ones(len(held)))))
         weights = {name: old[name] for name, _ in client.model.named_parameters()}
-        return improvements(losses[0], losses[1:], [distance(weights, one, self.norm) for one in candidates])
+        return improvements(losses[0], losses[1:], [distance(weights, one) for one in candidates])
 
     def upload(self, client: Client, trained: Trained) -> Message:
         delta: Tensor = client.context["delta"]
-        return {"model": floats(client.model), **({"delta": delta} if len(delta) else {})}
+        message: dict[str, Tensor | Group] = {"model": floats(client.model)}
+        if len(delta):
+            message["delta"] = delta
+        return message

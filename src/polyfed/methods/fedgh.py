@@ -4,12 +4,12 @@ Client k:  theta_k <- theta;  E local epochs of SGD on CE(H(theta_k; F_k(x)), y)
            Rbar_k^s = mean of F_k(x) over its samples of class s, in eval mode, after training (a LAR).
 Server:    theta <- theta - eta_theta * grad CE(H(theta; Rbar_k^s), s), pair by pair, in order (eq. 4).
 Sent per round, D features, C classes, S classes at the client: down 4 (D C + C) bytes; up 4 (S + S D).
-With counts 4 S bytes more, in float16 2 S D less.
+With counts 4 S bytes more.
 Deviations from the paper: (1) eq. 4 leaves open what one step is: `header_batch` says; by default one pair, clients in
 order of number, classes ascending. (2) Classes with fewer than `min_class_count` samples can be held back. (3) The
 gradient is clipped at norm 50, as in the authors' code. (4) `normalize = "l2"`: whatever enters the header has unit
 length. F_k(x) is divided by its norm within the network (training, scoring, export); a LAR is the mean of such vectors
-and is sent as it is, at most 1 long; the server divides it by its norm. (5) LARs can be sent as float16 (`lar_dtype`).
+and is sent as it is, at most 1 long; the server divides it by its norm.
 From the authors' code: its server never trains the header (`header_lr = 0` does the same); it averages the means of
 minibatches, which is not the mean. The paper counts the header without its bias: `paper_nbytes`.
 Shapes: M pairs received, D feature width, C classes.
@@ -28,10 +28,10 @@ from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.inference import represent
 from polyfed.core.message import Message, group, nbytes, tensor
-from polyfed.core.method import Context, Method, Needs, Trained, knobs
+from polyfed.core.method import Context, Exposed, Method, Needs, Trained, knobs
 from polyfed.core.modules import load, split
 from polyfed.core.server import Server
-from polyfed.functional.class_prototypes import class_means, header_step, to_float16, unit_length
+from polyfed.functional.class_prototypes import class_means, header_step, unit_length
 
 
 @knobs
@@ -46,7 +46,7 @@ class FedGH(Method):
     states: ClassVar[str] = "server: the header"
     form: ClassVar[upload_forms.Form | None] = {
         "labels": upload_forms.LABELS,
-        "lars": upload_forms.rows_of("D", (torch.float32, torch.float16)),
+        "lars": upload_forms.rows_of("D"),
         "counts": upload_forms.COUNTS,
     }
     unaligned: ClassVar[tuple[str, ...]] = ("lars",)
@@ -59,8 +59,6 @@ class FedGH(Method):
     min_class_count: Annotated[int, Field(ge=1)] = 1  # rarer classes are not sent (one sample is its own mean)
     clip: Annotated[float, Field(ge=0)] = 50.0  # largest gradient norm of a header step; 0 is off
     normalize: Literal["none", "l2"] = "none"  # "l2": unit length for whatever enters the header
-    lar_dtype: Literal["float32", "float16"] = "float32"  # what LARs are sent as
-    share: bool = True  # False exchanges nothing at all: Local
 
     @property
     def needs(self) -> Needs:
@@ -78,22 +76,26 @@ class FedGH(Method):
         server.state["header"] = {name: t.detach().cpu().clone() for name, t in head.state_dict().items()}
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        return {"header": group(server.state, "header")} if self.share else {}
+        return {"header": group(server.state, "header")}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        pairs = [(tensor(m, "lars"), tensor(m, "labels"), m) for m in uploads.values() if "lars" in m]
-        pairs = [p for p in pairs if len(p[1])]  # none where all classes are rarer than `min_class_count`
-        if not pairs:
+        # without those whose classes are all rarer than `min_class_count`
+        sent = [message for message in uploads.values() if "lars" in message and len(tensor(message, "labels"))]
+        if not sent:
             return
-        lars_MD, labels_M = torch.cat([p[0] for p in pairs]).float(), torch.cat([p[1] for p in pairs]).long()
+        lars_MD = torch.cat([tensor(message, "lars") for message in sent]).float()
+        labels_M = torch.cat([tensor(message, "labels") for message in sent]).long()
         if self.normalize == "l2":
             lars_MD = unit_length(lars_MD)
         weights_M = torch.ones(len(labels_M))
         if self.weight == "count":
-            counts_M = torch.cat([tensor(p[2], "counts") for p in pairs]).float()
+            counts_M = torch.cat([tensor(message, "counts") for message in sent]).float()
             weights_M = counts_M / counts_M.mean()
-        theta, bias = (group(server.state, "header")[name] for name in ("weight", "bias"))
-        for rows in self._steps([len(p[1]) for p in pairs], server.generator("header")):
+        header = group(server.state, "header")
+        theta = header["weight"]
+        bias = header["bias"]
+        sizes = [len(tensor(message, "labels")) for message in sent]
+        for rows in self._steps(sizes, server.generator("header")):
             w = weights_M[rows]  # header_step normalises by sum w; the factor keeps each pair's own weight
             step = self.header_lr * float(w.mean())
             theta, bias = header_step(theta, bias, lars_MD[rows], labels_M[rows], w, step, self.clip)
@@ -120,18 +122,21 @@ class FedGH(Method):
         return module
 
     def receive(self, client: Client, message: Message) -> Context:
-        if self.share:
-            load(split(client.model).head, group(message, "header"))
+        load(split(client.model).head, group(message, "header"))
         return {}
 
     def upload(self, client: Client, trained: Trained) -> Message:
-        if not self.share:
-            return {}
         train = client.data.train
-        means = represent(client.model, train.x, client.prepare).cpu()
-        labels, lars, counts = class_means(means, train.y, client.classes, self.min_class_count)
-        message = {"labels": labels, "lars": to_float16(lars) if self.lar_dtype == "float16" else lars}
-        return message if self.weight == "equal" else {**message, "counts": counts.int()}
+        z_ND = represent(client.model, train.x, client.prepare).cpu()
+        labels, lars, counts = class_means(z_ND, train.y, client.classes, self.min_class_count)
+        message = {"labels": labels, "lars": lars}
+        if self.weight == "count":
+            message["counts"] = counts.int()
+        return message
+
+    @property
+    def exposed(self) -> Exposed | None:
+        return Exposed("prototypes", "lars", lambda client: {"prototypes": split(client.model).represent})
 
     # accounting --------------------------------------------------------------------------------------------
     def paper_nbytes(self, message: Message) -> int:

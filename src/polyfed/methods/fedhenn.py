@@ -1,151 +1,370 @@
 """FedHeNN: representations aligned by their kernels (Makhija, Han, Ho and Ghosh, ICML 2022).
 
-Everybody sees L unlabelled inputs (the RAD, X). A_k = Phi_k(X) is (L, d_k), K_k its kernel (A_k A_k^T), H centres.
+Everybody sees L unlabelled inputs (the RAD, X). A_k = Phi_k(X) is (L, d_k), K_k its kernel (A_k A_k^T), H centers.
 Client k:  E epochs of SGD on CE(f(x; w_k), y) + eta(t) d(K_k, target),  d = 1 - CKA.
-Heterogeneous (Algorithm 2): target K_bar = sum_j w_j K_j over the clients' latest weights; no weights are averaged.
+Heterogeneous (Algorithm 2): target K_bar = mean of K_j over the clients' latest weights; no weights are averaged.
 Homogeneous (Algorithm 1):   target is the kernel of the weights received; these are averaged as in FedAvg.
 Sent per round, P floats, a RAD of R bytes (L inputs, 4 L or 8), F (L, r) with F F^T ~ H K_bar H at b bytes a number:
     heterogeneous  down R + b L r,   up 4 P_k, or in kernel uploads b L d_k      homogeneous  down 4 P + R,  up 4 P + 8
 Deviations from the paper: (1) `rad_batch` of the L rows enter a step. (2) K_k is formed in each step, or `rad_every`-th
-with the term as much heavier; its boxes do so once per epoch. (3) K_bar travels as a factor, exact up to `exact_rank`
-columns; RBF by Nystroem rows. (4) The RAD is rows held out for the server. (5) Its pass is in eval mode. (6) eta(t) is
-the authors' code's; at 0 no RAD. (7) Algorithm 1's last average is off. (8) Procrustes is scale-free. See the page.
+with the term as much heavier; its boxes do so once per epoch. (3) K_bar travels as a factor, exact up to 256 columns;
+RBF by Nystroem rows. (4) The RAD is rows held out for the server. (5) Its pass is in eval mode. (6) eta(t) is the
+authors' code's; at 0 no RAD. (7) Algorithm 1's last average is off. (8) Procrustes is scale-free. See the page.
+Shapes: L rows of the RAD, B of them in a step, d_k feature width, r columns of the factor.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from polyfed.core import inference, profiling
 from polyfed.core.client import Client
-from polyfed.core.message import Message, group, tensor
-from polyfed.core.method import Batch, Context, Exchange, Gradients, Method, Needs, Phase, Trained, knobs
+from polyfed.core.message import Group, Message, group, tensor
+from polyfed.core.method import Batch, Context, Exchange, Gradients, Method, Needs, Trained, knobs
 from polyfed.core.modules import floats, load
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
-from polyfed.functional.kernel_similarity import Similarity
+from polyfed.core.upload_forms import SAMPLES, Form, own_network
+from polyfed.functional.kernel_similarity import Similarity, distance
 from polyfed.functional.losses import cross_entropy
-from polyfed.methods.building_blocks import alignment_dataset, mean_kernel, representation_alignment, weight_averaging
+from polyfed.functional.modes import evaluating
+from polyfed.functional.quantization import unpack
+from polyfed.methods.building_blocks import alignment_dataset, mean_kernel, weight_averaging
+
+_ROWS_AT_ONCE = 256  # of the RAD whose graph is kept at a time; costs memory, changes no result
 
 
 @knobs
 class FedHeNN(Method):
-    """Alignment of representations through centred kernel alignment on common unlabelled inputs."""
+    """Alignment of representations through centered kernel alignment on common unlabelled inputs.
 
-    name, paper, changes, form = "fedhenn", "Makhija et al., ICML 2022", ("model",), representation_alignment.FORM
-    down, up, states = "L inputs + L r (homogeneous: P)", "P (kernels: L D)", "server: the RAD, latest w_k or A_k"
+    `setting` says which of the two algorithms below an object is. Here is what they have in common: the settings, and
+    what a client does with the RAD while it trains.
+    """
+
+    name: ClassVar[str] = "fedhenn"
+    paper: ClassVar[str] = "Makhija et al., ICML 2022"
+    down: ClassVar[str] = "L inputs + L r (homogeneous: P)"
+    up: ClassVar[str] = "P (kernels: L D)"
+    states: ClassVar[str] = "server: the RAD, latest w_k or A_k"
+    changes: ClassVar[tuple[str, ...]] = ("model",)
+    form: ClassVar[Form | None] = {
+        "model": own_network,
+        "n": SAMPLES,
+        "kernel": mean_kernel.representation_form,
+        **alignment_dataset.FORM,
+    }
 
     setting: Literal["heterogeneous", "homogeneous"] = "heterogeneous"  # Algorithm 2, or 1: one architecture
     similarity: Similarity = "linear"  # kernel, or "procrustes" (homogeneous only, in its scale-free form)
     width: mean_kernel.Width = 0.5  # RBF: kernel width over the median distance
-    landmarks: mean_kernel.Landmarks = 256  # RBF: Nystroem rows per client in the factor of K_bar
     eta0: Annotated[float, Field(ge=0)] = 0.001  # weight of the alignment; 0 is Local (homogeneous: FedAvg)
     eta_schedule: Literal["sqrt", "linear", "constant"] = "sqrt"  # eta0 times sqrt(t - 1), t - 1 or 1; rounds t from 1
     rad_size: Annotated[int, Field(ge=2)] = 5000  # L
     rad_source: alignment_dataset.Origin = "holdout"  # or another data set, the clients' training inputs, noise
-    rad_transport: alignment_dataset.Transport = (
-        "data"  # or where its rows stand in public data, or the seed of the draw
-    )
+    # or where its rows stand in public data, or the seed of the draw
+    rad_transport: alignment_dataset.Transport = "data"
     rad_refresh: Annotated[int, Field(ge=0)] = 1  # rounds until a new draw; 0: never
     rad_batch: Annotated[int, Field(ge=2)] = 256  # RAD rows per step; L or more: all of them
     rad_every: Annotated[int, Field(ge=1)] = 1  # the term enters every so many steps
-    rad_chunk: Annotated[int, Field(ge=1)] = 256  # rows whose graph is kept at a time; memory, no other effect
     uploads: Literal["weights", "kernels"] = "weights"  # "kernels": A_k on a fixed RAD instead of weights
     kernel_pool: mean_kernel.Pool = "all"  # whose kernels; selected: who uploaded last; seen: who ever did
-    kernel_weights: mean_kernel.Strength = "uniform"  # w_j by n_j, number of parameters or validation accuracy
     kernel_norm: mean_kernel.Norm = "none"  # "fro": K_j / ||H K_j H||_F, so that no network's scale dominates
-    exclude_self: mean_kernel.Excludes = False  # leave K_k out of client k's K_bar
     control: mean_kernel.Control = "none"  # a target that should not help: "own" K_k, or K_bar with rows "permuted"
-    rank: mean_kernel.Rank = 128  # columns of F, where the exact one would have more than `exact_rank`
-    exact_rank: mean_kernel.ExactRank = 256  # up to so many columns K_bar is sent exactly
+    rank: mean_kernel.Rank = 128  # columns of F, where the exact one would have more than 256
     precision: mean_kernel.Packed = "float32"  # of F, and of A_k in kernel uploads
     final_average: bool = False  # homogeneous: after the last round the mean of all clients' latest weights
-    final_finetune_epochs: Annotated[int, Field(ge=0)] = 0  # all train so long after the last round, and keep it
+
+    def __new__(cls, *given: Any, **settings: Any) -> Self:
+        """An object of the class that is the algorithm of this `setting`."""
+        kind: Any = cls
+        setting = settings.get("setting", "heterogeneous")
+        if cls is FedHeNN and setting == "heterogeneous":
+            kind = HeterogeneousFedHeNN
+        elif cls is FedHeNN and setting == "homogeneous":
+            kind = HomogeneousFedHeNN
+        made: Self = super().__new__(kind)
+        return made
 
     @model_validator(mode="after")
-    def _fits(self) -> FedHeNN:
-        self._alignment.check(self.final_average)
+    def _fits(self) -> Self:
+        self._check()
         return self
 
-    @property
-    def _alignment(self) -> representation_alignment.Alignment:
-        return representation_alignment.Alignment.of(self, mean=self.setting == "heterogeneous")
+    def _check(self) -> None:
+        """Refuse settings that cannot go together; raises ValueError."""
+        self.alignment_data.check()
 
-    @property
-    def needs(self) -> Needs:
-        one, instead = self.setting == "homogeneous", "use method.setting = 'heterogeneous'"
-        return Needs(split_model=True, one_architecture=one, instead=instead, **self._alignment.needs)
-
-    @property
-    def rigid(self) -> Mapping[str, str]:
-        return self._alignment.rigid(self.final_average)
-
-    @property
-    def scored(self) -> Stage:
-        return "personal" if self.setting == "heterogeneous" else "received"
-
-    @property
-    def accepts_late(self) -> bool:
-        return self.setting == "heterogeneous"
+    @functools.cached_property
+    def alignment_data(self) -> alignment_dataset.AlignmentDataset:
+        """The RAD: where it comes from, how it travels, how long it stays."""
+        return alignment_dataset.AlignmentDataset(
+            size=self.rad_size, origin=self.rad_source, transport=self.rad_transport, refresh=self.rad_refresh
+        )
 
     def eta(self, round: int) -> float:
         """Weight of the alignment in a round, counted from 1."""
-        return self.eta0 * float((round - 1) ** {"constant": 0, "sqrt": 0.5, "linear": 1}[self.eta_schedule])
+        exponents = {"constant": 0, "sqrt": 0.5, "linear": 1}
+        return self.eta0 * float((round - 1) ** exponents[self.eta_schedule])
+
+    def uses_rad(self, round: int) -> bool:
+        """Whether the RAD is seen in a round: where its term has weight."""
+        return self.eta(round) > 0
+
+    @property
+    def needs(self) -> Needs:
+        drawn = self.rad_source in ("holdout", "other")
+        uses_rad = self.uses_rad(2)
+        return Needs(
+            split_model=True,
+            one_architecture=self.setting == "homogeneous",
+            instead="use method.setting = 'heterogeneous'",
+            public=self.rad_size if uses_rad and drawn else 0,
+            public_origin=self.alignment_data.public_origin if uses_rad else "",
+            one_input=uses_rad,
+            makes_inputs=uses_rad and self.rad_source == "noise",
+        )
+
+    @property
+    def rigid(self) -> Mapping[str, str]:
+        asks_clients = self.rad_source == "train" and self.uses_rad(2)
+        return {"rad": "inputs that it trains on"} if asks_clients else {}
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
-        return (*self._alignment.exchanges(round), Exchange())
+        """The training; before it, where the RAD comes from the clients, the exchange in which they hand it over."""
+        if self.rad_source == "train" and self.uses_rad(round):
+            return Exchange(alignment_dataset.EXCHANGE, who="all", trains=False), Exchange()
+        return (Exchange(),)
 
-    def closing(self) -> Sequence[Exchange]:
-        finetune = Exchange("finetune", who="all", phases=(Phase(self.final_finetune_epochs),))
-        tuned = (*self._alignment.exchanges(2), finetune) if self.final_finetune_epochs else ()
-        return (*[Exchange("average", who="all", trains=False)] * self.final_average, *tuned)
+    # client: a step ----------------------------------------------------------------------------------------
+    @profiling.timed("align")
+    def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+        """The rows of the RAD that enter one step, and their target."""
+        if "target" not in client.context or step % self.rad_every:
+            return {}
+        rad = client.context["rad"]
+        target = client.context["target"]
+        device = next(client.model.parameters()).device
+        if self.rad_batch < len(rad):
+            rows = torch.randperm(len(rad), generator=generator)[: self.rad_batch]
+            rad = rad[rows]
+            target = target[rows]
+        eta = torch.tensor(self.eta(client.round) * self.rad_every, device=device)
+        return {"rad_x": client.prepare(rad.to(device)), "rad_target": target.to(device), "eta": eta}
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
+        task = cross_entropy(model(batch.x), batch.y, batch.w)
+        if "rad_x" not in context:
+            return task
+        with profiling.section("align"), evaluating(model):
+            d = self._distance(model.represent(context["rad_x"]), context)
+        profiling.backward("align", d, task)
+        return task + context["eta"] * d, {"d_cka": d, "d_cka_steps": torch.ones_like(d)}
+
+    def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
+        """The gradient of `loss`; that of a term with many rows is taken with the graph of some of them at a time."""
+        if "rad_x" not in context or len(context["rad_x"]) <= _ROWS_AT_ONCE:
+            with profiling.section("train"):
+                return super().gradients(model, batch, context)
+        task = super().gradients(model, batch, {name: value for name, value in context.items() if name != "rad_x"})
+        with profiling.section("align"):
+            d, term = inference.represent_gradients(
+                model, context["rad_x"], lambda z_Bd: self._distance(z_Bd, context), _ROWS_AT_ONCE
+            )
+        grads = dict(task.grads)
+        for name, grad in term.items():
+            own = grads.get(name)
+            if grad is not None:
+                grads[name] = context["eta"] * grad + (0 if own is None else own)
+        sums = {"d_cka": d, "d_cka_steps": torch.ones_like(d)}
+        return Gradients(grads, task.loss + context["eta"] * d, {**task.sums, **sums})
+
+    def _distance(self, a_Bd: Tensor, context: Context) -> Tensor:
+        """The distance of the representation of a step's rows from their target."""
+        is_factor = self.setting == "heterogeneous"
+        return distance(self.similarity, a_Bd, context["rad_target"], factor=is_factor, width=self.width)
+
+
+@knobs
+class HeterogeneousFedHeNN(FedHeNN):
+    """Algorithm 2: networks of any kind; each is aligned to the mean kernel of all, and stays with its client."""
+
+    setting: Literal["heterogeneous"] = "heterogeneous"
+
+    def _check(self) -> None:
+        if self.final_average:
+            raise ValueError("final_average: expected setting 'homogeneous', as no weights are averaged in the other")
+        if self.similarity == "procrustes":
+            raise ValueError("procrustes: expected the representation of one model to turn to, got the mean of kernels")
+        if self.uploads == "kernels" and self.rad_refresh:
+            raise ValueError(f"uploads 'kernels': expected rad_refresh 0, a fixed RAD, got {self.rad_refresh}")
+        super()._check()
+        _ = self.mean_kernel  # is built now, as a method object does not change while it is used
+
+    @functools.cached_property
+    def mean_kernel(self) -> mean_kernel.MeanKernel:
+        """K_bar: whose kernels, and as what it is sent."""
+        return mean_kernel.MeanKernel(
+            uploads=self.uploads,
+            pool=self.kernel_pool,
+            norm=self.kernel_norm,
+            control=self.control,
+            rank=self.rank,
+            precision=self.precision,
+            similarity=self.similarity,
+            width=self.width,
+        )
+
+    @property
+    def rigid(self) -> Mapping[str, str]:
+        found = dict(super().rigid)
+        if self.uploads == "weights":
+            found["model"] = "whole weights, of which nothing came down"
+        elif self.precision != "float32":
+            found["kernel"] = f"numbers packed as {self.precision}; use method.precision = 'float32'"
+        return found
+
+    @property
+    def scored(self) -> Stage:
+        return "personal"
+
+    @property
+    def accepts_late(self) -> bool:
+        return True
+
+    def uses_rad(self, round: int) -> bool:
+        """Also in round 1 where kernels are uploaded: round 2 needs them."""
+        return self.eta(round) > 0 or (self.uploads == "kernels" and self.eta(2) > 0)
 
     # server ------------------------------------------------------------------------------------------------
-    def start(self, server: Server) -> None:
-        if self.setting == "homogeneous":
-            weight_averaging.start(server, "same-shape")
-
     def plan(self, server: Server, selected: Sequence[int]) -> None:
-        self._alignment.plan(server, selected)
+        if not self.uses_rad(server.round):
+            return
+        server.state["selected"] = torch.tensor(selected)
+        is_drawn = self.alignment_data.plan(server)
+        if is_drawn:
+            self._average_kernels(server)
+
+    def _average_kernels(self, server: Server) -> None:
+        if self.eta(server.round) > 0 and "rad" in server.state:
+            self.mean_kernel.plan(server, tensor(server.state, "selected").tolist())
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        message = {} if server.exchange == "average" else self._alignment.message(server, client_id)
-        shares = self.setting == "homogeneous" and server.exchange in ("train", "finetune")
-        return {**message, **(weight_averaging.broadcast(server, "same-shape", client_id) if shares else {})}
+        if server.exchange == alignment_dataset.EXCHANGE:
+            return self.alignment_data.request(server, client_id)
+        factor = self.mean_kernel.broadcast(server, client_id)
+        if not factor and self.uploads == "weights":
+            return {}  # nobody to be aligned to yet
+        return {**self.alignment_data.broadcast(server, client_id), **factor}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         if server.exchange == alignment_dataset.EXCHANGE:
-            return self._alignment.collect(server, uploads)
-        if server.exchange != "average" or not self.final_finetune_epochs:
-            self._alignment.settle(server, uploads)
-        if kernels := self._alignment.kernels:
-            return kernels.collect(server, uploads)
-        counts = {i: float(tensor(message, "n")) for i, message in uploads.items() if "n" in message}
-        average = weight_averaging.read(server, "same-shape", server.architectures[0])  # stands for who never trained
-        models = {i: group({"model": average, **uploads[i]}, "model") for i in counts}
-        return weight_averaging.average(server, "same-shape", models, counts)
+            self.alignment_data.collect(server, uploads)
+            self._average_kernels(server)
+            return
+        self.alignment_data.end_round(server, uploads)
+        self.mean_kernel.clear(server)
+        server.state.pop("selected", None)
+        self.mean_kernel.update(server, uploads)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        if "model" in message:
-            load(client.model, group(message, "model"))
-        return self._alignment.receive(client, message)
-
-    def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
-        return self._alignment.inputs(client, step, generator)
-
-    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
-        return self._alignment.added(cross_entropy(model(batch.x), batch.y, batch.w), model, context)
-
-    def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
-        return self._alignment.gradients(lambda c: super(FedHeNN, self).gradients(model, batch, c), model, context)
+        if client.exchange == alignment_dataset.EXCHANGE:
+            return alignment_dataset.asked(message)
+        rad = self.alignment_data.receive(client, message)
+        if rad is None:
+            return {}
+        if "factor" not in message:
+            return {"rad": rad}
+        return {"rad": rad, "target": unpack(group(message, "factor")).clone()}
 
     def upload(self, client: Client, trained: Trained) -> Message:
-        sends = {"train": self.uploads == "weights", "average": client.weights is not None}  # None: it never trained
-        model = {"model": floats(client.model)} if sends.get(client.exchange) else {}
-        n = {"n": torch.tensor(client.n)} if self.setting == "homogeneous" and client.exchange in sends else {}
-        return {**self._alignment.upload(client), **model, **n}
+        if client.exchange == alignment_dataset.EXCHANGE:
+            return self.alignment_data.upload_samples(client)
+        message: dict[str, Tensor | Group] = {**self.alignment_data.acknowledge(client)}
+        if self.uploads == "weights":
+            message["model"] = floats(client.model)
+        elif self.uses_rad(client.round + 1) and "rad" in client.context:
+            message["kernel"] = self.mean_kernel.upload(client, client.context["rad"])
+        return message
+
+
+@knobs
+class HomogeneousFedHeNN(FedHeNN):
+    """Algorithm 1: one architecture, averaged as in FedAvg; each client is aligned to the weights that it received."""
+
+    setting: Literal["homogeneous"] = "homogeneous"
+
+    def _check(self) -> None:
+        if self.uploads == "kernels":
+            raise ValueError("uploads 'kernels': expected setting 'heterogeneous', as the other one averages weights")
+        if self.control != "none":
+            raise ValueError("control: expected setting 'heterogeneous', as there is no mean kernel in the other")
+        super()._check()
+
+    @property
+    def rigid(self) -> Mapping[str, str]:
+        found = dict(super().rigid)
+        if self.final_average:
+            found["model"] = "whole weights, of which nothing came down"
+        return found
+
+    @property
+    def scored(self) -> Stage:
+        return "received"
+
+    def closing(self) -> Sequence[Exchange]:
+        return (Exchange("average", who="all", trains=False),) if self.final_average else ()
+
+    # server ------------------------------------------------------------------------------------------------
+    def start(self, server: Server) -> None:
+        weight_averaging.init(server, "same-shape")
+
+    def plan(self, server: Server, selected: Sequence[int]) -> None:
+        if self.uses_rad(server.round):
+            self.alignment_data.plan(server)
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        if server.exchange == alignment_dataset.EXCHANGE:
+            return self.alignment_data.request(server, client_id)
+        if server.exchange == "average":
+            return {}
+        weights = weight_averaging.broadcast(server, "same-shape", client_id)
+        return {**self.alignment_data.broadcast(server, client_id), **weights}
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        if server.exchange == alignment_dataset.EXCHANGE:
+            self.alignment_data.collect(server, uploads)
+            return
+        self.alignment_data.end_round(server, uploads)
+        counts = {i: float(tensor(message, "n")) for i, message in uploads.items() if "n" in message}
+        # in the last average the weights that all have stand for who never trained
+        average = weight_averaging.weights_for(server, "same-shape", server.architectures[0])
+        models = {i: group({"model": average, **uploads[i]}, "model") for i in counts}
+        weight_averaging.average(server, "same-shape", models, counts)
+
+    # client ------------------------------------------------------------------------------------------------
+    def receive(self, client: Client, message: Message) -> Context:
+        if client.exchange == alignment_dataset.EXCHANGE:
+            return alignment_dataset.asked(message)
+        if "model" in message:
+            load(client.model, group(message, "model"))
+        rad = self.alignment_data.receive(client, message)
+        if rad is None:
+            return {}
+        return {"rad": rad, "target": inference.represent(client.model, rad, client.prepare).cpu()}
+
+    def upload(self, client: Client, trained: Trained) -> Message:
+        if client.exchange == alignment_dataset.EXCHANGE:
+            return self.alignment_data.upload_samples(client)
+        n = torch.tensor(client.n)
+        if client.exchange == "average" and client.weights is None:  # it never trained
+            return {"n": n}
+        acknowledged = self.alignment_data.acknowledge(client) if client.exchange == "train" else {}
+        return {**acknowledged, "model": floats(client.model), "n": n}

@@ -11,13 +11,13 @@ gradients agree; "project" adds G_local, "adaptive" has lambda = max(1, -2b/a) i
 at one point. (3) Which batch is sent and which pairs come back: random. (4) BatchNorm takes the pairs' own statistics
 and keeps its running ones. (5) Noise (eq. 5, 6) is s + level * std(s) * z. (6) More than B pairs are walked through B
 at a time, round and round. (7) Cuts may differ (`building_blocks.common_space`). (8) `feature_clip` bounds what is
-sent. (9) w^{t-1} is read as the weights received. (10) Gradients are combined tensor by tensor (`granularity`),
-not as one.
+sent. (9) w^{t-1} is read as the weights received. (10) Gradients are combined tensor by tensor, not as one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -25,40 +25,41 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, group
-from polyfed.core.method import Batch, Context, Gradients, Method, Needs, Trained, knobs
-from polyfed.core.modules import floats, load
+from polyfed.core.message import Group, Message, group
+from polyfed.core.method import Batch, Context, Exposed, Gradients, Method, Needs, Trained, knobs
+from polyfed.core.modules import copy_parameters, floats, load, split
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage, Training
-from polyfed.functional.losses import cross_entropy
+from polyfed.core.upload_forms import Form
+from polyfed.functional.losses import cross_entropy, squared_distance
 from polyfed.functional.modes import untracked_statistics
 from polyfed.functional.surgery import combine, cosine
-from polyfed.methods.building_blocks import common_space, feature_pairs, proximal_term, weight_averaging
+from polyfed.methods.building_blocks import common_space, feature_pairs, weight_averaging
 
 
 @knobs
 class FedIN(Method):
     """Intermediate layers learning."""
 
-    name, paper = "fedin", "Chan et al., arXiv:2304.00759"
+    name: ClassVar[str] = "fedin"
+    paper: ClassVar[str] = "Chan et al., arXiv:2304.00759"
     differs: ClassVar[str] = "depth between equal cuts, one name having one shape (same-shape, projected: anything)"
-    down, up, changes, form = "P + n_S q", "P + n_S q", ("model",), feature_pairs.FORM
+    down: ClassVar[str] = "P + n_S q"
+    up: ClassVar[str] = "P + n_S q"
     states: ClassVar[str] = "server: w, this round's pairs; client: trained projections"
+    changes: ClassVar[tuple[str, ...]] = ("model",)
+    form: ClassVar[Form | None] = feature_pairs.FORM
 
     aggregation: weight_averaging.Aggregation = "layer-wise"  # or "same-shape": within each architecture
     weighting: Literal["paper", "samples", "uniform"] = "paper"  # uniform layer-wise, by samples same-shape
     mu: Annotated[float, Field(ge=0)] = 0.1  # proximal weight (the paper gives mu/2 = 0.05); 0 is off
     combine: Literal["simple", "project", "literal", "adaptive", "none"] = "simple"  # "none" adds them
     lambda_: feature_pairs.Pull = 1.0  # of "simple": Z = G_IN + lambda/2 G_local (eq. 13)
-    granularity: Literal["tensor", "block"] = "tensor"  # combine tensor by tensor, or all intermediate ones as one
     train_in: bool = True  # False: no pairs are exchanged, FedProx (with mu = 0 FedAvg)
     noise: Annotated[float, Field(ge=0)] = 0.0  # level; 0 draws nothing; the paper's FedIN+Noise is 0.8
     noise_where: feature_pairs.Where = "both"  # in the training pass, in the pairs sent, or both
     feature_clip: Annotated[float, Field(ge=0)] = 0.0  # L2 bound on each row sent, over which noise then is
-    pool: feature_pairs.Mixing = "mix"  # pairs from all other clients, or from "one" of them
     pairs: Annotated[int, Field(ge=1)] | None = None  # n_S, each way; None: the batch size
-    in_every: Annotated[int, Field(ge=1)] = 1  # steps from one pass over pairs to the next; 1: one in each step
-    feature_dtype: Literal["float32", "float16"] = "float32"  # of the pairs on their way
     bn_buffers: Literal["aggregate", "local"] = "aggregate"  # "local": BatchNorm's statistics never leave a client
     projection: common_space.Projection = "none"  # "fixed" or "trained": pairs in one common shape, for any cuts
     projection_channels: common_space.Size = 64  # C, channels of the common shape
@@ -68,21 +69,27 @@ class FedIN(Method):
 
     @property
     def needs(self) -> Needs:
-        common = self.train_in and self.common is not None
+        is_projected = self.train_in and self.common is not None
         instead = "use method.aggregation = 'same-shape', with method.projection = 'fixed' if cuts differ, or fedhenn"
         return weight_averaging.needs(
             self.aggregation,
             split_model=True,
             instead=instead,
-            equal_cuts=self.train_in and not common,
-            cuts_on_grids=common,
+            equal_cuts=self.train_in and not is_projected,
+            cuts_on_grids=is_projected,
         )
 
     @property
     def common(self) -> common_space.Common | None:
-        sizes = self.projection_channels, self.projection_grid, self.projection_features
-        lr = self.projection_lr if self.projection == "trained" else None
-        return None if self.projection == "none" else common_space.Common(*sizes, lr)
+        """The common shape of pairs; None where all are shaped alike anyway."""
+        if self.projection == "none":
+            return None
+        return common_space.Common(
+            channels=self.projection_channels,
+            grid=self.projection_grid,
+            features=self.projection_features,
+            lr=self.projection_lr if self.projection == "trained" else None,
+        )
 
     @property
     def scored(self) -> Stage:
@@ -90,67 +97,120 @@ class FedIN(Method):
 
     @property
     def by_row(self) -> bool:
-        return not self.mu and (self.noise == 0 or self.noise_where == "message")
+        return not self.mu and not self._training_noise
+
+    @property
+    def _training_noise(self) -> float:
+        """The level of the noise in training passes."""
+        return 0.0 if self.noise_where == "message" else self.noise
+
+    @property
+    def _message_noise(self) -> float:
+        """The level of the noise on pairs that are sent."""
+        return self.noise if self.train_in and self.noise_where != "forward" else 0.0
 
     def releases(self, training: Training, rows: int) -> feature_pairs.Releases:
-        level = self.noise * (self.train_in and self.noise_where != "forward")
-        return feature_pairs.releases(self.feature_clip, level, self.pairs or training.batch_size, rows)
+        count = self.pairs or training.batch_size
+        return feature_pairs.releases(self.feature_clip, self._message_noise, count, rows)
+
+    @property
+    def exposed(self) -> Exposed | None:
+        if not self.train_in or self.projection == "trained":  # trained matrices stay with the clients
+            return None
+        return Exposed(
+            "features",
+            "features",
+            self._pair_of,
+            noise=self._message_noise,
+            with_noise=lambda level: dataclasses.replace(self, noise=level, noise_where="message"),
+        )
+
+    def _pair_of(self, client: Client) -> Mapping[str, Callable[[Tensor], Tensor]]:
+        """What becomes of network inputs in either part of a pair."""
+        model = split(client.model)
+        common = self.common
+        if common is None:
+            return {"s_in": model.extract, "s_out": model.represent}
+        matrices = common.matrices(client)
+
+        def project(x: Tensor) -> dict[str, Tensor]:
+            s_in = model.extract(x)
+            return common.project({"s_in": s_in, "s_out": model.transform(s_in)}, matrices)
+
+        return {"s_in": lambda x: project(x)["s_in"], "s_out": lambda x: project(x)["s_out"]}
 
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
-        weight_averaging.start(server, self.aggregation, self.bn_buffers == "aggregate")
+        weight_averaging.init(server, self.aggregation, buffers=self.bn_buffers == "aggregate")
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        message = {"model": weight_averaging.read(server, self.aggregation, server.clients[client_id].architecture)}
-        count, draws = self.pairs or server.training.batch_size, server.generator("pool", client_id)
-        features = feature_pairs.draw(feature_pairs.held(server), client_id, count, self.pool, draws)
-        return {**message, "features": features} if features else message
+        message = weight_averaging.broadcast(server, self.aggregation, client_id)
+        count = self.pairs or server.training.batch_size
+        draws = server.generator("pool", client_id)
+        pairs = feature_pairs.draw_pairs(feature_pairs.load(server), client_id, count, draws)
+        return {**message, "features": pairs} if pairs else message
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        uniform = self.weighting == "uniform" or (self.weighting == "paper" and self.aggregation != "same-shape")
-        weights = {i: 1.0 if uniform else float(server.clients[i].n) for i in uploads}
-        weight_averaging.average(server, self.aggregation, weight_averaging.uploaded(uploads), weights)
-        feature_pairs.keep(server, uploads)
+        weighting = self.weighting
+        if weighting == "paper":
+            weighting = "samples" if self.aggregation == "same-shape" else "uniform"
+        shares = {i: float(server.clients[i].n) if weighting == "samples" else 1.0 for i in uploads}
+        weight_averaging.average(server, self.aggregation, weight_averaging.client_weights(uploads), shares)
+        feature_pairs.store(server, uploads)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
         load(client.model, group(message, "model"))
-        context = proximal_term.reference(client.model, self.mu)
-        if pairs := feature_pairs.received(client.model, message):
-            context |= {"pairs": pairs, **(self.common.matrices(client) if self.common else {})}
-        noisy = self.noise and self.noise_where != "message"
-        return {**context, "cuts": feature_pairs.cuts(client)} if noisy else context
+        context: dict[str, Any] = {}
+        if self.mu:
+            context["received"] = copy_parameters(client.model)
+        pairs = feature_pairs.receive(client.model, message)
+        if pairs:
+            context["pairs"] = pairs
+            if self.common is not None:
+                context |= self.common.matrices(client)
+        if self._training_noise:
+            context["cuts"] = feature_pairs.cut_shapes(client)
+        return context
 
     def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
-        size, pairs = client.training.batch_size, client.context.get("pairs")
-        given = feature_pairs.noise(client.context.get("cuts", {}), size, generator)
-        visit, rest = divmod(step, self.in_every)
-        return given if pairs is None or rest else {**given, **feature_pairs.minibatch(pairs, visit, size)}
+        size = client.training.batch_size
+        inputs = feature_pairs.draw_noise(client.context.get("cuts", {}), size, generator)
+        if "pairs" in client.context:
+            inputs |= feature_pairs.minibatch(client.context["pairs"], step, size)
+        return inputs
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        z = feature_pairs.noisy(model.extract(batch.x), self.noise, "z_in", context)
-        z = feature_pairs.noisy(model.transform(z), self.noise, "z_out", context)
-        return proximal_term.added(cross_entropy(model.head(z), batch.y, batch.w), model, context, self.mu)
+        z = feature_pairs.add_drawn_noise(model.extract(batch.x), self.noise, "z_in", context)
+        z = feature_pairs.add_drawn_noise(model.transform(z), self.noise, "z_out", context)
+        task = cross_entropy(model.head(z), batch.y, batch.w)
+        if not self.mu:
+            return task
+        return task + self.mu / 2 * squared_distance(dict(model.named_parameters()), context["received"])
 
     def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
         local = super().gradients(model, batch, context)
         g_local = {n: g for n, g in local.grads.items() if g is not None and model.part_of(n) == "intermediate"}
         if "s_in" not in context or not g_local:
             return local
-        inner = {n: p for n, p in model.named_parameters() if n in g_local} | common_space.moving(context)
+        intermediate = {name: p for name, p in model.named_parameters() if name in g_local}
+        matrices = common_space.trained_matrices(context)
         with untracked_statistics(model):
-            loss_in = common_space.misfit(model, context)
-        found = dict(zip(inner, torch.autograd.grad(loss_in, tuple(inner.values())), strict=True))
-        g_in = {n: found.pop(n) for n in g_local}
-        mixed = combine(g_local, g_in, self.combine, self.lambda_, self.granularity)
+            loss_in = common_space.loss_in(model, context)
+        grads = torch.autograd.grad(loss_in, (*intermediate.values(), *matrices.values()))
+        g_in = dict(zip(intermediate, grads, strict=False))
+        combined = combine(g_local, g_in, self.combine, self.lambda_)
         sums = {"loss_in": loss_in.detach(), "cosine": cosine(g_local, g_in), "in_steps": torch.ones_like(local.loss)}
-        return Gradients({**local.grads, **mixed}, local.loss, {**sums, **found})
+        raw = dict(zip(matrices, grads[len(intermediate) :], strict=True))
+        return Gradients({**local.grads, **combined}, local.loss, {**local.sums, **sums}, raw)
 
     def upload(self, client: Client, trained: Trained) -> Message:
-        weights = floats(client.model, buffers=self.bn_buffers == "aggregate")
+        message: dict[str, Tensor | Group] = {}
+        message["model"] = floats(client.model, buffers=self.bn_buffers == "aggregate")
         if not self.train_in:
-            return {"model": weights}
-        level, count = self.noise * (self.noise_where != "forward"), self.pairs or client.training.batch_size
-        pairs = feature_pairs.sample(client, count, level, client.generator("features"), self.feature_clip)
-        pairs = self.common.send(client, pairs, trained) if self.common else pairs
-        return {"model": weights, "features": {n: t.to(getattr(torch, self.feature_dtype)) for n, t in pairs.items()}}
+            return message
+        count = self.pairs or client.training.batch_size
+        draws = client.generator("features")
+        pairs = feature_pairs.sample_pairs(client, count, self._message_noise, draws, self.feature_clip)
+        message["features"] = pairs if self.common is None else self.common.upload(client, pairs, trained)
+        return message

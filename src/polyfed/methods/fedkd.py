@@ -14,7 +14,7 @@ Deviations from the paper (arXiv:2108.13323): (1) teachers and s pass no gradien
 steps, at one learning rate. (3) Matched is what enters the heads, no attention maps; the authors' code matches those
 and the outputs of all the mentee's layers, as they are, without W_k. (4) p_k goes by samples; that code counts clients
 alike (`weighting = "uniform"`). (5) The server adds the decoded mean, so that what clients hold is its m bit for bit.
-(6) BatchNorm's statistics travel uncompressed. (7) `clip` is not in the paper.
+(6) BatchNorm's statistics travel uncompressed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group, tensor
-from polyfed.core.method import Batch, Context, Gradients, Needs, Trained, knobs
+from polyfed.core.method import Batch, Context, Needs, Trained, knobs
 from polyfed.core.modules import floats
 from polyfed.core.server import Server
 from polyfed.functional import low_rank
@@ -58,7 +58,6 @@ class FedKD(auxiliary_model.Accompanied):
     energy_end: Annotated[float, Field(gt=0, le=1)] = 0.98  # where T goes to, linearly, over all rounds
     distil: Annotated[float, Field(ge=0)] = 1.0  # weight of the KL terms; 0 is off
     mimic: Annotated[float, Field(ge=0)] = 1.0  # weight of the distance of representations; 0 is off
-    clip: Annotated[float, Field(ge=0)] = 0.0  # bound of the gradient's norm, of mentee and all else; 0 is off
 
     @property
     def needs(self) -> Needs:
@@ -112,17 +111,17 @@ class FedKD(auxiliary_model.Accompanied):
         return super().receive(client, {"model": synced})
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        h_w, h_m = model.own.represent(batch.x), model.companion.represent(batch.x)
-        mentor, mentee, seen = model.own.head(h_w), model.companion.head(h_m), model.projector(h_m)
+        h_w = model.own.represent(batch.x)
+        h_m = model.companion.represent(batch.x)
+        mentor = model.own.head(h_w)
+        mentee = model.companion.head(h_m)
+        seen = model.projector(h_m)
         task = cross_entropy(mentor, batch.y, batch.w) + cross_entropy(mentee, batch.y, batch.w)
         kl = divergence(mentor, mentee, batch.w) + divergence(mentee, mentor, batch.w)
         distance = squared_error(h_w, seen, batch.w) + squared_error(seen, h_w, batch.w)
         s = task.detach().clamp(min=torch.finfo(task.dtype).eps)
         loss: Tensor = task + (self.distil * kl + self.mimic * distance) / s
         return loss
-
-    def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
-        return auxiliary_model.clip(super().gradients(model, batch, context), self.clip)
 
     def upload(self, client: Client, trained: Trained) -> Message:
         mentee: Any = client.model.companion

@@ -37,8 +37,8 @@ from polyfed.functional.losses import cross_entropy
 from polyfed.functional.modes import evaluating, has_batchnorm, untracked_statistics
 from polyfed.methods.building_blocks import class_statistics
 
-_PROJECTED = "models.feature_dim, which adds a projection, method.guide = 'logits', or "
 _SERVER_LR = {"logits": 0.1, "representation": 100.0}
+_CLIP = 100.0  # largest norm of the server's gradient
 
 
 @knobs
@@ -48,7 +48,8 @@ class FedL2G(Method):
     name: ClassVar[str] = "fedl2g"
     paper: ClassVar[str] = "Zhang et al., 2024"
     differs: ClassVar[str] = "anything (representation: anything before equally many features)"
-    down, up = "C q, q = C or D", "S q + S"
+    down: ClassVar[str] = "C q, q = C or D"
+    up: ClassVar[str] = "S q + S"
     form: ClassVar[upload_forms.Form | None] = {
         "labels": upload_forms.LABELS,
         "gradients": upload_forms.rows_of(upload_forms.width_of("guides")),
@@ -58,19 +59,22 @@ class FedL2G(Method):
     guide: Literal["logits", "representation"] = "logits"  # what is drawn to g
     weight: Annotated[float, Field(ge=0)] = 1.0  # of the squared distance to g; 0 is Local, no sample is held back
     warmup: Annotated[int, Field(ge=0)] = 1  # first rounds, in which g learns and no client trains; 0 is off
-    quiz_batches: Annotated[int, Field(ge=1)] = 1  # batches held back at each client to learn g by
     server_lr: Annotated[float, Field(ge=0)] | None = None  # eta_s; None: 0.1 for logits, 100 for the representation
-    clip: Annotated[float, Field(ge=0)] = 100.0  # largest norm of the server's gradient; 0 is off
 
     @property
     def needs(self) -> Needs:
-        features = self.weight > 0 and self.guide == "representation"
+        if not self.weight:
+            return Needs()
+        features = self.guide == "representation"
+        instead = "fd, which takes first derivatives alone"
+        if features:
+            instead = f"models.feature_dim, which adds a projection, method.guide = 'logits', or {instead}"
         return Needs(
             split_model=features,
             one_feature_dim=features,
-            twice_differentiable=self.weight > 0,
-            warmup=self.warmup if self.weight else 0,
-            instead=f"use {_PROJECTED * features}fd, which takes first derivatives alone",
+            twice_differentiable=True,
+            warmup=self.warmup,
+            instead=f"use {instead}",
         )
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
@@ -78,10 +82,12 @@ class FedL2G(Method):
 
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
-        if self.weight:
-            logits, model = self.guide == "logits", server.model(server.architectures[0], {})
-            entries = server.classes if logits else split(model).feature_dim
-            server.state["guides"] = torch.randn(server.classes, entries, generator=server.generator("guides"))
+        if not self.weight:
+            return
+        entries = server.classes
+        if self.guide == "representation":
+            entries = split(server.model(server.architectures[0], {})).feature_dim
+        server.state["guides"] = torch.randn(server.classes, entries, generator=server.generator("guides"))
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         return {"guides": tensor(server.state, "guides")} if self.weight else {}
@@ -96,17 +102,19 @@ class FedL2G(Method):
         gradient[labels.long()] = rows
         server.log["guide_gradient"] = float(gradient.norm())
         step = _SERVER_LR[self.guide] if self.server_lr is None else self.server_lr
-        bounded = clipped({"g": gradient}, self.clip)["g"]
-        assert bounded is not None
-        server.state["guides"] = guides - step * bounded
+        clipped_gradient = clipped({"g": gradient}, _CLIP)["g"]
+        assert clipped_gradient is not None
+        server.state["guides"] = guides - step * clipped_gradient
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
         order = torch.randperm(client.n, generator=generator(client.seed, "quiz", client.id))
-        size = min(self.quiz_batches * client.training.batch_size, client.n // 2) if message else 0
-        parts = {"quiz": order[:size].sort().values, "study": order[size:].sort().values}
-        like = next(client.model.parameters())
-        return {**parts, **{name: tensor(message, name).to(like, copy=True) for name in message}}
+        size = min(client.training.batch_size, client.n // 2) if "guides" in message else 0
+        context = {"quiz": order[:size].sort().values, "study": order[size:].sort().values}
+        if "guides" in message:
+            like = next(client.model.parameters())
+            context["guides"] = tensor(message, "guides").to(like, copy=True)
+        return context
 
     def phases(self, training: Training) -> Sequence[Phase]:
         return (Phase(training.epochs, rows="study"),)
@@ -126,12 +134,17 @@ class FedL2G(Method):
         return model.head(z), z
 
     def upload(self, client: Client, trained: Trained) -> Message:
-        guides, train = client.context.get("guides"), client.data.train
-        quiz, study = client.context["quiz"], client.context["study"]
+        if "guides" not in client.context:
+            return {}
+        guides = client.context["guides"]
+        quiz = client.context["quiz"]
+        study = client.context["study"]
         order = torch.randperm(len(study), generator=client.generator("meta"))
         study = study[order[: client.training.batch_size]]
-        if guides is None or min(len(quiz), len(study)) < (2 if has_batchnorm(client.model) else 1):
+        least = 2 if has_batchnorm(client.model) else 1  # which takes no single row
+        if min(len(quiz), len(study)) < least:
             return {}
+        train = client.data.train
 
         def part(rows: Tensor) -> tuple[Tensor, Tensor]:
             return client.prepare(train.x[rows].to(guides.device)), train.y[rows].to(guides.device)

@@ -3,15 +3,15 @@
 D_0 is what everybody may see, d of it the rows of this round, f_k(x) the scores (logits) of client k.
 Once:      transfer learning: `public_epochs` of SGD on CE(f_k(x), y) over D_0, then `private_epochs` over one's own.
 Client k:  sends f_k(x) for x in d, in eval mode;
-           digests the consensus: `digest_epochs` of SGD on mean |f_k(x) - s(x)| over d ("l1"), or on T^2
-           KL(softmax s(x) / T || softmax f_k(x) / T) ("kl");  then revisits its own data: E epochs of CE.
+           digests the consensus: `digest_epochs` of SGD on mean |f_k(x) - s(x)| over d;  then revisits its own data:
+           E epochs of CE.
 Server:    s(x) = sum_k c_k f_k(x) over those who answered, c_k = 1 / their number (or n_k / sum n_k).
 Sent per round, L rows in d, C classes: 4 L C bytes each way; with `rows` 16 bytes down, the seed of d in both passages.
 Deviations from the paper: (1) D_0 is the recipe's hold-out, of the task's own classes, never a client's; it may be
 another data set's inputs where its labels are not used (`public_epochs = 0`). (2) "To convergence" is a number of
 epochs. (3) d is all of D_0 unless `rows` says otherwise; the paper draws 5000 rows. (4) Who is not there in round 1
 does its transfer learning when it is first drawn, and sends scores from the next time on. (5) One batch size, one
-optimiser and rate, and the recipe's augmentation, for all phases. "kl" is a variant of later work.
+optimiser and rate, and the recipe's augmentation, for all phases.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.core import inference, upload_forms
-from polyfed.core.acting import ActsWith
 from polyfed.core.client import Client
 from polyfed.core.message import Message, tensor
 from polyfed.core.method import Batch, Context, Exchange, Method, Needs, Phase, Trained, knobs
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
 from polyfed.functional.averaging import weighted_mean
-from polyfed.functional.losses import absolute_error, cross_entropy, divergence
+from polyfed.functional.losses import absolute_error, cross_entropy
 from polyfed.methods.building_blocks import weight_averaging
 
 
@@ -50,8 +49,6 @@ class FedMD(Method):
     public_epochs: Annotated[int, Field(ge=0)] = 10  # once, on the public rows and their labels; 0 is off
     private_epochs: Annotated[int, Field(ge=0)] = 10  # once, after that, on one's own rows; 0 is off
     digest_epochs: Annotated[int, Field(ge=0)] = 1  # per round, towards the consensus; 0: nothing is sent
-    digest: Literal["l1", "kl"] = "l1"  # distance of the logits, or KL of softened probabilities
-    temperature: Annotated[float, Field(gt=0), ActsWith("digest", ("kl",))] = 3.0  # T of "kl"; 1 does not soften
     rows: Annotated[int, Field(ge=1)] | None = None  # L, public rows drawn each round; None: all
     weighting: weight_averaging.Weighting = "uniform"  # c_k; "samples": in proportion to training samples
 
@@ -64,8 +61,12 @@ class FedMD(Method):
 
     # server ------------------------------------------------------------------------------------------------
     def exchanges(self, round: int) -> Sequence[Exchange]:
-        once = (Exchange("transfer", who="all", phases=self._transfer()),) if round == 1 and self._transfer() else ()
-        return (*once, Exchange("scores", trains=False), Exchange()) if self.digest_epochs else (*once, Exchange())
+        exchanges = [Exchange()]
+        if self.digest_epochs:
+            exchanges.insert(0, Exchange("scores", trains=False))
+        if round == 1 and self._transfer():
+            exchanges.insert(0, Exchange("transfer", who="all", phases=self._transfer()))
+        return exchanges
 
     def plan(self, server: Server, selected: Sequence[int]) -> None:
         server.state.pop("consensus", None)  # of other rows, or of networks as they were
@@ -73,8 +74,12 @@ class FedMD(Method):
             server.state["seed"] = torch.tensor(server.generator("rows").initial_seed())
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        asks, tells = server.exchange == "scores", server.exchange == "train" and "consensus" in server.state
-        names = ("seed",) * (asks or tells) + ("consensus",) * tells
+        if server.exchange == "scores":
+            names = ["seed"]
+        elif server.exchange == "train" and "consensus" in server.state:
+            names = ["seed", "consensus"]
+        else:
+            names = []
         return {name: tensor(server.state, name) for name in names if name in server.state}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
@@ -86,12 +91,17 @@ class FedMD(Method):
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        held, left = len(client.public or ()), "transferred" not in client.state
+        held = len(client.public or ())
         rows = torch.arange(held)
         if "seed" in message:
             draws = torch.Generator().manual_seed(int(tensor(message, "seed")))
             rows = torch.randperm(held, generator=draws)[: self.rows]
-        context = {"public": torch.arange(held * left), "own": torch.arange(client.n * left), "rows": rows}
+        is_transferred = "transferred" in client.state
+        context = {
+            "public": torch.arange(0 if is_transferred else held),
+            "own": torch.arange(0 if is_transferred else client.n),
+            "rows": rows,
+        }
         if client.exchange != "train":
             return context
         if "consensus" not in message:  # nobody has sent scores
@@ -101,13 +111,16 @@ class FedMD(Method):
         return {**context, "targets": targets.to(next(client.model.parameters()).device)}
 
     def phases(self, training: Training) -> Sequence[Phase]:
-        digest = Phase(self.digest_epochs, data="public", rows="rows", name="digest")
-        return (*self._transfer(), *(digest,) * bool(self.digest_epochs), Phase(training.epochs, name="revisit"))
+        phases = [*self._transfer()]
+        if self.digest_epochs:
+            phases.append(Phase(self.digest_epochs, data="public", rows="rows", name="digest"))
+        return (*phases, Phase(training.epochs, name="revisit"))
 
     def _transfer(self) -> tuple[Phase, ...]:
         """In the context, "public" and "own" are all rows or, after this training, none."""
         public = Phase(self.public_epochs, data="public", rows="public", name="public")
-        return tuple(phase for phase in (public, Phase(self.private_epochs, rows="own", name="own")) if phase.epochs)
+        own = Phase(self.private_epochs, rows="own", name="own")
+        return tuple(phase for phase in (public, own) if phase.epochs)
 
     def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
         return {"digests": client.phase == "digest"}
@@ -116,20 +129,20 @@ class FedMD(Method):
         scores = model(batch.x)
         if not context["digests"]:
             return cross_entropy(scores, batch.y, batch.w)
-        target, t = context["targets"][batch.rows], self.temperature
-        scores = scores[:, : target.shape[1]]
-        if self.digest == "l1":
-            return absolute_error(scores, target, batch.w)
-        return t * t * divergence(scores / t, target / t, batch.w)
+        target = context["targets"][batch.rows]
+        return absolute_error(scores[:, : target.shape[1]], target, batch.w)
 
     def upload(self, client: Client, trained: Trained) -> Message:
-        ready = "transferred" in client.state or not self._transfer()
+        is_ready = "transferred" in client.state or not self._transfer()
         if client.exchange != "scores":
-            client.state |= {} if ready else {"transferred": torch.tensor(True)}
-        elif ready and client.public is not None:
-            x, prepare = client.public.samples.x[client.context["rows"]], client.public.prepare
-            return {"scores": inference.apply(client.model, client.model, x, prepare)[:, : client.classes]}
-        return {}
+            if not is_ready:
+                client.state["transferred"] = torch.tensor(True)
+            return {}
+        if not is_ready or client.public is None:
+            return {}
+        x = client.public.samples.x[client.context["rows"]]
+        scores = inference.apply(client.model, client.model, x, client.public.prepare)
+        return {"scores": scores[:, : client.classes]}
 
 
 def _asked(known: upload_forms.Known) -> int:

@@ -18,15 +18,15 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, group
+from polyfed.core.message import Message
 from polyfed.core.method import Batch, Context, knobs
-from polyfed.core.modules import load
-from polyfed.functional.losses import cross_entropy
-from polyfed.methods.building_blocks import proximal_term, weight_averaging
+from polyfed.core.modules import copy_parameters
+from polyfed.functional.losses import cross_entropy, squared_distance
+from polyfed.methods.fedavg import FedAvg
 
 
 @knobs
-class FedProx(weight_averaging.Averaging):
+class FedProx(FedAvg):
     """Averaging of weights that a proximal term holds near those received."""
 
     name: ClassVar[str] = "fedprox"
@@ -36,8 +36,11 @@ class FedProx(weight_averaging.Averaging):
     mu: Annotated[float, Field(ge=0)] = 0.01  # weight of the proximal term; 0 is FedAvg
 
     def receive(self, client: Client, message: Message) -> Context:
-        load(client.model, group(message, "model"))
-        return proximal_term.reference(client.model, self.mu)
+        super().receive(client, message)
+        return {"received": copy_parameters(client.model)} if self.mu else {}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        return proximal_term.added(cross_entropy(model(batch.x), batch.y, batch.w), model, context, self.mu)
+        task = cross_entropy(model(batch.x), batch.y, batch.w)
+        if not self.mu:
+            return task
+        return task + self.mu / 2 * squared_distance(dict(model.named_parameters()), context["received"])

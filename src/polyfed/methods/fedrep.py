@@ -70,7 +70,7 @@ class FedRep(Method):
 
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
-        weight_averaging.start(server, self.aggregation, parts=BODY)
+        weight_averaging.init(server, self.aggregation, parts=BODY)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         return weight_averaging.broadcast(server, self.aggregation, client_id)
@@ -78,7 +78,7 @@ class FedRep(Method):
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         if server.exchange == "train":  # in the closing round nothing comes up
             weights = {i: float(server.clients[i].n) if self.weighting == "samples" else 1.0 for i in uploads}
-            weight_averaging.average(server, self.aggregation, weight_averaging.uploaded(uploads), weights)
+            weight_averaging.average(server, self.aggregation, weight_averaging.client_weights(uploads), weights)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:

@@ -50,18 +50,16 @@ class FedSelect(Method):
     paper: ClassVar[str] = "Tamirisa et al., CVPR 2024"
     differs: ClassVar[str] = "depth: tensors of one name have one shape (same-shape: anything)"
     down: ClassVar[str] = "P - M_k, M_k the client's personal entries"
-    up, form = "P - M_k (and P / 32 when M_k has grown)", {"model": upload_forms.thinned, "mask": upload_forms.bits}
+    up: ClassVar[str] = "P - M_k (and P / 32 when M_k has grown)"
+    form: ClassVar[upload_forms.Form | None] = {"model": upload_forms.thinned, "mask": upload_forms.bits}
     states: ClassVar[str] = "client: m_k, a_k; server: w, all m_k"
     starts_blank: ClassVar[bool] = True
 
     growth: Share = 0.25  # p, share of the entries still shared that becomes personal; 0 is FedAvg (uniform)
     limit: Share = 0.8  # of a tensor's entries; from here on it keeps its mask; 0 is FedAvg (uniform)
     every: Annotated[int, Field(ge=1)] = 3  # q, rounds of the client from one growth to the next
-    personal_epochs: Annotated[int, Field(ge=0)] | None = None  # of the personal entries; None: training.epochs
-    shared_epochs: Annotated[int, Field(ge=1)] | None = None  # of the shared entries, after them; None: the same
-    aggregation: weight_averaging.Aggregation = (
-        "layer-wise"  # "same-shape": within an architecture; "by-name": also a head
-    )
+    # "same-shape": within an architecture; "by-name": also a head
+    aggregation: weight_averaging.Aggregation = "layer-wise"
     weighting: weight_averaging.Weighting = "uniform"  # of the mean of an entry; "samples": by training samples
 
     @property
@@ -74,16 +72,16 @@ class FedSelect(Method):
 
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
-        weight_averaging.start(server, self.aggregation)
+        weight_averaging.init(server, self.aggregation)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        model = weight_averaging.read(server, self.aggregation, server.clients[client_id].architecture)
+        model = weight_averaging.weights_for(server, self.aggregation, server.clients[client_id].architecture)
         return {"model": masks.shared(model, _masks(server.state, f"mask {client_id}"))}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         models: dict[int, Group] = {}
         for i, message in uploads.items():
-            model = weight_averaging.read(server, self.aggregation, server.clients[i].architecture)
+            model = weight_averaging.weights_for(server, self.aggregation, server.clients[i].architecture)
             if "mask" in message:
                 bits = group(message, "mask")
                 server.state[f"mask {i}"] = {name: masks.unpacked(b, model[name].shape) for name, b in bits.items()}
@@ -94,53 +92,65 @@ class FedSelect(Method):
             counts = [float(server.clients[i].n) if self.weighting == "samples" else 1.0 for i in members]
             return masks.entry_wise_mean([models[i] for i in members], counts, held, base)
 
-        weight_averaging.advance(server, self.aggregation, models, mean)
+        weight_averaging.server_step(server, self.aggregation, models, mean)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        values, own, state = group(message, "model"), floats(client.model), client.state
-        heard = masks.fits(values, known := _masks(state, "mask"), own)
-        if not heard:  # its last upload was lost, the server still has the mask before
-            known = _masks(state, "mask before")
-        news = self._grow(client, own) if heard else True
+        values = group(message, "model")
+        own = floats(client.model)
+        known = _masks(client.state, "mask")  # to the server, too
+        if masks.fits(values, known, own):
+            mask_is_new = self._grow(client, own)
+        else:  # its last upload was lost, the server still has the mask before
+            known = _masks(client.state, "mask before")
+            mask_is_new = True
         load(client.model, masks.filled(values, known, own))
-        if "anchor" not in state and (first := _matrices(client)):
-            state["anchor"] = first
-        mine, nothing = _masks(state, "mask"), torch.tensor(False)
-        personal = {name: mine.get(name, nothing) for name, _ in client.model.named_parameters()}
-        rows = torch.arange(client.n if mine else 0)
-        return {"personal": personal, "shared": {n: ~m for n, m in mine.items()}, "rows": rows, "news": news}
+        matrices = _matrices(client)
+        if "anchor" not in client.state and matrices:
+            client.state["anchor"] = matrices
+        mask = _masks(client.state, "mask")
+        nothing = torch.tensor(False)
+        return {
+            "personal": {name: mask.get(name, nothing) for name, _ in client.model.named_parameters()},
+            "shared": {name: ~personal for name, personal in mask.items()},
+            "rows": torch.arange(client.n if mask else 0),
+            "mask is new": mask_is_new,
+        }
 
     def _grow(self, client: Client, own: Group) -> bool:
         """Grow the masks if it is time; whether they have changed. `own`: the weights after the last training."""
-        state, old = client.state, _masks(client.state, "mask")
+        state = client.state
         taken = int(tensor(state, "rounds")) if "rounds" in state else 0
         if not taken or taken % self.every or "anchor" not in state:
             return False
-        new, anchor = dict(old), group(state, "anchor")
-        for name, before in anchor.items():
+        old = _masks(state, "mask")
+        grown: dict[str, Tensor] = {}
+        for name, before in group(state, "anchor").items():
             mask = old.get(name, torch.zeros_like(before, dtype=torch.bool))
             more = masks.grown(mask, (own[name].cpu() - before).abs(), self.growth, self.limit)
             if not torch.equal(more, mask):
-                new[name] = more
+                grown[name] = more
         state["anchor"] = _matrices(client)
-        if changed := any(mask is not old.get(name) for name, mask in new.items()):
-            state["mask"], state["mask before"] = new, dict(old)
-            if not old:
-                del state["mask before"]  # an empty group does not outlive a checkpoint
-        return changed
+        if not grown:
+            return False
+        state["mask"] = {**old, **grown}
+        state.pop("mask before", None)
+        if old:  # an empty group does not outlive a checkpoint
+            state["mask before"] = dict(old)
+        return True
 
     def phases(self, training: Training) -> Sequence[Phase]:
-        mine, ours = (training.epochs if e is None else e for e in (self.personal_epochs, self.shared_epochs))
-        own = Phase(mine, rows="rows", mask="personal", name="personal")
-        return own, Phase(ours, mask="shared", name="shared")
+        personal = Phase(training.epochs, rows="rows", mask="personal", name="personal")
+        return personal, Phase(training.epochs, mask="shared", name="shared")
 
     def upload(self, client: Client, trained: Trained) -> Message:
-        state, mine = client.state, _masks(client.state, "mask")
+        state = client.state
+        mask = _masks(state, "mask")
         state["rounds"] = tensor(state, "rounds") + 1 if "rounds" in state else torch.tensor(1)
-        message = {"model": masks.shared(floats(client.model), mine)}
-        news = {"mask": {name: masks.packed(mask) for name, mask in mine.items()}} if client.context["news"] else {}
-        return {**message, **news}
+        message = {"model": masks.shared(floats(client.model), mask)}
+        if client.context["mask is new"]:
+            message["mask"] = {name: masks.packed(personal) for name, personal in mask.items()}
+        return message
 
 
 def _masks(state: State, name: str) -> Group:

@@ -48,14 +48,12 @@ class FedTGP(Prototypes):
     margin: Annotated[float, Field(ge=0)] = 100.0  # tau, the most that delta can be; 0 is off
     server_epochs: Annotated[int, Field(ge=1)] = 100  # passes over the received means per round
     server_lr: Annotated[float, Field(ge=0)] = 0.01  # of the server's SGD; 0 keeps P as it was drawn
-    server_batch: Annotated[int, Field(ge=1)] | None = None  # received means per step; None: the batch size
-    hidden: Annotated[int, Field(ge=1)] | None = None  # units of the network's inner layer; None: D
 
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
         features = split(server.model(server.architectures[0], {})).feature_dim
         draws = server.generator("prototypes")
-        server.state["network"] = prototype_network.fresh(server.classes, self.hidden or features, features, draws)
+        server.state["network"] = prototype_network.fresh(server.classes, features, features, draws)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         return {name: server.state[name] for name in ("labels", "prototypes") if name in server.state}
@@ -72,7 +70,7 @@ class FedTGP(Prototypes):
             sent.labels,
             delta,
             self.server_epochs,
-            self.server_batch or server.training.batch_size,
+            server.training.batch_size,
             self.server_lr,
             server.generator("means"),
         )

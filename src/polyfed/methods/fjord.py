@@ -48,7 +48,6 @@ class FjORD(width_slicing.Slicing):
     starts_blank: ClassVar[bool] = True
 
     widths: Annotated[int, Field(ge=1)] = 5  # n: widths are 1/n, 2/n, ..., 1; 1 is FedAvg
-    limited: bool = True  # clients hold 1/n to 1, in blocks of equal size; False: all hold the whole network
     distill: bool = True  # narrower passes learn from the widest; False: from the labels, and alone
     statistics: Literal["all", "selected"] = "all"  # who reports BatchNorm's
 
@@ -59,13 +58,14 @@ class FjORD(width_slicing.Slicing):
     def _level(self, server: Server, client_id: int) -> int:
         """p_i times n, from 1 to n."""
         everybody = server.everybody
-        return 1 + everybody.index(client_id) * self.widths // len(everybody) if self.limited else self.widths
+        return 1 + everybody.index(client_id) * self.widths // len(everybody)
 
     def variant(self, server: Server, client_id: int) -> str:
         return str(self._level(server, client_id))
 
     def build(self, model: Any, variant: str) -> nn.Module:
-        return width_slicing.ordered(model, [k / self.widths for k in range(1, int(variant or self.widths) + 1)])
+        level = int(variant or self.widths)
+        return width_slicing.ordered(model, [k / self.widths for k in range(1, level + 1)])
 
     def _kept(self, server: Server, client_id: int) -> dict[int, Tensor]:
         largest = self._level(server, client_id) / self.widths
@@ -76,7 +76,8 @@ class FjORD(width_slicing.Slicing):
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         variants = {i: self.variant(server, i) for i in uploads}
-        width_slicing.average(server, uploads, variants, {i: self._kept(server, i) for i in uploads}, "samples")
+        kept = {i: self._kept(server, i) for i in uploads}
+        width_slicing.average(server, uploads, variants, kept, "samples")
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
@@ -86,12 +87,13 @@ class FjORD(width_slicing.Slicing):
         return {"width": int(torch.randint(width_slicing.widths(client.model), (), generator=generator))}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        width, widest = context["width"], width_slicing.widths(model) - 1
-        if not self.distill or width == widest:
+        width = context["width"]
+        is_widest = width == width_slicing.widths(model) - 1
+        if is_widest or not self.distill:
             return cross_entropy(width_slicing.narrower(model, width, batch.x), batch.y, batch.w)
         widest_logits = model(batch.x)
-        learns = divergence(width_slicing.narrower(model, width, batch.x), widest_logits, batch.w)
-        return cross_entropy(widest_logits, batch.y, batch.w) + learns
+        narrow_logits = width_slicing.narrower(model, width, batch.x)
+        return cross_entropy(widest_logits, batch.y, batch.w) + divergence(narrow_logits, widest_logits, batch.w)
 
     def upload(self, client: Client, trained: Trained) -> Message:
         return width_slicing.upload(client, masked=False)

@@ -7,7 +7,7 @@ Server:    m <- sum_k p_k m_k over those who answered, p_k = n_k / sum n_k (or 1
 Sent per round, P_m floats of m's weights and float buffers: down 4 P_m bytes; up 4 P_m + 8 (n_k, int64).
 Deviations from the paper (arXiv:2006.16765): (1) both steps are taken at once, from the same scores, by one optimiser
 over both networks, whose parameters are apart: the same as two. (2) m is averaged by samples; `weighting = "uniform"`
-counts clients alike. (3) `clip` bounds each network's gradient by itself; it is not in the paper, and off.
+counts clients alike.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core.method import Batch, Context, Gradients, knobs
+from polyfed.core.method import Batch, Context, knobs
 from polyfed.functional.losses import cross_entropy, divergence
 from polyfed.methods.building_blocks import auxiliary_model
 
@@ -31,14 +31,11 @@ class FML(auxiliary_model.Accompanied):
 
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of the labels in the private network's loss; 1 is Local
     beta: Annotated[float, Field(ge=0, le=1)] = 0.5  # the same in the common one's; 1 is FedAvg on it
-    clip: Annotated[float, Field(ge=0)] = 0.0  # bound of the gradient's norm, of either network; 0 is off
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        private, common = model.own(batch.x), model.companion(batch.x)
+        private = model.own(batch.x)
+        common = model.companion(batch.x)
         return _taught(private, common, batch, self.alpha) + _taught(common, private, batch, self.beta)
-
-    def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
-        return auxiliary_model.clip(super().gradients(model, batch, context), self.clip)
 
 
 def _taught(scores_NC: Tensor, teacher_NC: Tensor, batch: Batch, labels: float) -> Tensor:

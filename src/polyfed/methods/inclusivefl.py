@@ -11,8 +11,8 @@ Sent per round, as in FedAvg, P floats of weights and float buffers: down 4 P by
 Deviations from the paper (arXiv:2202.08036): (1) clients train E epochs and the server adds the mean update; there they
 send gradients and the server has an optimiser. (2) Its transformers are one stage; here every stage has its last block.
 So ResNet10, 14, 18 and 22 keep 93.5, 2.8, 52.8 and 2.2 % of their weights to themselves, and nothing with
-`local_last_block = false`. (3) The classifier is shared, as FedIN counts the traffic; `local_classifier` keeps one per
-architecture, as there. (4) A tensor of l_g without equals in all those blocks (a block that halves its input) is not
+`local_last_block = false`. (3) The classifier is shared, as FedIN counts the traffic; there each architecture has its
+own. (4) A tensor of l_g without equals in all those blocks (a block that halves its input) is not
 distilled. (5) m_g is of what the clients sent, before the larger one's own distillation. (6) BatchNorm's statistics are
 averaged, not distilled.
 """
@@ -30,7 +30,7 @@ from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group
 from polyfed.core.method import Context, Method, Needs, Trained, knobs
-from polyfed.core.modules import load, split
+from polyfed.core.modules import load
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.functional.averaging import weighted_mean
@@ -56,12 +56,10 @@ class InclusiveFL(Method):
 
     beta: Annotated[float, Field(ge=0, le=1)] = 0.2  # share of the larger one's update; 0 is no distillation
     local_last_block: bool = True  # False: last blocks are averaged layer-wise, too
-    local_classifier: bool = False  # True: every architecture has a classifier of its own
 
     @property
     def needs(self) -> Needs:
-        instead = "use fedavg with method.aggregation = 'same-shape'"
-        return Needs(split_model=self.local_classifier, nested=True, instead=instead)
+        return Needs(nested=True, instead="use fedavg with method.aggregation = 'same-shape'")
 
     @property
     def scored(self) -> Stage:
@@ -69,23 +67,26 @@ class InclusiveFL(Method):
 
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
-        weight_averaging.start(server, _LAYERS)
+        weight_averaging.init(server, _LAYERS)
         for architecture in server.architectures:
-            w, own = self._model(server, architecture), self._own(server, architecture)
+            w = self._model(server, architecture)
+            own = self._own(server, architecture)
             _keep(server, "own", architecture, {name: w[name].clone() for name in w if name in own})
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         return {"model": self._model(server, server.clients[client_id].architecture)}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        models, shares = weight_averaging.uploaded(uploads), weight_averaging.shares(uploads, "samples")
+        models = weight_averaging.client_weights(uploads)
+        shares = weight_averaging.client_shares(uploads, "samples")
         shared: dict[int, Group] = {}
         by_size = _by_size(server)
         for smaller, architecture in zip([None, *by_size], by_size, strict=False):  # upwards: m is of earlier rounds
             members = [i for i in uploads if server.clients[i].architecture == architecture]
             if not members:
                 continue
-            w, own = self._model(server, architecture), self._own(server, architecture)
+            w = self._model(server, architecture)
+            own = self._own(server, architecture)
             mean = weighted_mean([models[i] for i in members], [shares[i] for i in members])
             update = {name: mean[name] - w[name] for name in w}
             momentum = _kept(server, "momentum", architecture, w)
@@ -98,16 +99,16 @@ class InclusiveFL(Method):
 
     def _model(self, server: Server, architecture: str) -> Group:
         """What an architecture's clients get: what all share, and its own layers."""
-        w = weight_averaging.read(server, _LAYERS, architecture)
+        w = weight_averaging.weights_for(server, _LAYERS, architecture)
         return {**w, **_kept(server, "own", architecture, w)}
 
     def _own(self, server: Server, architecture: str) -> set[str]:
         """Names of the tensors that stay with an architecture; the largest one's are what all share."""
-        deeper = _by_size(server)
-        deeper = deeper[deeper.index(architecture) + 1 :]
-        last = _last_blocks(server, architecture, deeper[0]) if deeper and self.local_last_block else ()
-        head = split(server.model(architecture, {})).names("head") if deeper and self.local_classifier else ()
-        return {*last, *head}
+        by_size = _by_size(server)
+        deeper = by_size[by_size.index(architecture) + 1 :]
+        if not deeper or not self.local_last_block:
+            return set()
+        return set(_last_blocks(server, architecture, deeper[0]))
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
@@ -119,17 +120,17 @@ class InclusiveFL(Method):
 
 
 def _by_size(server: Server) -> list[str]:
-    models = {a: weight_averaging.read(server, _LAYERS, a) for a in server.architectures}
+    models = {a: weight_averaging.weights_for(server, _LAYERS, a) for a in server.architectures}
     return sorted(models, key=lambda a: sum(t.numel() for t in models[a].values()))
 
 
 def _last_blocks(server: Server, small: str, large: str) -> dict[str, list[str]]:
-    return last_blocks(*(weight_averaging.read(server, _LAYERS, a) for a in (small, large)))
+    return last_blocks(*(weight_averaging.weights_for(server, _LAYERS, a) for a in (small, large)))
 
 
 def _lesson(server: Server, small: str, large: str, update: Group) -> dict[str, Tensor]:
     """m: the mean of the larger one's update over the blocks that the small one's last block stands for."""
-    weights, taught = weight_averaging.parameters(server), _last_blocks(server, small, large)
+    weights, taught = weight_averaging.parameter_names(server), _last_blocks(server, small, large)
     sources = {name: names for name, names in taught.items() if names and name in weights}
     return {name: torch.stack([update[n] for n in names]).mean(0) for name, names in sources.items()}
 

@@ -5,8 +5,8 @@ Server:    g = mean of w_k - w, tensor by tensor over the clients that have it; 
            all blocks of a stage but the first, with g_0 the update of the stage's first block (its last convolution of
            that shape),  g_k' = (g_k / ||g_k|| + theta g_0 / ||g_0||) (||g_k|| + ||g_0||) / 2,  else g' = g.
 Sent per round, as in FedAvg, P floats of weights and float buffers: down 4 P bytes; up 4 P + 8 (n_k, int64).
-theta = min(|<g_0, g_k>| / (||g_0||^2 + 1e-7), theta_max), for every kernel by itself, and entries of g' are at most
-`update_max` in size: so the authors' code ("code"), which made the published figures. The paper's theorem ("paper") has
+theta = min(|<g_0, g_k>| / (||g_0||^2 + 1e-7), 5), for every kernel by itself, and entries of g' are at most 0.1 in
+size: so the authors' code ("code"), which made the published figures. The paper's theorem ("paper") has
 g_k' = g_k + theta g_0, theta = max(0, -<g_0, g_k> / ||g_0||^2), the nearest to g_k that does not point against g_0.
 Deviations from the paper: (1) "code" is the default; even with theta = 0 it scales a step by (1 + ||g_0||/||g_k||) / 2.
 (2) Clients send weights, of which the server knows the differences; so what is not corrected, BatchNorm's statistics
@@ -17,47 +17,40 @@ reference. (4) Convolutions alone, larger than 1 x 1; transformers (one norm lay
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field
 from torch import Tensor
 
-from polyfed.core.acting import ActsWith
 from polyfed.core.message import Group, Message
 from polyfed.core.method import knobs
 from polyfed.core.server import Server
-from polyfed.functional.cross_layer import Granularity, corrected, references
+from polyfed.functional.cross_layer import corrected, references
 from polyfed.methods.building_blocks import weight_averaging
-
-_CORRECTED = ActsWith("theta_rule", ("code", "paper"))
+from polyfed.methods.fedavg import FedAvg
 
 
 @knobs
-class InCoAvg(weight_averaging.Averaging):
+class InCoAvg(FedAvg):
     """Averaging, with the updates of deep layers steered by those of shallow ones."""
 
     name: ClassVar[str] = "incoavg"
     paper: ClassVar[str] = "Chan et al., ICLR 2024"
 
     theta_rule: Literal["code", "paper", "none"] = "code"  # how far towards g_0; "none" corrects nothing: FedAvg
-    granularity: Annotated[Granularity, _CORRECTED] = "kernel"  # what has a theta of its own, or the whole "tensor"
-    # of "code"; 0 leaves the rescaling alone
-    theta_max: Annotated[float, Field(ge=0), ActsWith("theta_rule", ("code",))] = 5.0
-    update_max: Annotated[float, Field(ge=0), _CORRECTED] = 0.1  # largest entry of a corrected update; 0: any
     weighting: weight_averaging.Weighting = "uniform"  # "samples": clients count by n_k
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        before, shares = weight_averaging.models(server), weight_averaging.shares(uploads, self.weighting)
-        weight_averaging.average(server, self.aggregation, weight_averaging.uploaded(uploads), shares)
-        for name, mean in weight_averaging.models(server).items():
+        before = weight_averaging.all_weights(server)
+        super().aggregate(server, uploads)
+        for name, mean in weight_averaging.all_weights(server).items():
             server.state[name] = {**mean, **self._corrected(before[name], mean)}
 
     def _corrected(self, w: Group, mean: Group) -> dict[str, Tensor]:
         """The convolutions that do not move as the mean of the clients says."""
         moved: dict[str, Tensor] = {}
         for name, reference in references(w).items():
-            g_k, g_0 = mean[name] - w[name], mean[reference] - w[reference]
+            g_k = mean[name] - w[name]
+            g_0 = mean[reference] - w[reference]
             if self.theta_rule != "none" and g_k.any() and g_0.any():
-                limits = self.theta_max, self.update_max
-                moved[name] = w[name] + corrected(g_k, g_0, self.theta_rule, self.granularity, *limits)
+                moved[name] = w[name] + corrected(g_k, g_0, self.theta_rule)
         return moved

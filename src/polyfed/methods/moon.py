@@ -21,15 +21,16 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, group
+from polyfed.core.message import Message
 from polyfed.core.method import Batch, Context, Needs, knobs
-from polyfed.core.modules import floats, frozen, load
+from polyfed.core.modules import floats, frozen
 from polyfed.functional.losses import contrast, cross_entropy
 from polyfed.methods.building_blocks import weight_averaging
+from polyfed.methods.fedavg import FedAvg
 
 
 @knobs
-class MOON(weight_averaging.Averaging):
+class MOON(FedAvg):
     """Averaging of weights, with representations drawn to the received model's and away from the client's last."""
 
     name: ClassVar[str] = "moon"
@@ -44,11 +45,12 @@ class MOON(weight_averaging.Averaging):
         return weight_averaging.needs(self.aggregation, split_model=True)
 
     def receive(self, client: Client, message: Message) -> Context:
-        model, contrasted = client.model, self.mu > 0 and client.weights is not None  # None: its first round
-        previous = {name: t.clone() for name, t in floats(model).items()} if contrasted else {}
-        load(model, group(message, "model"))
-        if not contrasted:
-            return {}
+        is_first_round = client.weights is None
+        if is_first_round or not self.mu:
+            return super().receive(client, message)
+        model = client.model
+        previous = {name: t.clone() for name, t in floats(model).items()}
+        super().receive(client, message)
         received = {name: t.clone() for name, t in floats(model).items()}
         return {"received": frozen(model, received), "previous": frozen(model, previous)}
 
@@ -57,6 +59,7 @@ class MOON(weight_averaging.Averaging):
         task = cross_entropy(model.head(z), batch.y, batch.w)
         if "previous" not in context:
             return task + self.mu * math.log(2)
-        near, far = context["received"].represent(batch.x), context["previous"].represent(batch.x)
+        near = context["received"].represent(batch.x)
+        far = context["previous"].represent(batch.x)
         term = contrast(z, near, far, self.temperature, batch.w)
         return task + self.mu * term, {"contrast": term}

@@ -28,17 +28,17 @@ from polyfed.core import inference, upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group, tensor
 from polyfed.core.method import Batch, Context, Gradients, Trained, knobs
-from polyfed.core.modules import floats, load
+from polyfed.core.modules import floats
 from polyfed.core.server import Server
 from polyfed.errors import RequestError
 from polyfed.methods.building_blocks import weight_averaging
+from polyfed.methods.fedavg import FedAvg
 
 _SUM = "control"  # in the server's state: the sum of all c_k
-_RAW = "gradient "  # before a parameter's name: its gradients' sum over the steps
 
 
 @knobs
-class SCAFFOLD(weight_averaging.Averaging):
+class SCAFFOLD(FedAvg):
     """Averaging of weights, with steps corrected for what a client's data alone would do."""
 
     name: ClassVar[str] = "scaffold"
@@ -66,37 +66,39 @@ class SCAFFOLD(weight_averaging.Averaging):
         if self.control == "II" and not server.training.lr:
             raise RequestError("scaffold: control 'II' divides by training.lr, came 0; take control 'mean'")
         super().start(server)
-        weight_averaging.zeros(server, self.aggregation, _SUM)
+        weight_averaging.init_zeros(server, self.aggregation, _SUM)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         architecture = server.clients[client_id].architecture
-        total = weight_averaging.read(server, self.aggregation, architecture, _SUM)
-        owners = weight_averaging.owners(server, self.aggregation, architecture)
-        control = {name: c / owners[name] for name, c in total.items()}
+        total = weight_averaging.weights_for(server, self.aggregation, architecture, _SUM)
+        counts = weight_averaging.holder_counts(server, self.aggregation, architecture)
+        control = {name: c / counts[name] for name, c in total.items()}
         heard = server.state.get(f"heard {client_id}", torch.tensor(0))
         return {**super().broadcast(server, client_id), "control": control, "heard": heard}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        shares, models = weight_averaging.shares(uploads, self.weighting), weight_averaging.uploaded(uploads)
+        models = weight_averaging.client_weights(uploads)
+        shares = weight_averaging.client_shares(uploads, self.weighting)
         weight_averaging.average(server, self.aggregation, models, shares, self.server_lr)
         changes = {i: group(message, "control") for i, message in uploads.items()}
-        weight_averaging.add(server, self.aggregation, _SUM, changes)
+        weight_averaging.accumulate(server, self.aggregation, _SUM, changes)
         server.state |= {f"heard {i}": torch.tensor(server.round) for i in uploads}
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        load(client.model, group(message, "model"))
+        super().receive(client, message)
         received = {name: w.clone() for name, w in floats(client.model, buffers=False).items()}
-        c, own = group(message, "control"), _control(client, message)
+        c = group(message, "control")
+        own = _own_control(client, message)
         correction = {name: (c[name] - own[name]).to(w) for name, w in received.items()}
         return {"received": received, "correction": correction, "own": own}
 
     def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
-        raw = super().gradients(model, batch, context)
+        plain = super().gradients(model, batch, context)
         correction: Mapping[str, Tensor] = context["correction"]
-        grads = {n: correction[n] if g is None else g + correction[n] for n, g in raw.grads.items()}
-        sums = {_RAW + n: g[None] for n, g in raw.grads.items() if g is not None and self.control == "mean"}
-        return Gradients(grads, raw.loss, {**raw.sums, **sums})
+        grads = {name: correction[name] if g is None else g + correction[name] for name, g in plain.grads.items()}
+        raw = {name: g for name, g in plain.grads.items() if g is not None} if self.control == "mean" else {}
+        return Gradients(grads, plain.loss, plain.sums, raw)
 
     def upload(self, client: Client, trained: Trained) -> Message:
         own: Group = client.context["own"]
@@ -112,20 +114,21 @@ class SCAFFOLD(weight_averaging.Averaging):
         """c_k+, on the network's device."""
         received, correction = client.context["received"], client.context["correction"]
         if self.control == "II":
-            now, way = floats(client.model, buffers=False), trained.steps * client.lr
+            now = floats(client.model, buffers=False)
+            way = trained.steps * client.lr
             return {name: (w - now[name]) / way - correction[name] for name, w in received.items()}
         if self.control == "I":
             found = inference.gradient(self._task, client, received)
         else:
-            sums = trained.sums or {}
-            found = {name: sums[_RAW + name][0] / trained.steps for name in received if _RAW + name in sums}
+            found = {name: total / trained.steps for name, total in trained.raw.items()}
         return {name: found[name] if name in found else torch.zeros_like(w) for name, w in received.items()}
 
 
-def _control(client: Client, message: Message) -> Group:
+def _own_control(client: Client, message: Message) -> Group:
     """c_k as the server counts it: as the client's last round made it, if that was heard, else as it was before."""
     state = client.state
-    heard = "said" in state and torch.equal(tensor(state, "said"), tensor(message, "heard"))
-    if (name := "control" if heard else "before") in state:
+    was_heard = "said" in state and torch.equal(tensor(state, "said"), tensor(message, "heard"))
+    name = "control" if was_heard else "before"
+    if name in state:
         return group(state, name)
     return {name: torch.zeros_like(w, device="cpu") for name, w in floats(client.model, buffers=False).items()}

@@ -36,20 +36,15 @@ class Bar:
 
 def bars(group: Group, stage: str | None = None) -> list[Bar]:
     """One per row, in order; a row without a recorded accuracy is left out."""
-    stages, found = group.stages(stage), []
+    stages = group.stages(stage)
+    found = []
     for name, runs in group.rows.items():
-        each = [_accuracy(run, stages[name]) for run in runs]
+        each = [finite(run.result.mean_accuracy(stages[name])) for run in runs]
         mean = mean_of(each)
         if mean is not None:
             known = tuple(value for value in each if value is not None)
             found.append(Bar(name, runs[0].method, mean, std_of(each), known, tuple(run.seed for run in runs)))
     return found
-
-
-def _accuracy(run: RunRecord, stage: str) -> float | None:
-    if stage == run.stage:
-        return finite(run.result["accuracy"])
-    return finite(((run.result.get("accuracy_by_stage") or {}).get(stage) or {}).get("mean"))
 
 
 def variants(runs: Iterable[RunRecord], stage: str | None = None) -> list[Drawing]:
@@ -62,7 +57,8 @@ def variants(runs: Iterable[RunRecord], stage: str | None = None) -> list[Drawin
         RequestError: nothing is finished, a run lacks the stage, or no accuracy is recorded.
     """
     groups, _ = group_runs(runs, stage)
-    found = [(group, mine) for group in groups if (mine := bars(group, stage))]
+    every = [(group, bars(group, stage)) for group in groups]
+    found = [(group, mine) for group, mine in every if mine]
     if not found:
         raise RequestError("nothing to draw: no accuracy of these runs is recorded")
     return [

@@ -5,6 +5,7 @@ Always of each run's main stage, after the last round: that is what `result.json
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -25,7 +26,6 @@ from polyfed.report.plot_style import (
     styles,
 )
 from polyfed.report.run_records import RunRecord
-from polyfed.report.text_tables import finite
 
 __all__ = ["ClientScore", "architectures", "by_architecture", "client_scores", "clients", "ranked", "sizes"]
 
@@ -55,13 +55,16 @@ def client_scores(group: Group) -> list[ClientScore]:
 
 
 def _scores(name: str, run: RunRecord) -> list[ClientScore]:
-    table = run.result.get("clients_table")
-    if table is None:
-        table = [{"id": n, "accuracy": a} for n, a in enumerate(run.result.get("accuracy_per_client") or ())]
+    table = run.result.clients_table
+    known: list[tuple[int, str | None, int | None, float | None]]
+    if table is None:  # only the accuracies were recorded
+        known = [(number, None, None, accuracy) for number, accuracy in enumerate(run.result.accuracy_per_client)]
+    else:
+        known = [(row.id, row.architecture, row.samples, row.accuracy) for row in table]
     return [
-        ClientScore(name, run.method, run.seed, row["id"], row.get("architecture"), row.get("samples"), accuracy)
-        for row in table
-        if (accuracy := finite(row.get("accuracy"))) is not None
+        ClientScore(name, run.method, run.seed, number, architecture, samples, accuracy)
+        for number, architecture, samples, accuracy in known
+        if accuracy is not None and math.isfinite(accuracy)
     ]
 
 
@@ -86,8 +89,16 @@ def ranked(scores: Sequence[ClientScore]) -> list[Ranked]:
     for name, mine in _by(scores, "name").items():
         columns = [sorted(score.accuracy for score in run) for run in _by(mine, "seed").values()]
         places = list(zip(*columns, strict=False))
-        mean, low, high = tuple(map(statistics.fmean, places)), tuple(map(min, places)), tuple(map(max, places))
-        found.append(Ranked(name, mine[0].method, mean, low, high, len(columns)))
+        found.append(
+            Ranked(
+                name,
+                mine[0].method,
+                mean=tuple(map(statistics.fmean, places)),
+                low=tuple(map(min, places)),
+                high=tuple(map(max, places)),
+                seeds=len(columns),
+            )
+        )
     return found
 
 
@@ -110,8 +121,10 @@ def by_architecture(scores: Sequence[ClientScore]) -> list[ByArchitecture]:
     for name, mine in _by([score for score in scores if score.architecture is not None], "name").items():
         for architecture, alike in _by(mine, "architecture").items():
             values = [score.accuracy for score in alike]
-            mean, n = statistics.fmean(values), len(values)
-            found.append(ByArchitecture(name, mine[0].method, architecture, mean, min(values), max(values), n))
+            mean = statistics.fmean(values)
+            found.append(
+                ByArchitecture(name, mine[0].method, architecture, mean, min(values), max(values), len(values))
+            )
     return found
 
 
@@ -240,7 +253,8 @@ def _sizes(group: Group, scores: Sequence[ClientScore], stem: str) -> Drawing:
 def _scored(runs: Iterable[RunRecord], stem: str) -> list[tuple[Group, list[ClientScore], str]]:
     """The groups with scored clients, and the name of each one's files."""
     groups, _ = group_runs(runs)
-    found = [(group, scores) for group in groups if (scores := client_scores(group))]
+    every = [(group, client_scores(group)) for group in groups]
+    found = [(group, scores) for group, scores in every if scores]
     if not found:
         raise RequestError("nothing to draw: no client of these runs was scored")
     return [

@@ -9,37 +9,29 @@ papers' numbers `polyfed.report.paper_results`; all of it is shown and written b
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from polyfed.errors import RequestError
 from polyfed.registry import nearest
 from polyfed.report import paper_results
 from polyfed.report.atomic_files import make_folder, write_whole
-from polyfed.report.comparison_formats import (
-    FORMATS,
-    Row,
-    Section,
-    Table,
-    sheets,
-    to_csv,
-    to_json,
-    to_latex,
-    to_markdown,
-    to_text,
-)
+from polyfed.report.comparison_columns import sub_tables
+from polyfed.report.comparison_formats import FORMATS, Table, to_csv, to_json, to_latex, to_markdown, to_text
+from polyfed.report.comparison_rows import Facts, OneRun, Row, Section
 from polyfed.report.findings import finding
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.run_records import RunRecord
-from polyfed.report.statistics import SEEDS, Paired, Target, leader, margin_of, paired, to_target
-from polyfed.report.text_tables import finite, mean_of, percent, std_of
+from polyfed.report.statistics import SEEDS, Paired, Target, ci_half_width, leader, paired, to_target
+from polyfed.report.text_tables import finite, finite_ones, mean_of, percent, std_of
+from polyfed.results.schema import FigureSummary, Summary
 
 __all__ = [
     "Row",
     "Section",
     "Table",
     "comparison",
-    "sheets",
+    "sub_tables",
     "to_csv",
     "to_json",
     "to_latex",
@@ -76,85 +68,98 @@ def comparison(
 
 
 def _section(group: Group, stage: str | None, target: Target | None) -> Section:
-    notes = list(group.notes)
-    local = [name for name, runs in group.rows.items() if runs[0].method == "local"]
-    if len(local) > 1:
-        notes.append(f"several Local rows ({', '.join(local)}): no difference to Local is shown")
-    reference = group.rows[local[0]] if len(local) == 1 else ()
+    told: list[str] = []  # notes that building the rows comes upon
+    local = _local_of(group, told)
     stages = group.stages(stage)
     scores = {name: _by_seed(runs, stages[name]) for name, runs in group.rows.items()}
-    wanted = _accuracy_of(target, scores, local, notes)
+    wanted = _accuracy_of(target, scores, local, told)
+    reference = () if local is None else group.rows[local]
     rows = tuple(
-        _row(name, runs, stages[name], reference, notes, _rival(name, group, scores), wanted)
+        _row(name, runs, stages[name], reference, told, _rival(name, group, scores), wanted)
         for name, runs in group.rows.items()
     )
-    several = any(len(row.seeds) > 1 for row in rows)
-    spread = "; ± is the sample standard deviation over seeds" if several else ""
-    if any(row.difference is not None for row in rows if row.method != "local"):
-        spread += f"; the difference to Local{' is paired by seed and' if several else ''} is in percentage points"
-    over_clients = "std and min are over clients" + (" (mean over seeds)" if several else "")
-    notes.insert(0, f"accuracy in % after the last round{spread}; {over_clients}; bytes of one whole run")
-    for unit in dict.fromkeys(unit for row in rows for unit in row.epsilon):
-        deltas = {run.result["delta"] for runs in group.rows.values() for run in runs if "delta" in run.result}
-        notes.append(
-            f"epsilon {unit}: {_EPSILON[unit]}, at delta {', '.join(f'{delta:g}' for delta in sorted(deltas))}"
-        )
-    if any(row.accuracy_by_predictor for row in rows):
-        notes.append("by ...: the same models in the same stage, predicting in another of their method's ways")
-    most = max(len(row.seeds) for row in rows)
-    if most < SEEDS:
-        notes.append(
-            "two seeds: no interval is told, which takes three"
-            if several
-            else "one seed: neither a spread nor an interval is known"
-        )
     leaders = _leaders(group, stages, scores)
+    footnotes = dict.fromkeys(name for row in rows for one in row.published for name in one.footnotes)
+    numbers = {name: number for number, name in enumerate(footnotes, start=1)}
+    notes = [_about_columns(rows), *group.notes, *told, *_about_epsilon(group, rows), *_about_scores(rows)]
     notes += _about_leaders(leaders)
     if target is not None and wanted is not None:
         notes.append(_about_target(target, wanted, group))
     notes += _about_published(group, rows)
-    footnotes = dict.fromkeys(name for row in rows for one in row.published for name in one.footnotes)
-    numbers = {name: number for number, name in enumerate(footnotes, start=1)}
+    notes += [f"[{number}] {paper_results.footnote(name)}" for name, number in numbers.items()]
     first = group.runs[0]
-    facts = {
-        "dataset": first.result["dataset"],
-        "clients": first.result["clients"],
-        "rounds": first.result["rounds"],
-        "seeds": list(group.seeds),
-        "test": group.evaluation.get("test"),
-        "mean": group.evaluation.get("mean"),
-        "profile": first.profile or None,
-    }
     return Section(
         finding=finding(rows),
         caption=f"{group.about}, {group.seeds_text()}. Accuracy: {group.scoring(stage)}.{group.profile_text()}",
-        facts=facts,
+        facts=_facts(group),
         rows=rows,
-        notes=(*notes, *(f"[{number}] {paper_results.footnote(name)}" for name, number in numbers.items())),
-        models=tuple(first.recipe.get("models", {}).get("architectures", ())),
-        versions=dict(first.result.get("versions") or {}),
+        notes=tuple(notes),
+        models=first.recipe.architectures,
+        versions=dict(first.result.versions),
         published=first.published,
         footnotes=numbers,
         leaders=leaders,
     )
 
 
+def _local_of(group: Group, notes: list[str]) -> str | None:
+    """The row of Local; None, and a note, where there are several."""
+    local = [name for name, runs in group.rows.items() if runs[0].method == "local"]
+    if len(local) > 1:
+        notes.append(f"several Local rows ({', '.join(local)}): no difference to Local is shown")
+    return local[0] if len(local) == 1 else None
+
+
+def _facts(group: Group) -> Facts:
+    first = group.runs[0]
+    return Facts(
+        dataset=first.result.dataset,
+        clients=first.result.clients,
+        rounds=first.result.rounds,
+        seeds=list(group.seeds),
+        test=group.evaluation.test,
+        mean=group.evaluation.mean,
+        profile=first.profile or None,
+    )
+
+
+def _about_columns(rows: Sequence[Row]) -> str:
+    """What the columns of the table are."""
+    several = any(len(row.seeds) > 1 for row in rows)
+    spread = "; ± is the sample standard deviation over seeds" if several else ""
+    if any(row.difference is not None for row in rows if row.method != "local"):
+        spread += f"; the difference to Local{' is paired by seed and' if several else ''} is in percentage points"
+    over_clients = "std and min are over clients" + (" (mean over seeds)" if several else "")
+    return f"accuracy in % after the last round{spread}; {over_clients}; bytes of one whole run"
+
+
+def _about_epsilon(group: Group, rows: Sequence[Row]) -> Iterator[str]:
+    """What each unit's epsilon is of, and at which delta."""
+    deltas = sorted({run.result.delta for run in group.runs if run.result.delta is not None})
+    for unit in dict.fromkeys(unit for row in rows for unit in row.epsilon):
+        yield f"epsilon {unit}: {_EPSILON[unit]}, at delta {', '.join(f'{delta:g}' for delta in deltas)}"
+
+
+def _about_scores(rows: Sequence[Row]) -> Iterator[str]:
+    """What other predictors are, and what so few seeds cannot tell."""
+    if any(row.accuracy_by_predictor for row in rows):
+        yield "by ...: the same models in the same stage, predicting in another of their method's ways"
+    most = max(len(row.seeds) for row in rows)
+    if most == 1:
+        yield "one seed: neither a spread nor an interval is known"
+    elif most < SEEDS:
+        yield "two seeds: no interval is told, which takes three"
+
+
 def _leaders(
     group: Group, stages: Mapping[str, str], scores: Mapping[str, Mapping[int, float | None]]
 ) -> dict[str, str]:
     """Who leads in accuracy, in that of the best round, and in each stage; runs that learnt nothing lead nowhere."""
-    rows = {n: runs for n, runs in group.rows.items() if not any(run.result.get("nothing_learnt") for run in runs)}
-    best = {
-        name: {
-            run.seed: finite(run.result.get("accuracy_best_by_validation")) if run.stage == stages[name] else None
-            for run in runs
-        }
-        for name, runs in rows.items()
-    }
+    rows = {n: runs for n, runs in group.rows.items() if not any(run.result.nothing_learnt for run in runs)}
+    best = {name: {run.seed: _best(run, stages[name]) for run in runs} for name, runs in rows.items()}
     columns: dict[str, dict[str, dict[int, float | None]]] = {"best_by_validation": best}
     columns["accuracy"] = {name: dict(scores[name]) for name in rows}
-    every = [runs[0].result.get("accuracy_by_stage") or {} for runs in rows.values()]
-    for stage in dict.fromkeys(stage for scored in every for stage in scored):
+    for stage in dict.fromkeys(stage for runs in rows.values() for stage in runs[0].result.accuracy_by_stage):
         columns[stage] = {name: _by_seed(runs, stage) for name, runs in rows.items()}
     found = {column: leader(of_rows) for column, of_rows in columns.items()}
     return {column: name for column, name in found.items() if name is not None}
@@ -175,25 +180,30 @@ def _about_leaders(leaders: Mapping[str, str]) -> Iterator[str]:
 
 
 def _by_seed(runs: Sequence[RunRecord], stage: str) -> dict[int, float | None]:
-    return {run.seed: _score(run, stage)["mean"] for run in runs}
+    return {run.seed: finite(run.result.mean_accuracy(stage)) for run in runs}
+
+
+def _best(run: RunRecord, stage: str) -> float | None:
+    """Test accuracy of the round that was best on validation data, which is told of the run's own stage alone."""
+    return finite(run.result.accuracy_best_by_validation) if run.stage == stage else None
 
 
 def _accuracy_of(
-    target: Target | None, scores: Mapping[str, Mapping[int, float | None]], local: Sequence[str], notes: list[str]
+    target: Target | None, scores: Mapping[str, Mapping[int, float | None]], local: str | None, notes: list[str]
 ) -> float | None:
     """The accuracy to be reached; None, and a note, where it is a share of what is not known."""
     if target is None:
         return None
     means = {name: mean_of(list(found.values())) for name, found in scores.items()}
     known = [mean for mean in means.values() if mean is not None]
-    wanted = target.accuracy(means[local[0]] if len(local) == 1 else None, max(known, default=None))
+    wanted = target.accuracy(None if local is None else means[local], max(known, default=None))
     if wanted is None:
         notes.append(f"no target: {target} is not known, as there is no such accuracy")
     return wanted
 
 
 def _about_target(target: Target, wanted: float, group: Group) -> str:
-    every = max(int(run.result["evaluation"].get("every") or 1) for run in group.runs)
+    every = max(run.result.evaluation.every or 1 for run in group.runs)
     scored = f"; scored was every {every}th round" if every > 1 else ""
     of = f", {percent(wanted)} %" if target.of else ""
     return (
@@ -216,7 +226,7 @@ def _about_published(group: Group, rows: Sequence[Row]) -> Iterator[str]:
             yield "scaled down: not the paper's experiment at its size, so that no difference is marked"
         if any(each.mark == paper_results.OTHER_SETTINGS for row in rows for each in row.published):
             yield "other settings: not the paper's experiment, as --set has changed it, so that no difference is marked"
-    done = {paper_results.row_name(run) for run in group.runs}
+    done = {run.label_or_method for run in group.runs}
     missing = dict.fromkeys(entry.method for entry in paper_results.column(first) if entry.method not in done)
     if missing:
         yield f"rows of the paper that were not run here: {', '.join(missing)}"
@@ -228,9 +238,10 @@ def _about_published(group: Group, rows: Sequence[Row]) -> Iterator[str]:
 
 def _rival(name: str, group: Group, scores: Mapping[str, Mapping[int, float | None]]) -> tuple[str, Paired]:
     """The best other row but Local, and the difference to it: of those that share most seeds, the highest on these."""
-    mine, none = scores[name], ("", Paired())
+    none = ("", Paired())
     if group.rows[name][0].method == "local":
         return none
+    mine = scores[name]
     found = []
     for other, runs in group.rows.items():
         shared = [scores[other][seed] for seed in mine if seed in scores[other]]
@@ -253,14 +264,11 @@ def _row(
     target: float | None,
 ) -> Row:
     scores = [_score(run, stage) for run in runs]
-    accuracies = [score["mean"] for score in scores]
-    stages = [run.result.get("accuracy_by_stage") or {} for run in runs]
-    architectures = [(run.result.get("accuracy_per_architecture") or {}) if run.stage == stage else {} for run in runs]
-    metrics, predictors = (
-        [(run.result.get(key) or {}).get(stage) or {} for run in runs] for key in ("metrics", "accuracy_by_predictor")
-    )
+    accuracies = [score.mean for score in scores]
+    results = [run.result for run in runs]
+    architectures = [run.result.accuracy_per_architecture if run.stage == stage else {} for run in runs]
     difference = _difference(runs, stage, local, notes, name)
-    best = [run.result.get("accuracy_best_by_validation") if run.stage == stage else None for run in runs]
+    best = [_best(run, stage) for run in runs]
     return Row(
         name=name,
         method=runs[0].method,
@@ -268,23 +276,23 @@ def _row(
         seeds=tuple(run.seed for run in runs),
         accuracy=mean_of(accuracies),
         accuracy_std_seeds=std_of(accuracies),
-        accuracy_margin=margin_of(accuracies),
-        accuracy_std_clients=mean_of([score["std"] for score in scores]),
-        accuracy_min_client=mean_of([score["min"] for score in scores]),
+        accuracy_margin=ci_half_width(accuracies),
+        accuracy_std_clients=mean_of([score.std for score in scores]),
+        accuracy_min_client=mean_of([score.min for score in scores]),
         accuracy_best_by_validation=mean_of(best),
         accuracy_best_std_seeds=std_of(best),
-        accuracy_best_margin=margin_of(best),
-        accuracy_worst_tenth=mean_of([score["worst_tenth"] for score in scores]),
-        accuracy_by_stage=_means(stages),
-        accuracy_by_predictor=_means(predictors),
+        accuracy_best_margin=ci_half_width(best),
+        accuracy_worst_tenth=mean_of([score.worst_tenth for score in scores]),
+        accuracy_by_stage=_means([result.accuracy_by_stage for result in results]),
+        accuracy_by_predictor=_means([result.accuracy_by_predictor.get(stage, {}) for result in results]),
         accuracy_per_architecture=_means(architectures),
-        metrics=_means(metrics),
-        bytes_up=mean_of([run.result.get("bytes_up") for run in runs]),
-        bytes_down=mean_of([run.result.get("bytes_down") for run in runs]),
-        seconds=mean_of([run.result.get("seconds") for run in runs]),
-        simulated_seconds=mean_of([run.result.get("simulated_seconds") for run in runs]),
-        refused=sum(int(run.result.get("refused") or 0) for run in runs),
-        nothing_learnt=sum(bool(run.result.get("nothing_learnt")) for run in runs),
+        metrics=_means([result.metrics.get(stage, {}) for result in results]),
+        bytes_up=mean_of([result.bytes_up for result in results]),
+        bytes_down=mean_of([result.bytes_down for result in results]),
+        seconds=mean_of([result.seconds for result in results]),
+        simulated_seconds=mean_of([result.simulated_seconds for result in results]),
+        refused=sum(result.refused or 0 for result in results),
+        nothing_learnt=sum(bool(result.nothing_learnt) for result in results),
         difference=difference.mean,
         difference_std=difference.std,
         difference_margin=difference.margin,
@@ -292,31 +300,46 @@ def _row(
         rival=rival[0],
         against_rival=rival[1],
         to_target=None if target is None else to_target(runs, target, stage),
-        epsilon=_largest([run.result.get("epsilon") or {} for run in runs]),
+        epsilon=_largest([result.epsilon for result in results]),
         published=paper_results.beside(runs, stage),
-        runs=tuple(
-            {
-                "seed": run.seed,
-                "path": str(run.path),
-                "accuracy": score["mean"],
-                **{key: finite(run.result.get(key)) for key in ("bytes_up", "bytes_down", "seconds", "refused")},
-                "knobs": run.result.get("knobs"),
-            }
-            for run, score in zip(runs, scores, strict=True)
-        ),
+        runs=tuple(_run_of(run, score) for run, score in zip(runs, scores, strict=True)),
     )
 
 
-def _score(run: RunRecord, stage: str) -> dict[str, float | None]:
-    """Mean, std and min over clients of the run's last evaluation in a stage; None for what it does not tell."""
-    found: Mapping[str, Any] = (run.result.get("accuracy_by_stage") or {}).get(stage) or {}
-    score: dict[str, float | None] = {key: finite(found.get(key)) for key in ("mean", "std", "min", "worst_tenth")}
+def _run_of(run: RunRecord, score: _Score) -> OneRun:
+    result = run.result
+    return OneRun(
+        seed=run.seed,
+        path=str(run.path),
+        accuracy=score.mean,
+        bytes_up=finite(result.bytes_up),
+        bytes_down=finite(result.bytes_down),
+        seconds=finite(result.seconds),
+        refused=finite(result.refused),
+        knobs=result.knobs,
+    )
+
+
+@dataclass(frozen=True)
+class _Score:
+    """The accuracy of one run's last evaluation in a stage, over clients; None is "not known"."""
+
+    mean: float | None
+    std: float | None
+    min: float | None
+    worst_tenth: float | None
+
+
+def _score(run: RunRecord, stage: str) -> _Score:
+    result = run.result
+    found = result.accuracy_by_stage.get(stage, Summary())
+    std = finite(found.std)
+    lowest = finite(found.min)
     if stage == run.stage:
-        clients = [value for value in map(finite, run.result.get("accuracy_per_client") or []) if value is not None]
-        score["mean"] = finite(run.result["accuracy"])
-        score["std"] = finite(run.result.get("accuracy_std")) if score["std"] is None else score["std"]
-        score["min"] = min(clients, default=None) if score["min"] is None else score["min"]
-    return score
+        clients = finite_ones(result.accuracy_per_client)
+        std = finite(result.accuracy_std) if std is None else std
+        lowest = min(clients, default=None) if lowest is None else lowest
+    return _Score(finite(result.mean_accuracy(stage)), std, lowest, finite(found.worst_tenth))
 
 
 def _difference(
@@ -326,7 +349,8 @@ def _difference(
     if not local or runs[0].method == "local":
         return Paired()
     mine = _by_seed(runs, stage)
-    its, compared = _by_seed(local, stage), stage
+    compared = stage
+    its = _by_seed(local, stage)
     if any(its[seed] is None for seed in mine if seed in its):
         compared = local[0].stage
         its = _by_seed(local, compared)
@@ -334,10 +358,10 @@ def _difference(
     return paired(mine, its)
 
 
-def _means(summaries: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, float]:
+def _means(summaries: Sequence[Mapping[str, Summary | FigureSummary]]) -> dict[str, float]:
     """The means of every entry that all runs have, over the runs."""
     shared = [key for key in summaries[0] if all(key in other for other in summaries)]
-    found = {key: mean_of([summary[key].get("mean") for summary in summaries]) for key in shared}
+    found = {key: mean_of([summary[key].mean for summary in summaries]) for key in shared}
     return {key: mean for key, mean in found.items() if mean is not None}
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from polyfed.errors import RequestError
 from polyfed.registry import nearest
@@ -15,6 +15,7 @@ from polyfed.report.atomic_files import make_folder
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.plot_style import LOCAL_STYLE, Drawing, blank, legend, looks, save, styles
 from polyfed.report.run_records import RunRecord
+from polyfed.results.schema import RoundRecord
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -86,11 +87,9 @@ def curves(
         RequestError: unknown axis or metric, nothing to draw, a run without the stage, or the folder cannot be written
             to.
     """
-    folder, written = None, []
-    for drawing in curve_drawings(runs, x, stage, metric):
-        folder = folder or make_folder(out_folder)
-        written += save(drawing.figure, folder, drawing.stem)
-    return written
+    drawings = curve_drawings(runs, x, stage, metric)
+    folder = make_folder(out_folder)
+    return [file for drawing in drawings for file in save(drawing.figure, folder, drawing.stem)]
 
 
 def curve_drawings(
@@ -114,7 +113,8 @@ def curve_drawings(
     if metric not in METRICS:
         raise RequestError(f"unknown metric '{metric}'{nearest(metric, METRICS)}")
     groups, _ = group_runs(runs, stage)
-    drawn = [(group, found) for group in groups if (found := series(group, x, stage, metric))]
+    every = [(group, series(group, x, stage, metric)) for group in groups]
+    drawn = [(group, found) for group, found in every if found]
     if not drawn:
         why = "was evaluated" if metric == "accuracy" else f"has recorded '{metric}' (see [evaluation] metrics)"
         why = "has a simulated time (see [devices])" if x == "simulated" else why
@@ -135,7 +135,7 @@ def curve_drawings(
 
 def axes_of(runs: Iterable[RunRecord]) -> list[str]:
     """The axes against which any of these runs can be drawn."""
-    simulated = any("simulated_seconds" in record for run in runs for record in run.rounds)
+    simulated = any(record.simulated_seconds is not None for run in runs for record in run.rounds)
     return [axis for axis in AXES if axis != "simulated" or simulated]
 
 
@@ -170,26 +170,28 @@ def _points(run: RunRecord, x: str, stage: str, metric: str) -> Iterator[tuple[t
     spent = 0.0
     for record in run.rounds:
         if x == "bytes":
-            spent += (record.get("bytes_up") or 0) + (record.get("bytes_down") or 0)
+            spent += (record.bytes_up or 0) + (record.bytes_down or 0)
         elif x == "seconds":
-            spent += record.get("seconds") or 0.0
+            spent += record.seconds or 0.0
         elif x == "simulated":
-            if "simulated_seconds" not in record:
+            if record.simulated_seconds is None:
                 return
-            spent += record["simulated_seconds"]
-        number = int(record["round"])
+            spent += record.simulated_seconds
         value = _value(record, stage, metric)
         if value is not None and math.isfinite(value):
-            yield (number, bool(record.get("closing"))), (float(number) if x == "round" else spent, float(value))
+            place = float(record.round) if x == "round" else spent
+            yield (record.round, record.closing), (place, float(value))
 
 
-def _value(record: Mapping[str, Any], stage: str, metric: str) -> float | None:
+def _value(record: RoundRecord, stage: str, metric: str) -> float | None:
     """A figure of one record, in one stage; None where it was not recorded."""
-    if metric in ("accuracy", "worst_tenth"):
-        found, key = (record.get("accuracy") or {}).get(stage), "mean" if metric == "accuracy" else metric
-    else:
-        found, key = ((record.get("metrics") or {}).get(stage) or {}).get(metric), "mean"
-    return (found or {}).get(key)
+    if metric == "accuracy":
+        return record.mean_accuracy(stage)
+    if metric == "worst_tenth":
+        scored = record.accuracy.get(stage)
+        return None if scored is None else scored.worst_tenth
+    figure = record.metrics.get(stage, {}).get(metric)
+    return None if figure is None else figure.mean
 
 
 def _scale(lines: Sequence[Series], x: str) -> tuple[float, str]:
@@ -219,8 +221,9 @@ def _level(line: Series, nearest_: float, farthest: float) -> Series:
 
 def _logarithmic(lines: Sequence[Series], x: str) -> bool:
     """Whether one method has sent its all where another has hardly begun."""
-    totals = [total for line in lines if (total := max(line.x)) > 0]
-    begun = all(value > 0 for line in lines if max(line.x) > 0 for value in line.x)
+    sending = [line for line in lines if max(line.x) > 0]
+    totals = [max(line.x) for line in sending]
+    begun = all(value > 0 for line in sending for value in line.x)
     return x in ("bytes", "simulated") and begun and len(totals) > 1 and max(totals) >= _FAR_APART * min(totals)
 
 
@@ -240,8 +243,10 @@ def _draw(
     figure, axes = blank(title, _caption(group, lines, stage, smooth))
     divisor, label = _scale(lines, x)
     methods = [group.rows[line.name][0].method for line in lines]
-    handles, labels = [], []
-    farthest, logarithmic = max(max(line.x) for line in lines), _logarithmic(lines, x)
+    handles = []
+    labels = []
+    farthest = max(max(line.x) for line in lines)
+    logarithmic = _logarithmic(lines, x)
     first = min(value for line in lines for value in line.x if value > 0) if logarithmic else 0.0
     for number, (line, style) in enumerate(zip(lines, looks(methods, styles(), LOCAL_STYLE), strict=True)):
         if x != "round" and max(line.x) == 0 < farthest:  # Local sends nothing: a level to compare with, not a curve

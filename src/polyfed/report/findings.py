@@ -8,13 +8,10 @@ the best among many.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from polyfed.report.comparison_rows import Row
 from polyfed.report.statistics import SEEDS, Paired, is_distinguishable
 from polyfed.report.text_tables import interval, percent
-
-if TYPE_CHECKING:
-    from polyfed.report.comparison_formats import Row
 
 __all__ = ["finding"]
 

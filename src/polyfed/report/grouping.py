@@ -16,6 +16,7 @@ from typing import Any
 
 from polyfed.errors import RequestError
 from polyfed.report.run_records import EXPERIMENT, RunRecord, show_value
+from polyfed.results.schema import EvaluationFacts
 
 _TEST = {"client": "each client's own test data", "global": "one global test set"}
 _MEAN = {"clients": "plain mean over clients", "samples": "mean over clients weighted by samples"}
@@ -29,7 +30,7 @@ class Group:
     rows: Mapping[str, Sequence[RunRecord]]
     about: str  # "cifar10 (dirichlet, alpha=0.5), 20 clients, 15 rounds"
     seeds: tuple[int, ...]
-    evaluation: Mapping[str, Any]
+    evaluation: EvaluationFacts
     notes: tuple[str, ...] = ()
 
     @property
@@ -49,8 +50,9 @@ class Group:
 
     def on_what(self) -> str:
         """Whose test data, and which mean, in words."""
-        test, mean = str(self.evaluation.get("test")), str(self.evaluation.get("mean"))
-        honest = " (honest ones only)" if self.evaluation.get("clients") == "honest" else ""
+        test = str(self.evaluation.test)
+        mean = str(self.evaluation.mean)
+        honest = " (honest ones only)" if self.evaluation.clients == "honest" else ""
         return f"on {_TEST.get(test, f'test data {test}')}, {_MEAN.get(mean, f'mean over {mean}')}{honest}"
 
     def profile_text(self) -> str:
@@ -103,20 +105,20 @@ def group_runs(runs: Iterable[RunRecord], stage: str | None = None) -> tuple[lis
 
 def scored_stages(run: RunRecord) -> list[str]:
     """The stages that a finished run was scored in, its own first."""
-    return list(dict.fromkeys([run.stage, *(run.result.get("accuracy_by_stage") or {})]))
+    return list(dict.fromkeys([run.stage, *run.result.accuracy_by_stage]))
 
 
 def _context(run: RunRecord) -> dict[str, Any]:
-    evaluation = run.result["evaluation"]
+    result = run.result
     return {
-        "dataset": run.result["dataset"],
-        "clients": run.result["clients"],
-        "rounds": run.result["rounds"],
-        "test": evaluation.get("test"),
-        "mean": evaluation.get("mean"),
-        "clients scored": evaluation.get("clients"),
-        "profile": run.recipe.get("run", {}).get("profile"),
-        "data": {key: value for key, value in run.recipe.get("data", {}).items() if key not in _NOT_DATA},
+        "dataset": result.dataset,
+        "clients": result.clients,
+        "rounds": result.rounds,
+        "test": result.evaluation.test,
+        "mean": result.evaluation.mean,
+        "clients scored": result.evaluation.clients,
+        "profile": run.recipe.run.profile,
+        "data": {key: value for key, value in run.recipe.data.items() if key not in _NOT_DATA},
     }
 
 
@@ -131,13 +133,15 @@ def _group(runs: list[RunRecord], differing: Iterable[str]) -> Group:
                 both = f"{one.path} and {two.path}"
                 raise RequestError(f"two runs are '{name}' with seed {one.seed}: {both}; leave one out or label them")
     seeds = tuple(sorted({run.seed for run in runs}))
-    return Group(rows, _about(runs[0], differing), seeds, runs[0].result["evaluation"], (*_unlike(rows), *_ended(rows)))
+    notes = (*_unlike(rows), *_ended(rows))
+    return Group(rows, _about(runs[0], differing), seeds, runs[0].result.evaluation, notes)
 
 
 def _unlike(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
     """Tells where methods were trained or built differently, so that nobody takes the rows for alike in all else."""
     for section in EXPERIMENT:
-        settings = {name: runs[0].recipe.get(section, {}) for name, runs in rows.items() if runs[0].recipe}
+        recipes = {name: runs[0].recipe for name, runs in rows.items() if not runs[0].recipe.is_empty}
+        settings = {name: recipe.section(section) for name, recipe in recipes.items()}
         for key in dict.fromkeys(key for found in settings.values() for key in found if key != "rounds"):
             values: dict[str, list[str]] = {}
             for name, found in settings.items():
@@ -150,24 +154,26 @@ def _unlike(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
 def _ended(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
     """Tells which runs ended otherwise than with their last planned round, and without whom."""
     for name, runs in rows.items():
-        stops = [str(run.result["stopped_after"]) for run in runs if run.result.get("stopped_after")]
+        stops = [str(run.result.stopped_after) for run in runs if run.result.stopped_after]
         if stops:
             yield f"{name}: stopped early, after round {', '.join(stops)} ({len(stops)} of {len(runs)} runs)"
-        for line in dict.fromkeys(run.result.get("nothing_learnt") for run in runs):
+        for line in dict.fromkeys(run.result.nothing_learnt for run in runs):
             if line:
                 yield f"{name}: {line}"
-        if any(run.rounds and run.rounds[-1].get("closing") for run in runs):
+        if any(run.rounds and run.rounds[-1].closing for run in runs):
             yield f"{name}: figures after a closing round"
-        if left_out := sorted({number for run in runs for number in run.result.get("left_out") or ()}):
+        left_out = sorted({number for run in runs for number in run.result.left_out})
+        if left_out:
             numbers = ", ".join(map(str, left_out))
             yield f"{name}: clients {numbers} are left out, as their devices are too small; they count, untrained"
 
 
 def _about(run: RunRecord, differing: Iterable[str]) -> str:
-    data = run.recipe.get("data", {})
+    data = run.recipe.data
     partition = data.get("partition")
     dealt = {"dirichlet": ["alpha"], "classes": ["classes_per_client", "deal"]}.get(str(partition), [])
     keys = list(dict.fromkeys([*dealt, *(key for key in differing if key != "partition")]))
     details = ([str(partition)] if partition else []) + [f"{k}={show_value(data[k])}" for k in keys if k in data]
-    dataset = f"{run.result['dataset']} ({', '.join(details)})" if details else str(run.result["dataset"])
-    return f"{dataset}, {run.result['clients']} clients, {run.result['rounds']} rounds"
+    result = run.result
+    dataset = f"{result.dataset} ({', '.join(details)})" if details else result.dataset
+    return f"{dataset}, {result.clients} clients, {result.rounds} rounds"

@@ -18,25 +18,49 @@ from typing import Any
 from polyfed.errors import RequestError
 from polyfed.report.grouping import Group
 from polyfed.report.run_records import RunRecord
-from polyfed.report.text_tables import finite
-from polyfed.results.schema import ANALYSIS, parse_json
+from polyfed.report.text_tables import finite, finite_ones
+from polyfed.results.read import ANALYSIS, parse_json
 
 __all__ = ["heat_maps"]
 
 _FILES = f"{ANALYSIS}/*.json"
 
 
+Matrix = list[list[float | None]]
+
+
 @dataclass(frozen=True)
 class _Found:
-    """A matrix of one run. kind: what it is of, in words."""
+    """A matrix of one run.
+
+    Attributes:
+        kind: what it is of, in words. matrix: rows of one length. about: a sentence.
+        rows, columns: names. row_axis, column_axis: what rows and columns are.
+    """
 
     kind: str
     run: RunRecord
-    holder: Mapping[str, Any]
+    matrix: Matrix
+    about: str
+    rows: list[str]
+    columns: list[str]
+    row_axis: str
+    column_axis: str
 
-    @property
-    def matrix(self) -> list[list[Any]]:
-        return list(self.holder["matrix"])
+    @classmethod
+    def of(cls, kind: str, run: RunRecord, holder: Mapping[str, Any]) -> _Found:
+        """holder: what an analysis wrote: a matrix, and what is known of it."""
+        matrix = list(holder["matrix"])
+        return cls(
+            kind,
+            run,
+            matrix,
+            about=str(holder.get("about", "")),
+            rows=_names(holder, "rows", len(matrix)),
+            columns=_names(holder, "columns", len(matrix[0])),
+            row_axis=str(holder.get("row_axis", "")),
+            column_axis=str(holder.get("column_axis", "")),
+        )
 
 
 def heat_maps(group: Group, cells: int) -> dict[str, Any]:
@@ -75,8 +99,7 @@ def _ranges(found: Sequence[_Found]) -> dict[str, tuple[float, float]]:
     """Of each kind the lowest and the highest value."""
     ranges: dict[str, tuple[float, float]] = {}
     for one in found:
-        known = [number for row in one.matrix for value in row if (number := finite(value)) is not None]
-        known += ranges.get(one.kind, ())
+        known = [*finite_ones(value for row in one.matrix for value in row), *ranges.get(one.kind, ())]
         ranges[one.kind] = (min(known), max(known))
     return ranges
 
@@ -84,16 +107,15 @@ def _ranges(found: Sequence[_Found]) -> dict[str, tuple[float, float]]:
 def _map(same: Sequence[_Found], low: float, high: float) -> dict[str, Any]:
     """One heat map, of the only run that has it, or of several that have the same."""
     first = same[0]
-    matrix, holder = first.matrix, first.holder
     whose = [first.run.name] if len(same) == 1 else []
     return {
         "title": ", ".join([first.kind, *whose, f"seed {first.run.seed}"]),
-        "about": str(holder.get("about", "")),
-        "rows": _names(holder, "rows", len(matrix)),
-        "columns": _names(holder, "columns", len(matrix[0])),
-        "row_axis": str(holder.get("row_axis", "")),
-        "column_axis": str(holder.get("column_axis", "")),
-        "values": [[_short(value) for value in row] for row in matrix],
+        "about": first.about,
+        "rows": first.rows,
+        "columns": first.columns,
+        "row_axis": first.row_axis,
+        "column_axis": first.column_axis,
+        "values": [[_short(value) for value in row] for row in first.matrix],
         "low": low,
         "high": high,
     }
@@ -114,18 +136,21 @@ def _short(value: float | None) -> float | None:
 
 def _is_matrix(value: Any) -> bool:
     """Rows of one length, of numbers and null, with at least one number."""
-    rows = value if isinstance(value, list) and value and all(isinstance(row, list) for row in value) else []
-    cells = [cell for row in rows for cell in row]
-    alike = len({len(row) for row in rows}) == 1 and all(cell is None or finite(cell) is not None for cell in cells)
-    return alike and any(cell is not None for cell in cells)
+    if not isinstance(value, list) or not all(isinstance(row, list) for row in value):
+        return False
+    if len({len(row) for row in value}) != 1:
+        return False
+    cells = [cell for row in value for cell in row]
+    known = [cell for cell in cells if cell is not None]
+    return bool(known) and all(finite(cell) is not None for cell in known)
 
 
 def _confusion(run: RunRecord) -> Iterator[_Found]:
-    counts = run.result.get("confusion")
+    counts = run.result.confusion
     if _is_matrix(counts):
         about = f"Test samples by true and predicted class, stage {run.stage}, summed over clients, last round."
         axes = {"row_axis": "true class", "column_axis": "predicted class"}
-        yield _Found("confusion", run, {"matrix": counts, "about": about, **axes})
+        yield _Found.of("confusion", run, {"matrix": counts, "about": about, **axes})
 
 
 def _analyses(run: RunRecord) -> Iterator[_Found]:
@@ -134,7 +159,7 @@ def _analyses(run: RunRecord) -> Iterator[_Found]:
         several = len({whose for _, whose, _ in found}) > 1
         for key, whose, holder in found:
             if not several or whose == (run.name, run.seed):
-                yield _Found(f"{path.stem} {key}".strip().replace("_", " "), run, holder)
+                yield _Found.of(f"{path.stem} {key}".strip().replace("_", " "), run, holder)
 
 
 def _read(path: Path) -> Any:

@@ -19,19 +19,22 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.report.atomic_files import make_folder, write_whole
-from polyfed.report.comparison_formats import Table, notes_of, sheets
+from polyfed.report.comparison_columns import notes_of, sub_tables
+from polyfed.report.comparison_formats import Table
 from polyfed.report.figures import AXES, METRICS, axes_of, series
 from polyfed.report.glossary import about_column, about_stage
 from polyfed.report.grouping import Group, group_runs, scored_stages
 from polyfed.report.heatmaps import heat_maps
-from polyfed.report.results_page import made
+from polyfed.report.results_page import read_command
 from polyfed.report.run_records import RunRecord
 from polyfed.report.text_tables import Column, finite
+from polyfed.results.schema import ClientRow
 from polyfed.version import __version__
 
 __all__ = ["page", "page_data", "write_page"]
 
-_POINTS, _FEWEST = 300, 40  # points of a line at most; so many it keeps, however many lines there are
+_POINTS = 300  # points of a line at most
+_FEWEST = 40  # points that a line keeps, however many lines there are
 _ALL_POINTS = 60_000  # numbers in all curves of a page, about 400 kB
 _CELLS = 60_000  # cells in all heat maps of a page, about as much
 _LABELS = 60_000  # counts of classes in all tables of clients of a page, about as much
@@ -105,7 +108,8 @@ def page_data(runs: Iterable[RunRecord], table: Table, stage: str | None = None)
     groups, _ = group_runs(runs, stage)
     lines = sum(len(group.rows) for group in groups)
     most = max(_FEWEST, min(_POINTS, _ALL_POINTS // (3 * (len(METRICS) + 1) * lines)))
-    cells, counts = _CELLS // len(groups), _LABELS // len(groups)
+    cells = _CELLS // len(groups)
+    counts = _LABELS // len(groups)
     sections = [
         {
             "title": group.about,
@@ -113,7 +117,7 @@ def page_data(runs: Iterable[RunRecord], table: Table, stage: str | None = None)
             "caption": section.caption,
             "scaled": any(run.scaled_down for run in group.runs),
             "notes": notes_of(section),
-            "tables": [{"title": title, "columns": list(map(_column, columns))} for title, columns in sheets(section)],
+            "tables": [_sub_table(title, columns) for title, columns in sub_tables(section)],
             "stages": _stages(group),
             "rows": [_look(group, name) for name in group.rows],
             "curves": _curves(group, stage, most),
@@ -133,12 +137,16 @@ def page_data(runs: Iterable[RunRecord], table: Table, stage: str | None = None)
 
 
 def _look(group: Group, name: str) -> dict[str, Any]:
-    """A row's name, and its place in the cycle of colours, markers and dashes; -1 for Local, which has its own."""
+    """A row's name, and its place in the cycle of colors, markers and dashes; -1 for Local, which has its own."""
     others = [other for other, runs in group.rows.items() if runs[0].method != "local"]
     return {"name": name, "look": others.index(name) if name in others else -1}
 
 
 # tables -----------------------------------------------------------------------------------------------------------
+
+
+def _sub_table(title: str, columns: Sequence[Column]) -> dict[str, Any]:
+    return {"title": title, "columns": [_column(column) for column in columns]}
 
 
 def _column(column: Column) -> dict[str, Any]:
@@ -165,7 +173,8 @@ def in_order(cell: str) -> float | None:
     first = _NUMBER.match(text)
     if first is None:
         return None
-    number, unit = float(first[1]), first[2]
+    number = float(first[1])
+    unit = first[2]
     if unit in _TIMES:
         return sum(float(part) * _TIMES.get(name, 0) for part, name in _NUMBER.findall(text))
     return number * _SIZES.get(unit, 1)
@@ -226,7 +235,7 @@ def _clients(group: Group, most: int) -> dict[str, Any]:
     found: list[dict[str, Any]] = []
     for seed in group.seeds:
         runs = {name: run for name, members in group.rows.items() for run in members if run.seed == seed}
-        scores = {name: list(map(finite, run.result.get("accuracy_per_client") or [])) for name, run in runs.items()}
+        scores = {name: list(map(finite, run.result.accuracy_per_client)) for name, run in runs.items()}
         scores = {name: values for name, values in scores.items() if any(value is not None for value in values)}
         count = max(map(len, scores.values()), default=0)
         if count:
@@ -246,7 +255,7 @@ def _clients(group: Group, most: int) -> dict[str, Any]:
     if crowded:
         for one in found:
             one["labels"] = [None] * len(one["labels"])
-    names: list[str] = next((list(run.result["class_names"]) for run in group.runs if "class_names" in run.result), [])
+    names: list[str] = next((run.result.class_names for run in group.runs if run.result.class_names is not None), [])
     stages = list(dict.fromkeys(run.stage for run in group.runs))
     about = f"stage {stages[0]}" if len(stages) == 1 else f"each method's own stage ({' or '.join(stages)})"
     return {
@@ -257,20 +266,23 @@ def _clients(group: Group, most: int) -> dict[str, Any]:
     }
 
 
-def _table_of_clients(run: RunRecord) -> Sequence[Mapping[str, Any]]:
-    rows = run.result.get("clients_table") or []
-    return sorted(rows, key=lambda row: int(row["id"]))
+def _table_of_clients(run: RunRecord) -> Sequence[ClientRow]:
+    return sorted(run.result.clients_table or [], key=lambda row: row.id)
 
 
-def _joined(tables: Sequence[Sequence[Mapping[str, Any]]], at: int, key: str) -> Any:
+def _joined(tables: Sequence[Sequence[ClientRow]], at: int, key: str) -> Any:
     """What a client is or has; both where methods give it different networks, None where no record tells."""
-    values = list(dict.fromkeys(table[at][key] for table in tables if at < len(table) and key in table[at]))
-    return (values[0] if len(values) == 1 else " / ".join(map(str, values))) if values else None
+    told = [getattr(table[at], key) for table in tables if at < len(table)]
+    values = list(dict.fromkeys(value for value in told if value is not None))
+    if len(values) > 1:
+        return " / ".join(map(str, values))
+    return values[0] if values else None
 
 
-def _labels(tables: Sequence[Sequence[Mapping[str, Any]]], at: int) -> Mapping[str, int] | None:
+def _labels(tables: Sequence[Sequence[ClientRow]], at: int) -> Mapping[str, int] | None:
     """How many training samples of each class a client holds; None where no record tells, or they differ."""
-    known = [table[at]["labels"] for table in tables if at < len(table) and "labels" in table[at]]
+    told = [table[at].labels for table in tables if at < len(table)]
+    known = [labels for labels in told if labels is not None]
     alike = bool(known) and all(labels == known[0] for labels in known)
     return known[0] if alike else None
 
@@ -281,20 +293,15 @@ def _labels(tables: Sequence[Sequence[Mapping[str, Any]]], at: int) -> Mapping[s
 def _lost(group: Group) -> dict[str, Any]:
     """Uploads refused, late or discarded, and clients dropped out, over all rounds and seeds; all-zero columns go."""
     counts = {
-        name: {key: sum(len(record.get(key) or ()) for run in runs for record in run.rounds) for key in _LOST}
+        name: {key: sum(len(getattr(record, key)) for run in runs for record in run.rounds) for key in _LOST}
         for name, runs in group.rows.items()
     }
     for name, runs in group.rows.items():  # a record may be shorter than the result that sums it up
-        counts[name]["refused"] = max(counts[name]["refused"], sum(int(r.result.get("refused") or 0) for r in runs))
+        counts[name]["refused"] = max(counts[name]["refused"], sum(run.result.refused or 0 for run in runs))
     shown = [key for key in _LOST if any(row[key] for row in counts.values())]
     columns = [Column("method", list(counts), words=True)]
     columns += [Column(_LOST[key], [str(row[key]) for row in counts.values()]) for key in shown]
-    reasons = Counter(
-        str(one.get("reason", one) if isinstance(one, Mapping) else one)
-        for run in group.runs
-        for record in run.rounds
-        for one in record.get("refused") or ()
-    )
+    reasons = Counter(upload.reason for run in group.runs for record in run.rounds for upload in record.refused)
     told = [f"refused {count} times: {reason}" for reason, count in reasons.most_common(_REASONS)]
     if len(reasons) > _REASONS:
         told.append(f"refused for {len(reasons) - _REASONS} other reasons")
@@ -303,9 +310,11 @@ def _lost(group: Group) -> dict[str, Any]:
 
 def _recipes(group: Group) -> list[dict[str, Any]]:
     """Of each row, the settings with which its first seed ran, as they lie in the run folder."""
-    found, files = [], _file_names(group)
+    found = []
+    files = _file_names(group)
     for name, runs in group.rows.items():
-        text = (runs[0].path / "recipe.toml").read_text(encoding="utf-8") if runs[0].recipe else ""
+        first = runs[0]
+        text = "" if first.recipe.is_empty else (first.path / "recipe.toml").read_text(encoding="utf-8")
         found.append({"name": name, "file": f"{files[name]}.toml", "text": text})
     return found
 
@@ -313,16 +322,20 @@ def _recipes(group: Group) -> list[dict[str, Any]]:
 def _commands(group: Group) -> dict[str, list[str]]:
     """How the runs can be made again: the comparisons that they are of, and each run by itself."""
     above = dict.fromkeys(folder for run in group.runs for folder in run.path.parents[:2])
-    compared = [command for folder in above if (command := made(folder).get("command"))]
+    commands = [read_command(folder).command for folder in above]
+    compared = list(dict.fromkeys(command for command in commands if command))
     files = _file_names(group)
     single = [
-        shlex.join(["polyfed", "run", str(run.path / "recipe.toml"), "--seed", str(run.seed), "--out", out])
+        _command_of(run, f"again/{files[name]}-seed-{run.seed}")
         for name, runs in group.rows.items()
         for run in runs
-        if run.recipe
-        for out in [f"again/{files[name]}-seed-{run.seed}"]
+        if not run.recipe.is_empty
     ]
-    return {"compared": list(dict.fromkeys(compared)), "single": single}
+    return {"compared": compared, "single": single}
+
+
+def _command_of(run: RunRecord, out: str) -> str:
+    return shlex.join(["polyfed", "run", str(run.path / "recipe.toml"), "--seed", str(run.seed), "--out", out])
 
 
 def _file_names(group: Group) -> dict[str, str]:
@@ -338,8 +351,8 @@ def _versions(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
     """With what the runs were made; where they differ, how many with each."""
     counts: dict[str, Counter[str]] = {}
     for run in runs:
-        for key, value in (run.result.get("versions") or {}).items():
-            counts.setdefault(str(key), Counter())[str(value)] += 1
+        for key, value in run.result.versions.items():
+            counts.setdefault(key, Counter())[value] += 1
     several = "{} ({} of the runs)".format
     return [
         (key, "; ".join(several(*pair) if len(found) > 1 else pair[0] for pair in found.items()))

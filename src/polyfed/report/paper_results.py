@@ -49,11 +49,16 @@ __all__ = [
 ]
 
 SPREADS = 3
-DIFFERS, WITHIN, NO_SPREAD = "differs", f"within {SPREADS} spreads", "no spread given"
-SCALED_DOWN, OTHER_SETTINGS, NOT_REACHED = "scaled down", "other settings", "not reached"
+DIFFERS = "differs"
+WITHIN = f"within {SPREADS} spreads"
+NO_SPREAD = "no spread given"
+SCALED_DOWN = "scaled down"
+OTHER_SETTINGS = "other settings"
+NOT_REACHED = "not reached"
 _BYTES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _TO = re.compile(r"(rounds|bytes) to ([0-9.]+) ?%")
-_PER_CLIENT, _PARAMETERS = "bytes per client and round", "parameters sent"
+_PER_CLIENT = "bytes per client and round"
+_PARAMETERS = "parameters sent"
 
 
 @dataclass(frozen=True)
@@ -90,12 +95,11 @@ class Beside:
 # which column -----------------------------------------------------------------------------------------------------
 def column(run: RunRecord) -> list[Entry]:
     """The printed numbers of the columns that a run is made after, all of their rows; none where it names no table."""
-    data = run.recipe.get("data", {})
-    return [
-        entry
-        for entry in (entries() if run.published else ())
-        if entry.place in run.published and entry.dataset in (data.get("name"), "") and _is_set(entry.setting, data)
-    ]
+    if not run.published:
+        return []
+    data = run.recipe.data
+    known = [entry for entry in entries() if entry.place in run.published]
+    return [one for one in known if one.dataset in (data.get("name"), "") and _is_set(one.setting, data)]
 
 
 def without_column(run: RunRecord) -> list[str]:
@@ -116,11 +120,6 @@ def _is_set(setting: str, data: Mapping[str, Any]) -> bool:
     return all(show_value(data.get(key.strip())) == value.strip() for key, _, value in asked)
 
 
-def row_name(run: RunRecord) -> str:
-    """Which of the paper's rows is the run's: the variant's name or, where it is none, the method's."""
-    return str(run.result.get("label") or run.method)
-
-
 # ours beside theirs -----------------------------------------------------------------------------------------------
 def beside(runs: Sequence[RunRecord], stage: str) -> tuple[Beside, ...]:
     """A row's figures beside those that the paper prints for it, in its order; none where it prints none.
@@ -128,7 +127,7 @@ def beside(runs: Sequence[RunRecord], stage: str) -> tuple[Beside, ...]:
     Args:
         runs: of one row, one per seed. stage: whose accuracy, where the table's file does not say.
     """
-    printed = [entry for entry in column(runs[0]) if entry.method == row_name(runs[0])]
+    printed = [entry for entry in column(runs[0]) if entry.method == runs[0].label_or_method]
     named = {entry.place: entry.stage for entry in printed if entry.stage}  # of a table's rounds and bytes, too
     found = [(entry, of, _measured(entry, runs, of)) for entry in printed for of in [named.get(entry.place, stage)]]
     return tuple(_judged(entry, runs, of, ours) for entry, of, ours in found if ours is not None)
@@ -137,41 +136,37 @@ def beside(runs: Sequence[RunRecord], stage: str) -> tuple[Beside, ...]:
 def _measured(entry: Entry, runs: Sequence[RunRecord], stage: str) -> tuple[float | None, float | None] | None:
     """Mean and standard deviation over seeds of the quantity, in the entry's unit; None where it is none of ours."""
     if entry.quantity == "accuracy":
-        values = [accuracy_of(run, stage) for run in runs]
+        values = [finite(run.result.mean_accuracy(stage)) for run in runs]
         return _scaled(mean_of(values), std_of(values), 0.01 if entry.unit == "%" else 1.0)
     if entry.quantity == _PER_CLIENT:
-        values = [_per_client(run, ("up", "down")) for run in runs]
+        values = [_per_client(run, both_ways=True) for run in runs]
         return _scaled(mean_of(values), std_of(values), _BYTES[entry.unit])
     if entry.quantity == _PARAMETERS:
-        values = [_per_client(run, ("up",)) for run in runs]
+        values = [_per_client(run, both_ways=False) for run in runs]
         return _scaled(mean_of(values), std_of(values), 4e6)
     if found := _TO.fullmatch(entry.quantity):
         needed = to_target(runs, float(found[2]) / 100, stage)
         if found[1] == "bytes":
             return _scaled(needed.bytes_as_in_paper, needed.bytes_as_in_paper_std, _BYTES[entry.unit])
-        silent = all(paper_bytes(run.rounds) == 0 for run in runs)
-        return (0.0, 0.0 if len(runs) > 1 else None) if silent else (needed.rounds, needed.rounds_std)
+        if all(paper_bytes(run.rounds) == 0 for run in runs):  # nobody sends anything
+            return 0.0, (0.0 if len(runs) > 1 else None)
+        return needed.rounds, needed.rounds_std
     return None
 
 
-def accuracy_of(run: RunRecord, stage: str) -> float | None:
-    """The mean accuracy over clients in a stage, after the last scored round; in [0, 1]."""
-    if stage == run.stage:
-        return finite(run.result["accuracy"])
-    return finite(((run.result.get("accuracy_by_stage") or {}).get(stage) or {}).get("mean"))
-
-
 def _scaled(mean: float | None, spread: float | None, unit: float) -> tuple[float | None, float | None]:
-    return (None if mean is None else mean / unit, None if spread is None else spread / unit)
+    scaled = None if mean is None else mean / unit
+    scaled_spread = None if spread is None else spread / unit
+    return scaled, scaled_spread
 
 
-def _per_client(run: RunRecord, ways: Sequence[str]) -> float | None:
+def _per_client(run: RunRecord, both_ways: bool) -> float | None:
     """Bytes. Median over rounds, so that a first round in which there is nothing to send yet does not count for all."""
-    sent = [
-        total / len(record["clients"])
-        for record in run.rounds
-        if record.get("clients") and not record.get("closing") and (total := paper_bytes([record], ways)) is not None
-    ]
+    sent = []
+    for record in run.rounds:
+        total = paper_bytes([record], both_ways)
+        if record.clients and not record.closing and total is not None:
+            sent.append(total / len(record.clients))
     return statistics.median(sent) if sent else None
 
 

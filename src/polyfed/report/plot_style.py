@@ -1,7 +1,7 @@
 """How every figure looks: title and caption above, legend below, one width, one set of lines, fills and shades.
 
 Figures are `WIDTH` inches wide with text of 8 points and more, which still reads in a column of 3.4 inches; tables and
-maps of many cells are wider. Nothing is told by colour alone: lines differ in marker and dash, bars in hatch, and
+maps of many cells are wider. Nothing is told by color alone: lines differ in marker and dash, bars in hatch, and
 `SHADES` darkens steadily. Figures are objects of their own; pyplot and the user's matplotlib settings are not touched.
 """
 
@@ -29,9 +29,9 @@ __all__ = [
     "SHADES",
     "WIDTH",
     "Drawing",
+    "add_colorbar",
     "blank",
     "canvas",
-    "colour_bar",
     "fills",
     "inches",
     "legend",
@@ -53,7 +53,9 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 _DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (3, 1.5)))
 _TINTS = ("#9ecae1", "#fdae6b", "#a1d99b", "#dadaeb", "#fdd0a2", "#c7e9f1", "#bdbdbd")
 _HATCHES = ("", "///", "...", "xxx", "\\\\\\", "++", "oo", "---", "**")
-_TITLE, _TEXT, _CAPTION = 11, 9, 8.5  # points
+_TITLE = 11  # points
+_TEXT = 9  # points
+_CAPTION = 8.5  # points
 _MARGIN = 0.06  # inches, around all
 _LINE = 1.3  # a line's height over its size
 _DPI = 200  # texts are measured as they are drawn: at other resolutions they are hinted to other widths
@@ -82,7 +84,8 @@ class Drawing:
         Raises:
             RequestError: the folder cannot be written to.
         """
-        place, table = make_folder(folder), csv_text(list(self.rows[0]), self.rows)
+        place = make_folder(folder)
+        table = csv_text(list(self.rows[0]), self.rows)
         texts = {"json": json.dumps(self.data, indent=1, ensure_ascii=False) + "\n", "csv": table}
         beside = [write_whole(place / f"{self.stem}.{form}", text.encode("utf-8")) for form, text in texts.items()]
         return [*save(self.figure, place, self.stem), *beside]
@@ -94,7 +97,8 @@ def save(figure: Figure, folder: str | Path, stem: str) -> list[Path]:
     Raises:
         RequestError: the folder cannot be written to.
     """
-    place, written = make_folder(folder), []
+    place = make_folder(folder)
+    written = []
     for form in ("png", "svg"):
         stream = io.BytesIO()
         metadata = {"Date": None} if form == "svg" else None
@@ -107,9 +111,9 @@ def save(figure: Figure, folder: str | Path, stem: str) -> list[Path]:
 
 
 def styles() -> Iterator[dict[str, Any]]:
-    """How lines look, one after the other, without end; the first 180 differ (20 colours, 9 markers, 5 dashes)."""
-    for colour, marker, dash in zip(*map(itertools.cycle, (COLORS, _MARKERS, _DASHES)), strict=False):
-        yield {"color": colour, "marker": marker, "linestyle": dash, "linewidth": 1.8}
+    """How lines look, one after the other, without end; the first 180 differ (20 colors, 9 markers, 5 dashes)."""
+    for color, marker, dash in zip(*map(itertools.cycle, (COLORS, _MARKERS, _DASHES)), strict=False):
+        yield {"color": color, "marker": marker, "linestyle": dash, "linewidth": 1.8}
 
 
 def fills() -> Iterator[dict[str, Any]]:
@@ -153,11 +157,11 @@ def canvas(
     figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)
     used = _MARGIN
-    for text, size, weight, colour in ((title, _TITLE, "bold", "black"), (about, _CAPTION, "normal", GREY)):
+    for text, size, weight, color in ((title, _TITLE, "bold", "black"), (about, _CAPTION, "normal", GREY)):
         lines = _wrapped(figure, text, size, weight, width - 2 * _MARGIN)
         figure.text(0, 1, "\n".join(lines), parse_math=False)  # placed below, by points from the top left corner
         label = figure.texts[-1]
-        label.set(size=size, weight=weight, color=colour, va="top", linespacing=_LINE - 0.15)
+        label.set(size=size, weight=weight, color=color, va="top", linespacing=_LINE - 0.15)
         label.set_transform(_from_the_top(figure, _MARGIN, used))
         used += len(lines) * size * _LINE / 72
     _resize(figure, head=used + 0.04, body=height, foot=0)
@@ -222,7 +226,7 @@ def settle(figure: Figure) -> None:
         figure.draw_without_rendering()
 
 
-def colour_bar(figure: Figure, shown: Any, axes: Sequence[Any], label: str) -> None:
+def add_colorbar(figure: Figure, shown: Any, axes: Sequence[Any], label: str) -> None:
     """The scale of shades, to the right of the axes."""
     shrink = min(0.9, 2.6 / _parts(figure)[1])
     bar = figure.colorbar(shown, ax=axes, shrink=shrink, pad=0.02, aspect=22, anchor=(0, 1))
@@ -256,7 +260,8 @@ def _wrapped(figure: Figure, text: str, size: float, weight: str, width: float) 
     """Lines of at most this many inches, measured in the font; a word that is too long for a line is broken."""
     from matplotlib.font_manager import FontProperties
 
-    font, renderer = FontProperties(size=size, weight=weight), figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    font = FontProperties(size=size, weight=weight)
+    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
 
     def fits(line: str) -> bool:
         return bool(renderer.get_text_width_height_descent(line, font, False)[0] <= width * figure.dpi)

@@ -9,18 +9,20 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from polyfed.errors import RequestError
 from polyfed.escaping import markdown_text, visible
 from polyfed.report.atomic_files import write_whole
 from polyfed.report.comparison import comparison
-from polyfed.report.comparison_formats import Section, markdown_body
+from polyfed.report.comparison_formats import markdown_body
+from polyfed.report.comparison_rows import Section
 from polyfed.report.run_records import RunRecord, find_runs
 from polyfed.report.statistics import Target
-from polyfed.results.schema import COMMAND, check_links, parse_json
+from polyfed.results.read import COMMAND, check_links, parse_json
 
-__all__ = ["COMMAND", "made", "results_page", "write_command", "write_results"]
+__all__ = ["COMMAND", "MadeBy", "read_command", "results_page", "write_command", "write_results"]
 
 _HEAD = """# Results
 
@@ -36,12 +38,20 @@ def write_command(folder: Path, command: str, ran: bool) -> Path:
         folder: where ``compare.json`` goes. command: as typed. ran: whether there was anything left to run; if not,
             the day that is noted already stays.
     """
-    kept = None if ran else made(folder).get("date")
+    kept = None if ran else read_command(folder).date
     told = {"command": command, "date": kept or datetime.datetime.now(datetime.UTC).date().isoformat()}
     return write_whole(folder / COMMAND, (json.dumps(told, indent=2, ensure_ascii=False) + "\n").encode())
 
 
-def made(folder: Path) -> dict[str, str]:
+@dataclass(frozen=True)
+class MadeBy:
+    """How a comparison was made, as ``compare.json`` tells; empty where it does not."""
+
+    command: str = ""
+    date: str = ""
+
+
+def read_command(folder: Path) -> MadeBy:
     """What ``compare.json`` tells; nothing where there is none.
 
     Raises:
@@ -51,10 +61,13 @@ def made(folder: Path) -> dict[str, str]:
     try:
         found = parse_json((folder / COMMAND).read_bytes())
     except FileNotFoundError:
-        return {}
+        return MadeBy()
     except (OSError, ValueError) as error:
         raise RequestError(f"{folder / COMMAND} cannot be read: {' '.join(str(error).split())}") from None
-    return {key: str(value) for key, value in found.items()} if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return MadeBy()
+    told = {key: str(found[key]) for key in ("command", "date") if key in found}
+    return MadeBy(**told)
 
 
 def write_results(
@@ -91,7 +104,7 @@ def results_page(
     for folder in map(Path, folders):
         runs = find_runs(folder)
         table = comparison(runs, stage, wanted)
-        how = made(folder)
+        how = read_command(folder)
         titles = [_title(section, folder) for section in table.sections]
         for number, (title, section) in enumerate(zip(titles, table.sections, strict=True), start=1):
             several = f" ({number})" if titles.count(title) > 1 else ""
@@ -106,16 +119,16 @@ def results_page(
 def _title(section: Section, folder: Path) -> str:
     facts = section.facts
     places = ", ".join(section.published)
-    return f"{places or folder.resolve().name}: {facts['dataset']}, {facts['clients']} clients"
+    return f"{places or folder.resolve().name}: {facts.dataset}, {facts.clients} clients"
 
 
-def _about(section: Section, made: dict[str, str], runs: Sequence[RunRecord]) -> str:
+def _about(section: Section, made: MadeBy, runs: Sequence[RunRecord]) -> str:
     versions = ", ".join(f"{name} {section.versions[name]}" for name in _TOLD if section.versions.get(name))
     lines = [section.caption]
     if section.models:
         lines.append(f"Models: {', '.join(section.models)}.")
-    lines.append(f"Run on {made.get('date') or _day_of(runs)}{f' with {versions}' if versions else ''}.")
-    command = f"\n    {visible(' '.join(made['command'].split()))}\n" if made.get("command") else ""
+    lines.append(f"Run on {made.date or _day_of(runs)}{f' with {versions}' if versions else ''}.")
+    command = f"\n    {visible(' '.join(made.command.split()))}\n" if made.command else ""
     return "\n".join(map(markdown_text, lines)) + "\n" + command
 
 

@@ -8,27 +8,22 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from polyfed.errors import RequestError
 from polyfed.places import check_name
-from polyfed.results.schema import RECIPE, RECORD, RESULT, check_links, check_shape, parse_json, parse_toml, unseal
+from polyfed.results.fields import Record, validated
+from polyfed.results.read import check_links, parse_json, parse_toml, unseal
+from polyfed.results.schema import RoundRecord, RunResult
+from polyfed.results.stored_files import StoredRecipe
 
 __all__ = ["RunRecord", "find_runs"]
 
-_NEEDED: dict[str, tuple[type, ...]] = {
-    "method": (str,),
-    "dataset": (str,),
-    "clients": (int,),
-    "rounds": (int,),
-    "seed": (int,),
-    "evaluation": (dict,),
-    "accuracy": (int, float, type(None)),
-}
-
+R = TypeVar("R", bound=Record)
 
 # sections of a recipe whose settings may tell two runs of one method apart
 EXPERIMENT = ("training", "models", "availability", "privacy", "compression", "defence", "hostile", "devices")
@@ -40,7 +35,7 @@ class RunRecord:
 
     Attributes:
         path: the run folder.
-        result: ``result.json``; empty when the run is unfinished.
+        stored: ``result.json``; None when the run is unfinished.
         rounds: the lines of ``rounds.jsonl``.
         recipe: ``recipe.toml``; empty when there is none.
         name: the run's label or method, with the knobs that tell it from the other runs found with it.
@@ -49,9 +44,9 @@ class RunRecord:
     """
 
     path: Path
-    result: Mapping[str, Any]
-    rounds: Sequence[Mapping[str, Any]]
-    recipe: Mapping[str, Any] = field(default_factory=dict)
+    stored: RunResult | None
+    rounds: Sequence[RoundRecord]
+    recipe: StoredRecipe = field(default_factory=StoredRecipe)
     name: str = ""
     notes: tuple[str, ...] = ()
     trusted: bool = False
@@ -59,59 +54,68 @@ class RunRecord:
     @property
     def finished(self) -> bool:
         """Whether the run came to its end and has a result."""
-        return bool(self.result)
+        return self.stored is not None
+
+    @property
+    def result(self) -> RunResult:
+        """``result.json`` of a finished run.
+
+        Raises:
+            RequestError: the run is unfinished.
+        """
+        if self.stored is None:
+            raise RequestError(f"expected the folder of a finished run, got {self.path}, which holds no result.json")
+        return self.stored
 
     @property
     def method(self) -> str:
         """The method's name; "?" when an unfinished folder does not say."""
-        return str(self.result.get("method") or self.recipe.get("method", {}).get("name") or "?")
+        named = "" if self.stored is None else self.stored.method
+        return named or self.recipe.method_name or "?"
+
+    @property
+    def label_or_method(self) -> str:
+        """The variant's name or, where it has none, the method's."""
+        label = None if self.stored is None else self.stored.label
+        return label or self.method
 
     @property
     def seed(self) -> int:
         """The seed of a finished run."""
-        return int(self.result["seed"])
+        return self.result.seed
 
     @property
     def stage(self) -> str:
         """The stage that the run's own evaluation scores."""
-        return str(self.result["evaluation"]["stage"])
+        return self.result.evaluation.stage
 
     @property
     def published(self) -> tuple[str, ...]:
         """The papers' tables that the run is made after: ``"fedgh/table3"``."""
-        return tuple(self.recipe.get("run", {}).get("published", ()))
+        return tuple(self.recipe.run.published)
 
     @property
     def profile(self) -> str:
         """The profiles that were laid over the run's recipe; empty where none was."""
-        return str(self.recipe.get("run", {}).get("profile") or "")
+        return self.recipe.run.profile or ""
 
     @property
     def scaled_down(self) -> str:
         """How the run is smaller than the experiment that it stands for: its profiles' note; empty where it is not."""
-        return " ".join(str(self.recipe.get("run", {}).get("profile_note") or "").split()).rstrip(".")
+        return " ".join((self.recipe.run.profile_note or "").split()).rstrip(".")
 
     @property
     def changed(self) -> tuple[str, ...]:
         """What ``--set`` has changed of the run's recipe: ``"training.rounds=5"``."""
-        return tuple(map(str, self.recipe.get("run", {}).get("changed", ())))
+        return tuple(self.recipe.run.changed)
 
     @property
     def settings(self) -> dict[str, Any]:
         """What may tell two runs of one method apart: its knobs, how clients trained, their networks. Not the seed."""
-        recipe_knobs = {key: value for key, value in self.recipe.get("method", {}).items() if key != "name"}
-        found = dict(self.result.get("knobs") or recipe_knobs)
-        for section in (
-            "training",
-            "models",
-            "availability",
-            "privacy",
-            "compression",
-            "defence",
-            "hostile",
-            "devices",
-        ):
-            for key, value in self.recipe.get(section, {}).items():
+        knobs = None if self.stored is None else self.stored.knobs
+        found = dict(knobs or {key: value for key, value in self.recipe.method.items() if key != "name"})
+        for section in EXPERIMENT:
+            for key, value in self.recipe.section(section).items():
                 if key != "rounds":  # a different number of rounds makes a different table
                     found.setdefault(key, value)
         return found
@@ -170,91 +174,63 @@ def _run_folders(path: Path) -> Iterator[Path]:
 
 def _natural(name: str) -> list[tuple[int, int, str]]:
     """Sorts seed-2 before seed-10."""
-    parts: list[tuple[int, int, str]] = []
-    digits, text = "", ""
-    for character in [*name, ""]:
-        if character.isdecimal():
-            if text:
-                parts.append((1, 0, text))
-                text = ""
-            digits += character
-        else:
-            if digits:
-                parts.append((0, int(digits), ""))
-                digits = ""
-            text += character
-    return [*parts, (1, 0, text)] if text else parts
+    parts = [part for part in re.split(r"(\d+)", name) if part]
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
 
 
 def _read(folder: Path) -> RunRecord:
     check_links(folder)
     notes: list[str] = []
-    recipe = _parse(folder / "recipe.toml", parse_toml, RECIPE) if (folder / "recipe.toml").exists() else {}
+    recipe = StoredRecipe()
+    result = None
+    if (folder / "recipe.toml").exists():
+        recipe = _parse(folder / "recipe.toml", parse_toml, StoredRecipe)
     rounds = _read_rounds(folder / "rounds.jsonl", notes)
-    result: Mapping[str, Any] = {}
     if (folder / "result.json").exists():
-        result = _parse(folder / "result.json", parse_json, RESULT)
-        _check_result(folder / "result.json", result)
-    wanted = recipe.get("training", {}).get("rounds")
-    if not result or (wanted or 0) > result["rounds"]:
+        result = _parse(folder / "result.json", parse_json, RunResult)
+    wanted = recipe.rounds
+    if result is None or (wanted or 0) > result.rounds:
         of = f" of {wanted}" if wanted else ""
-        why = f"result.json is of {result['rounds']}" if result else "no result.json"
+        why = "no result.json" if result is None else f"result.json is of {result.rounds}"
         notes.insert(0, f"{folder}: unfinished, {len(rounds)}{of} rounds done, {why}")
-        result = {}
+        result = None
     return RunRecord(folder, result, rounds, recipe, notes=tuple(notes))
 
 
-def _parse(path: Path, parse: Callable[[bytes], Any], shape: Any) -> Mapping[str, Any]:
+def _parse(path: Path, parse: Callable[[bytes], Any], model: type[R]) -> R:
     try:
         found = parse(path.read_bytes())
     except (ValueError, OSError) as error:  # JSON, TOML and UTF-8 errors are ValueErrors
         raise RequestError(f"{path} cannot be read: {_one_line(error)}") from error
-    if not isinstance(found, dict):
-        raise RequestError(f"{path} should hold one object, holds a {type(found).__name__}")
     try:
-        check_shape(found, shape)
+        return validated(model, found)
     except ValueError as error:
         raise RequestError(f"{path}: {error}") from None
-    return found
 
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _check_result(path: Path, result: Mapping[str, Any]) -> None:
-    for key, types in _NEEDED.items():
-        if key not in result:
-            raise RequestError(f"{path} has no '{key}'; is it a result of polyfed?")
-        if not isinstance(result[key], types) or isinstance(result[key], bool):
-            raise RequestError(f"{path}: '{key}' should be {types[0].__name__}, is {result[key]!r}")
-    if "stage" not in result["evaluation"]:
-        raise RequestError(f"{path}: 'evaluation' has no 'stage'")
-
-
-def _read_rounds(path: Path, notes: list[str]) -> list[Mapping[str, Any]]:
+def _read_rounds(path: Path, notes: list[str]) -> list[RoundRecord]:
     if not path.exists():
         return []
     try:
         content = path.read_bytes()
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {_one_line(error)}") from error
-    rounds: list[Mapping[str, Any]] = []
+    rounds: list[RoundRecord] = []
     lines = content.split(b"\n")
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            record = unseal(line.rstrip(), needed=False)
-            if "round" not in record:
-                raise ValueError("expected an object with a 'round'")
-            check_shape(record, RECORD)
+            rounds.append(validated(RoundRecord, unseal(line.rstrip(), needed=False)))
         except ValueError as error:
             if number == len(lines):  # no newline after it: the writer was stopped in the middle
                 notes.append(f"{path}: the last line is cut off and was ignored")
                 break
             raise RequestError(f"{path}, line {number}, cannot be read: {_one_line(error)}") from error
-        rounds.append(record)
     return rounds
 
 
@@ -262,13 +238,9 @@ def _named(records: list[RunRecord]) -> list[RunRecord]:
     """Names each run by its label or method, and by the settings in which runs of that name differ."""
     families: dict[str, list[RunRecord]] = {}
     for record in records:
-        families.setdefault(_base(record), []).append(record)
+        families.setdefault(record.label_or_method, []).append(record)
     differing = {base: _differing(members) for base, members in families.items()}
-    return [replace(record, name=_full_name(record, differing[_base(record)])) for record in records]
-
-
-def _base(record: RunRecord) -> str:
-    return str(record.result.get("label") or record.method)
+    return [replace(record, name=_full_name(record, differing[record.label_or_method])) for record in records]
 
 
 def _identity(record: RunRecord) -> dict[str, Any]:
@@ -278,13 +250,18 @@ def _identity(record: RunRecord) -> dict[str, Any]:
 def _differing(records: list[RunRecord]) -> list[str]:
     identities = [_identity(record) for record in records]
     keys = dict.fromkeys(key for identity in identities for key in identity)
-    return [key for key in keys if len({json.dumps(i.get(key), sort_keys=True, default=str) for i in identities}) > 1]
+    return [key for key in keys if len({_as_text(identity.get(key)) for identity in identities}) > 1]
+
+
+def _as_text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
 
 
 def _full_name(record: RunRecord, keys: list[str]) -> str:
     identity = _identity(record)
+    base = record.label_or_method
     knobs = ", ".join(f"{key}={show_value(identity[key])}" for key in keys if identity.get(key) is not None)
-    return f"{_base(record)} ({knobs})" if knobs else _base(record)
+    return f"{base} ({knobs})" if knobs else base
 
 
 def show_value(value: Any) -> str:

@@ -1,22 +1,24 @@
 """How much a setting matters: the folders that `polyfed sweep` leaves, drawn again.
 
-Accuracy against one setting (`polyfed.report.sweeps`), and for two settings that are numbers a map of both.
+Accuracy against one setting (`polyfed.report.sweep_figure`), and for two settings that are numbers a map of both.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from polyfed.errors import RequestError
 from polyfed.places import check_name
-from polyfed.report.plot_style import SHADES, WIDTH, Drawing, canvas, colour_bar, inches
+from polyfed.report.plot_style import SHADES, WIDTH, Drawing, add_colorbar, canvas, inches
 from polyfed.report.run_records import show_value
-from polyfed.report.sweeps import SweepRow, SweepTable, drawn, short_names, to_json
-from polyfed.results.schema import SWEEP, SWEPT, check_links, check_shape, parse_json
+from polyfed.report.sweep_figure import figure_of
+from polyfed.report.sweeps import SweepRow, SweepTable, short_names, to_json
+from polyfed.results.fields import validated
+from polyfed.results.read import SWEEP, check_links, parse_json
+from polyfed.results.stored_files import StoredSweep
 
 __all__ = ["Map", "is_sweep", "map_of", "read_sweep", "sensitivity"]
 
@@ -36,22 +38,14 @@ def read_sweep(folder: str | Path) -> SweepTable:
     check_links(Path(folder))
     path = Path(folder) / SWEEP
     try:
-        found = parse_json(path.read_bytes())
-        check_shape(found, SWEPT)
-        if not found["rows"]:
-            raise ValueError("no rows")
-        for row in (row for row in found["rows"] if row["words"]):
-            if missing := [key for key in found["keys"] if key not in row["settings"]]:
-                raise ValueError(f"a row has no '{missing[0]:.40}'")
-        lists = {field.name for field in fields(SweepRow) if str(field.type).startswith("tuple")}
-        rows: list[Any] = [{key: tuple(v) if key in lists else v for key, v in row.items()} for row in found["rows"]]
-        return SweepTable(
-            tuple(found["keys"]), found["caption"], tuple(SweepRow(**row) for row in rows), tuple(found["notes"])
-        )
+        stored = validated(StoredSweep, parse_json(path.read_bytes()))
+        stored.check_settings()
     except OSError as error:
         raise RequestError(f"expected the folder of a sweep, came {folder}: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except ValueError as error:
         raise RequestError(f"expected {path} as `polyfed sweep` writes it, came another: {error}") from None
+    rows = tuple(SweepRow(**dict(row)) for row in stored.rows)
+    return SweepTable(stored.keys, stored.caption, rows, stored.notes)
 
 
 def sensitivity(folder: str | Path) -> list[Drawing]:
@@ -64,7 +58,8 @@ def sensitivity(folder: str | Path) -> list[Drawing]:
     rows = [row for row in table.rows if row.words]
     data = json.loads(to_json(table))
     flat = [{"method": row.method, **_shown(row), **_figures(row)} for row in rows]
-    figure, both = drawn(table), map_of(table)
+    figure = figure_of(table)
+    both = map_of(table)
     found = [] if figure is None else [Drawing("sensitivity", figure, data, flat)]
     if both is not None:
         found.append(Drawing("sensitivity-map", _draw(table, both), data, flat))
@@ -134,11 +129,11 @@ def _draw(table: SweepTable, both: Map) -> Any:
             dark = 100 * cell.accuracy > (low + high) / 2
             axes.text(x, y, f"{100 * cell.accuracy:.1f}", ha="center", va="center", color="white" if dark else "black")
             if cell.chosen:
-                for colour, width in (("white", 4.5), ("black", 2.0)):  # shows on light and dark
-                    axes.add_patch(Rectangle((x - 0.46, y - 0.45), 0.92, 0.9, fill=False, ec=colour, lw=width))
+                for color, width in (("white", 4.5), ("black", 2.0)):  # shows on light and dark
+                    axes.add_patch(Rectangle((x - 0.46, y - 0.45), 0.92, 0.9, fill=False, ec=color, lw=width))
     axes.set_xticks(range(len(columns)), columns)
     axes.set_yticks(range(len(rows)), rows)
     axes.set_xlabel(both.across)
     axes.set_ylabel(both.up)
-    colour_bar(figure, shown, [axes], "test accuracy [%]")
+    add_colorbar(figure, shown, [axes], "test accuracy [%]")
     return figure

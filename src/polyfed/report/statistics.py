@@ -23,7 +23,8 @@ from typing import Any
 
 from polyfed.errors import RequestError
 from polyfed.report.run_records import RunRecord
-from polyfed.report.text_tables import finite, mean_of, std_of
+from polyfed.report.text_tables import finite, finite_ones, mean_of, std_of
+from polyfed.results.schema import RoundRecord
 
 __all__ = [
     "SEEDS",
@@ -31,9 +32,9 @@ __all__ = [
     "Reach",
     "Target",
     "ToTarget",
+    "ci_half_width",
     "is_distinguishable",
     "leader",
-    "margin_of",
     "paired",
     "reach",
     "to_target",
@@ -45,10 +46,10 @@ _TARGET = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(%?)\s*(?:of\s+(local|be
 
 
 # over seeds -------------------------------------------------------------------------------------------------------
-def margin_of(values: Sequence[Any]) -> float | None:
+def ci_half_width(values: Sequence[Any]) -> float | None:
     """Half the width of the mean's 95 % interval; None for fewer than `SEEDS` values, and unless every value is known.
 
-    >>> round(margin_of([1.0, 2.0, 3.0]), 4)  # 4.3027 * 1 / sqrt(3)
+    >>> round(ci_half_width([1.0, 2.0, 3.0]), 4)  # 4.3027 * 1 / sqrt(3)
     2.4841
     """
     from scipy.special import stdtrit  # comes with scikit-learn
@@ -76,8 +77,12 @@ def paired(mine: Mapping[int, float | None], other: Mapping[int, float | None]) 
         mine, other: seed -> accuracy.
     """
     seeds = tuple(seed for seed in mine if seed in other)
-    found = [None if (a := mine[seed]) is None or (b := other[seed]) is None else a - b for seed in seeds]
-    return Paired(seeds, mean_of(found), std_of(found), margin_of(found))
+    found = [_minus(mine[seed], other[seed]) for seed in seeds]
+    return Paired(seeds, mean_of(found), std_of(found), ci_half_width(found))
+
+
+def _minus(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a - b
 
 
 def is_distinguishable(difference: Paired) -> bool | None:
@@ -124,13 +129,16 @@ class Target:
         Raises:
             RequestError: something else, or not between 0 and 1 (100 %).
         """
+        wanted = "an accuracy such as 0.6 or '60 %', or a share such as '90 % of local' or '90 % of best'"
         found = _TARGET.fullmatch(str(text).strip())
-        share = float(found[1]) / (100 if found[2] else 1) if found else math.nan
-        if found is None or not 0 < share <= 1:
-            hint = f"; did you mean '{found[1]} %'?" if found and not found[2] and 1 < share <= 100 else ""
-            wanted = "an accuracy such as 0.6 or '60 %', or a share such as '90 % of local' or '90 % of best'"
+        if found is None:
+            raise RequestError(f"target: expected {wanted}, came '{text}'")
+        number, percent_sign, of = found.groups()
+        share = float(number) / 100 if percent_sign else float(number)
+        if not 0 < share <= 1:
+            hint = f"; did you mean '{number} %'?" if not percent_sign and 1 < share <= 100 else ""
             raise RequestError(f"target: expected {wanted}, came '{text}'{hint}")
-        return cls(share, (found[3] or "").lower())
+        return cls(share, (of or "").lower())
 
     def __str__(self) -> str:
         return f"{100 * self.share:g} %" + (f" of {self.of}" if self.of else "")
@@ -171,33 +179,38 @@ def reach(run: RunRecord, accuracy: float, stage: str) -> Reach | None:
         return None
     spent = run.rounds[: first + 1]
     return Reach(
-        round=int(run.rounds[first]["round"]),
-        bytes_up=_sum(spent, "bytes_up"),
-        bytes_down=_sum(spent, "bytes_down"),
+        round=run.rounds[first].round,
+        bytes_up=_sum([record.bytes_up for record in spent]),
+        bytes_down=_sum([record.bytes_down for record in spent]),
         bytes_as_in_paper=paper_bytes(spent),
-        seconds=_sum(spent, "seconds"),
-        simulated_seconds=_sum(spent, "simulated_seconds"),
+        seconds=_sum([record.seconds for record in spent]),
+        simulated_seconds=_sum([record.simulated_seconds for record in spent]),
         lost=any(score is not None and score < accuracy for score in scores[first + 1 :]),
     )
 
 
-def _mean(record: Mapping[str, Any], stage: str) -> float | None:
+def _mean(record: RoundRecord, stage: str) -> float | None:
     """The mean accuracy of a round in a stage; None where it was not scored."""
-    if not record.get("evaluated"):
-        return None
-    return finite(((record.get("accuracy") or {}).get(stage) or {}).get("mean"))
+    return finite(record.mean_accuracy(stage)) if record.evaluated else None
 
 
-def _sum(records: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    values = [finite(record.get(key)) for record in records]
-    return sum(value for value in values if value is not None) if None not in values else None
+def _sum(values: Sequence[float | None]) -> float | None:
+    """The sum; None unless every value is known."""
+    known = finite_ones(values)
+    return sum(known) if len(known) == len(values) else None
 
 
-def paper_bytes(records: Sequence[Mapping[str, Any]], ways: Sequence[str] = ("up", "down")) -> float | None:
-    """Bytes of these rounds, counted as the method's paper counts; as they were sent where that was not recorded."""
-    found = [_sum(records, f"bytes_{way}_as_in_paper") for way in ways]
-    found = [_sum(records, f"bytes_{way}") for way in ways] if None in found else found
-    return None if None in found else sum(value for value in found if value is not None)
+def paper_bytes(records: Sequence[RoundRecord], both_ways: bool = True) -> float | None:
+    """Bytes of these rounds, counted as the method's paper counts; as they were sent where that was not recorded.
+
+    both_ways: up and down; else up alone.
+    """
+    up = _sum([record.bytes_up_as_in_paper for record in records])
+    down = _sum([record.bytes_down_as_in_paper for record in records]) if both_ways else 0
+    if up is None or down is None:
+        up = _sum([record.bytes_up for record in records])
+        down = _sum([record.bytes_down for record in records]) if both_ways else 0
+    return None if up is None or down is None else up + down
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Table and figure of a sweep: a row per combination of settings, Local beside it, the one chosen by validation marked.
+"""The table of a sweep: a row per combination of settings, Local beside it, the one chosen by validation marked.
 
 The choice is the highest validation accuracy of the method's main stage in the last evaluated round, mean over seeds;
 the first in order where several are equal. Test accuracies are shown and never chosen by.
@@ -7,43 +7,37 @@ the first in order where several are equal. Test accuracies are shown and never 
 from __future__ import annotations
 
 import json
-import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polyfed.escaping import csv_text, markdown_text, visible
 from polyfed.markup import notes, paragraph
 from polyfed.markup import table as as_html
 from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.grouping import Group
-from polyfed.report.plot_style import LOCAL_STYLE, blank, legend, save, styles
 from polyfed.report.run_records import RunRecord, show_value
 from polyfed.report.text_tables import (
     Column,
     finite,
-    in_width,
+    format_mean_std,
     markdown_table,
     mean_of,
-    narrowest,
+    min_width,
     percent,
+    render_text,
     std_of,
-    text_block,
-    with_spread,
+    wrap_columns,
     wrapped,
 )
+from polyfed.results.stored_files import SweepRun
 from polyfed.units import human_bytes, human_seconds
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-__all__ = ["Cell", "SweepRow", "SweepTable", "draw", "drawn", "short_names", "tabulate", "to_text", "write"]
+__all__ = ["Cell", "SweepRow", "SweepTable", "named", "short_names", "tabulate", "to_text", "write"]
 
 _COSTS = ("bytes\nup", "bytes\ndown", "time", "refused")
-_LABEL_ROOM = 0.07  # of the axis, for one tick's label
-_DECADES = 20  # a logarithmic axis from this ratio of the largest to the smallest value on
 
 
 @dataclass(frozen=True)
@@ -77,7 +71,7 @@ class SweepRow:
         difference, difference_std: accuracy minus Local's, paired by seed.
         bytes_up, bytes_down, seconds: of one whole run. refused: uploads refused, summed over the runs.
         chosen: whether it is the one chosen by validation. words: how to ask for it.
-        runs: each run's seed, folder, validation and test accuracy.
+        runs: each run's own figures.
         nothing_learnt: in how many of the runs no client's work ever counted; such a row is not chosen.
     """
 
@@ -98,7 +92,7 @@ class SweepRow:
     seconds: float | None
     refused: int
     words: tuple[str, ...]
-    runs: tuple[Mapping[str, Any], ...]
+    runs: tuple[SweepRun, ...]
     chosen: bool = False
     nothing_learnt: int = 0  # as tables of earlier versions are without
 
@@ -165,12 +159,12 @@ def tabulate(keys: Sequence[str], cells: Sequence[Cell], notes: Sequence[str] = 
         told += "; the difference to Local, with the same settings otherwise, is in percentage points"
     told += "; the choice is by validation accuracy, never by test accuracy"
     left = [cell for cell, _ in found if cell.words and not cell.complete]
-    lost = [f"not to be chosen, as a seed is missing: {_named(keys, cell.settings)}" for cell in left]
+    lost = [f"not to be chosen, as a seed is missing: {named(keys, cell.settings)}" for cell in left]
     lost += [
-        f"not to be chosen, {_named(keys, cell.settings)}: {run.result['nothing_learnt']}"
+        f"not to be chosen, {named(keys, cell.settings)}: {run.result.nothing_learnt}"
         for cell, _ in found
         for run in cell.runs
-        if cell.words and run.result.get("nothing_learnt")
+        if cell.words and run.result.nothing_learnt
     ]
     return SweepTable(tuple(keys), caption, rows, (told, *lost, *notes))
 
@@ -179,61 +173,67 @@ def _row(cell: Cell) -> SweepRow:
     first = cell.runs[0]
     results = [run.result for run in cell.runs]
     validation = [_validation(run) for run in cell.runs]
-    accuracy = [finite(result["accuracy"]) for result in results]
-    local = {run.seed: finite(run.result["accuracy"]) for run in cell.beside}
+    accuracy = [finite(result.accuracy) for result in results]
+    local = {run.seed: finite(run.result.accuracy) for run in cell.beside}
     pairs = [(a, local[run.seed]) for run, a in zip(cell.runs, accuracy, strict=True) if run.seed in local]
     differences = [None if a is None or b is None else a - b for a, b in pairs]
     return SweepRow(
         settings=dict(cell.settings),
-        method=str(first.result.get("label") or first.method),
+        method=first.label_or_method,
         stage=first.stage,
         seeds=tuple(run.seed for run in cell.runs),
         validation=mean_of(validation),
         validation_std=std_of(validation),
         accuracy=mean_of(accuracy),
         accuracy_std=std_of(accuracy),
-        best=mean_of([result.get("accuracy_best_by_validation") for result in results]),
+        best=mean_of([result.accuracy_best_by_validation for result in results]),
         local=mean_of([b for _, b in pairs]),
         difference=mean_of(differences),
         difference_std=std_of(differences),
-        bytes_up=mean_of([result.get("bytes_up") for result in results]),
-        bytes_down=mean_of([result.get("bytes_down") for result in results]),
-        seconds=mean_of([result.get("seconds") for result in results]),
-        refused=sum(int(result.get("refused") or 0) for result in results),
+        bytes_up=mean_of([result.bytes_up for result in results]),
+        bytes_down=mean_of([result.bytes_down for result in results]),
+        seconds=mean_of([result.seconds for result in results]),
+        refused=sum(result.refused or 0 for result in results),
         words=cell.words,
         runs=tuple(
-            {"seed": run.seed, "path": str(run.path), "validation": v, "accuracy": a}
+            SweepRun(seed=run.seed, path=str(run.path), validation=v, accuracy=a)
             for run, v, a in zip(cell.runs, validation, accuracy, strict=True)
         ),
-        nothing_learnt=sum(bool(result.get("nothing_learnt")) for result in results),
+        nothing_learnt=sum(bool(result.nothing_learnt) for result in results),
     )
 
 
 def _validation(run: RunRecord) -> float | None:
     """Validation accuracy of the main stage in the last evaluated round."""
-    return next((finite(record.get("validation")) for record in reversed(run.rounds) if record.get("evaluated")), None)
+    return next((finite(record.validation) for record in reversed(run.rounds) if record.evaluated), None)
 
 
 def _group(cells: Sequence[Cell]) -> Group:
     runs = {str(number): list(cell.runs) for number, cell in enumerate(cells)}
     seeds = tuple(sorted({run.seed for cell in cells for run in cell.runs}))
-    return Group(runs, "", seeds, cells[0].runs[0].result["evaluation"])
+    return Group(runs, "", seeds, cells[0].runs[0].result.evaluation)
 
 
 def _about(cells: Sequence[Cell]) -> str:
     """What all rows have in common: ``"fedgh on cifar10, 10 clients, 10 rounds, seeds 0, 1"``."""
-    results = [run.result for cell in cells for run in cell.runs]
-
-    def common(key: str, unit: str = "") -> str:
-        values = list(dict.fromkeys(str(result.get(key)) for result in results))
-        return (values[0] if len(values) == 1 else f"{' or '.join(values)}") + unit
-
-    methods = " or ".join(dict.fromkeys(str(result.get("label") or result["method"]) for result in results))
-    parts = [common("dataset"), common("clients", " clients"), common("rounds", " rounds"), _group(cells).seeds_text()]
+    runs = [run for cell in cells for run in cell.runs]
+    methods = _alternatives(run.label_or_method for run in runs)
+    parts = [
+        _alternatives(run.result.dataset for run in runs),
+        f"{_alternatives(run.result.clients for run in runs)} clients",
+        f"{_alternatives(run.result.rounds for run in runs)} rounds",
+        _group(cells).seeds_text(),
+    ]
     return f"{methods} on {', '.join(parts)}"
 
 
-def _named(keys: Sequence[str], settings: Mapping[str, Any]) -> str:
+def _alternatives(values: Iterable[object]) -> str:
+    """``"2"``, ``"2 or 3"``: each value once."""
+    return " or ".join(dict.fromkeys(map(str, values)))
+
+
+def named(keys: Sequence[str], settings: Mapping[str, Any]) -> str:
+    """``"lr=0.1, epochs=5"``."""
     names = short_names(keys)
     return ", ".join(f"{names[key]}={show_value(settings[key])}" for key in keys if key in settings)
 
@@ -242,17 +242,18 @@ def _named(keys: Sequence[str], settings: Mapping[str, Any]) -> str:
 
 
 def _columns(table: SweepTable) -> list[Column]:
-    rows, names = table.rows, short_names(table.keys)
+    rows = table.rows
+    names = short_names(table.keys)
     columns = [Column("method", [row.method for row in rows], words=True)]
     columns += [
         Column(names[key], [show_value(row.settings[key]) if key in row.settings else "-" for row in rows])
         for key in table.keys
     ]
     numbers = [
-        ("validation", with_spread([(row.validation, row.validation_std) for row in rows])),
-        ("test", with_spread([(row.accuracy, row.accuracy_std) for row in rows])),
+        ("validation", format_mean_std([(row.validation, row.validation_std) for row in rows])),
+        ("test", format_mean_std([(row.accuracy, row.accuracy_std) for row in rows])),
         ("best by\nvalid.", [percent(row.best) for row in rows]),
-        ("vs Local", with_spread([(row.difference, row.difference_std) for row in rows], sign="+")),
+        ("vs Local", format_mean_std([(row.difference, row.difference_std) for row in rows], sign="+")),
         (_COSTS[0], ["-" if row.bytes_up is None else human_bytes(row.bytes_up) for row in rows]),
         (_COSTS[1], ["-" if row.bytes_down is None else human_bytes(row.bytes_down) for row in rows]),
         (_COSTS[2], ["-" if row.seconds is None else human_seconds(row.seconds) for row in rows]),
@@ -279,13 +280,13 @@ def to_text(table: SweepTable, width: int = 100) -> str:
 def _text_blocks(table: SweepTable, width: int) -> Iterator[str]:
     """The table in one block, or, where it is too wide, first what the choice is about, then the costs."""
     columns = _columns(table)
-    if narrowest(columns) > width:
+    if min_width(columns) > width:
         costs = [column for column in columns if column.heading in _COSTS]
         front = 1 + len(table.keys)
         for part in ([column for column in columns if column not in costs], [*columns[:front], *costs]):
-            yield from (text_block(block, width) for block in in_width(part, width, front))
+            yield from (render_text(block, width) for block in wrap_columns(part, width, front))
     else:
-        yield text_block(columns, width)
+        yield render_text(columns, width)
 
 
 def to_markdown(table: SweepTable) -> str:
@@ -328,7 +329,7 @@ def to_json(table: SweepTable) -> str:
 
 
 def _plain(row: SweepRow) -> dict[str, Any]:
-    return vars(row) | {"settings": dict(row.settings), "runs": [dict(run) for run in row.runs]}
+    return vars(row) | {"settings": dict(row.settings), "runs": [run.model_dump() for run in row.runs]}
 
 
 def write(table: SweepTable, folder: str | Path) -> list[Path]:
@@ -340,125 +341,3 @@ def write(table: SweepTable, folder: str | Path) -> list[Path]:
     path = make_folder(folder)
     texts = {"md": to_markdown(table), "csv": to_csv(table), "json": to_json(table)}
     return [write_whole(path / f"sweep.{form}", text.encode("utf-8")) for form, text in texts.items()]
-
-
-# drawing ----------------------------------------------------------------------------------------------------------
-
-
-def draw(table: SweepTable, folder: str | Path) -> list[Path]:
-    """The figure of `drawn`, if there is one, as ``sweep.png`` and ``sweep.svg``.
-
-    Raises:
-        RequestError: the folder cannot be written to.
-    """
-    figure = drawn(table)
-    return [] if figure is None else save(figure, folder, "sweep")
-
-
-def drawn(table: SweepTable) -> Figure | None:
-    """Validation and test accuracy against a swept number.
-
-    The axis is the first swept key whose values are numbers; a line per value of a second key, if there is one. With
-    more keys, or without numbers, nothing is drawn.
-    """
-    rows = [row for row in table.rows if row.words]
-    axis = next((key for key in table.keys if all(_is_number(row.settings[key]) for row in rows)), None)
-    if axis is None or len(table.keys) > 2 or len({row.settings[axis] for row in rows}) < 2:
-        return None
-    other = next((key for key in table.keys if key != axis), None)
-    figure, axes = blank(f"Accuracy against {axis}", f"{table.caption} {_legend_of(rows)}")
-    marked: dict[str, dict[str, Any]] = {}
-    for (name, line), style in zip(_lines(rows, axis, other), styles(), strict=False):
-        _draw_line(axes, axis, name, line, style)
-        marked[name] = {"color": style["color"], "marker": style["marker"], "fillstyle": "bottom"}
-    for name, at, local in _local_lines(rows, axis, other):
-        looks = {**LOCAL_STYLE, **(marked[name] if name else {})}  # that of the line it stands beside
-        axes.plot(at, local, **looks, label=f"Local, test{name and f', {name}'}", gid=f"local {name}")
-    _scale(axes, sorted({float(row.settings[axis]) for row in rows}))
-    axes.set_xlabel(axis)
-    axes.set_ylabel("accuracy [%]")
-    legend(axes, *axes.get_legend_handles_labels())
-    return figure
-
-
-def _draw_line(axes: Any, axis: str, name: str, line: Sequence[SweepRow], style: Mapping[str, Any]) -> None:
-    """Validation dashed, test with the seeds' band, and a ring around what was chosen."""
-    at, suffix = [row.settings[axis] for row in line], name and f", {name}"
-    open_and_dashed = {"markerfacecolor": "white", "linestyle": (0, (2, 1.5))}
-    for what, values, looks in (
-        ("validation", [row.validation for row in line], {**style, **open_and_dashed}),
-        ("test", [row.accuracy for row in line], style),
-    ):
-        axes.plot(at, _percents(values), **looks, markersize=5, label=f"{what}{suffix}", gid=f"{what} {name}")
-    _band(axes, at, [[run["accuracy"] for run in row.runs] for row in line], style["color"])
-    for row in (row for row in line if row.chosen and row.validation is not None):
-        ring = {"marker": "o", "markersize": 13, "markerfacecolor": "none", "linestyle": "none", "color": "black"}
-        axes.plot([row.settings[axis]], _percents([row.validation]), **ring, label="chosen")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _percents(values: Sequence[float | None]) -> list[float]:
-    """For drawing: what is not known leaves a gap."""
-    return [math.nan if value is None else 100 * value for value in values]
-
-
-def _legend_of(rows: Sequence[SweepRow]) -> str:
-    several = any(len(row.seeds) > 1 for row in rows)
-    return "Mean over seeds; band: lowest to highest seed on test data." if several else ""
-
-
-def _lines(rows: Sequence[SweepRow], axis: str, other: str | None) -> Iterator[tuple[str, list[SweepRow]]]:
-    """The rows of each value of the second key, along the axis, with the line's name."""
-    values = [None] if other is None else list(dict.fromkeys(json.dumps(row.settings[other]) for row in rows))
-    for value in values:
-        line = [row for row in rows if other is None or json.dumps(row.settings[other]) == value]
-        name = "" if other is None else _named([other], line[0].settings)
-        yield name, sorted(line, key=lambda row: float(row.settings[axis]))
-
-
-def _local_lines(
-    rows: Sequence[SweepRow], axis: str, other: str | None
-) -> Iterator[tuple[str, list[float], list[float]]]:
-    """Local beside each line; once, without a name, where it is the same beside all of them."""
-    lines = [
-        (name, [row.settings[axis] for row in line], _percents([row.local for row in line]))
-        for name, line in _lines(rows, axis, other)
-        if any(row.local is not None for row in line)
-    ]
-    if len({json.dumps([at, values]) for _, at, values in lines}) == 1:
-        lines = [("", *lines[0][1:])]
-    yield from lines
-
-
-def _band(axes: Any, at: Sequence[float], values: Sequence[Sequence[float | None]], colour: str) -> None:
-    """From the lowest to the highest seed."""
-    known = [[100 * value for value in each if value is not None] for each in values]
-    if all(known) and any(len(each) > 1 for each in known):
-        axes.fill_between(at, list(map(min, known)), list(map(max, known)), color=colour, alpha=0.15, linewidth=0)
-
-
-def _scale(axes: Any, values: Sequence[float]) -> None:
-    """A logarithmic axis where the values span decades, with a place for 0; a tick at each value while they are few."""
-    positive = [value for value in values if value > 0]
-    if values[0] >= 0 and len(positive) > 1 and positive[-1] >= _DECADES * positive[0]:
-        if values[0] == 0:
-            axes.set_xscale("symlog", linthresh=positive[0], linscale=0.5)
-        else:
-            axes.set_xscale("log")
-    if len(values) <= 12:
-        axes.set_xticks(values, _apart(values, axes.xaxis.get_transform().transform(values)))
-        axes.set_xticks([], minor=True)
-
-
-def _apart(values: Sequence[float], places: Sequence[float]) -> list[str]:
-    """A label for each tick; none where it would run into the one before."""
-    labels: list[str] = []
-    last = -math.inf
-    for value, place in zip(values, places, strict=True):
-        free = place - last >= _LABEL_ROOM * (places[-1] - places[0])
-        labels.append(f"{value:g}" if free else "")
-        last = place if free else last
-    return labels

@@ -11,7 +11,7 @@ from typing import Any
 
 from polyfed.escaping import markdown_text, visible
 
-_NAME = 16  # narrowest column of names in plain text
+_NAME = 16  # min_width column of names in plain text
 
 
 def finite(value: Any) -> float | None:
@@ -21,9 +21,15 @@ def finite(value: Any) -> float | None:
     return value
 
 
+def finite_ones(values: Iterable[Any]) -> list[float]:
+    """Those of the values that are finite numbers."""
+    found = map(finite, values)
+    return [number for number in found if number is not None]
+
+
 def mean_of(values: Sequence[Any]) -> float | None:
     """The mean, exact when all are equal (bytes stay whole numbers); None unless every value is known."""
-    known = [number for value in values if (number := finite(value)) is not None]
+    known = finite_ones(values)
     if not known or len(known) < len(values):
         return None
     return known[0] if all(value == known[0] for value in known) else statistics.fmean(known)
@@ -31,7 +37,7 @@ def mean_of(values: Sequence[Any]) -> float | None:
 
 def std_of(values: Sequence[Any]) -> float | None:
     """The sample standard deviation; None for a single value, and unless every value is known."""
-    known = [number for value in values if (number := finite(value)) is not None]
+    known = finite_ones(values)
     return statistics.stdev(known) if len(known) == len(values) and len(known) > 1 else None
 
 
@@ -39,7 +45,7 @@ def std_of(values: Sequence[Any]) -> float | None:
 class Column:
     """A column to show: its heading (lines), its cells; words are aligned left, numbers right.
 
-    bold: the places of the cells to be emphasised, where a format can.
+    bold: the places of the cells to be emphasized, where a format can.
     """
 
     heading: str
@@ -58,7 +64,7 @@ def percent(value: float | None, sign: str = "") -> str:
     return "-" if value is None else f"{100 * value:{sign}.2f}"
 
 
-def with_spread(pairs: list[tuple[float | None, float | None]], sign: str = "") -> list[str]:
+def format_mean_std(pairs: list[tuple[float | None, float | None]], sign: str = "") -> list[str]:
     """``"75.12 ± 0.40"``; a spread that is not known stays away, and keeps its place where other rows have one."""
     spreads = [percent(std) for _, std in pairs]
     width = max(map(len, spreads))
@@ -88,12 +94,12 @@ def markdown_table(columns: Sequence[Column]) -> str:
     lines = [
         _markdown_line(markdown_text(column.heading) for column in columns),
         _markdown_line(":--" if column.words else "--:" for column in columns),
-        *map(_markdown_line, zip(*(_emphasised(column, "**{}**", markdown_text) for column in columns), strict=True)),
+        *map(_markdown_line, zip(*(_emphasized(column, "**{}**", markdown_text) for column in columns), strict=True)),
     ]
     return "\n".join(lines)
 
 
-def _emphasised(column: Column, bold: str, escape: Callable[[str], str]) -> list[str]:
+def _emphasized(column: Column, bold: str, escape: Callable[[str], str]) -> list[str]:
     return [bold.format(escape(cell)) if at in column.bold else escape(cell) for at, cell in enumerate(column.cells)]
 
 
@@ -120,7 +126,7 @@ def latex(text: str) -> str:
 
 def latex_table(columns: Sequence[Column]) -> str:
     """A ``tabular`` with the rules of ``booktabs``, without a line's end after it."""
-    rows = zip(*(_emphasised(column, "\\textbf{{{}}}", latex) for column in columns), strict=True)
+    rows = zip(*(_emphasized(column, "\\textbf{{{}}}", latex) for column in columns), strict=True)
     lines = [
         f"\\begin{{tabular}}{{{''.join('l' if column.words else 'r' for column in columns)}}}",
         "\\toprule",
@@ -143,23 +149,23 @@ def wrapped(text: str, width: int) -> str:
     return textwrap.fill(visible(text), width, subsequent_indent="  ", break_on_hyphens=False)
 
 
-def narrowest(columns: Sequence[Column]) -> int:
+def min_width(columns: Sequence[Column]) -> int:
     """The width with the names wrapped as tightly as is still readable, and two blanks between columns."""
     return min(columns[0].width, _NAME) + sum(column.width + 2 for column in columns[1:])
 
 
-def in_width(columns: Sequence[Column], width: int, leading: int = 1) -> list[list[Column]]:
+def wrap_columns(columns: Sequence[Column], width: int, leading: int = 1) -> list[list[Column]]:
     """A table cut into blocks that fit, each with the `leading` columns, which say what a row is, in front."""
     front = list(columns[:leading])
     blocks: list[list[Column]] = []
     for column in columns[leading:]:
-        if not blocks or narrowest([*blocks[-1], column]) > width:
+        if not blocks or min_width([*blocks[-1], column]) > width:
             blocks.append([*front])
         blocks[-1].append(column)
     return blocks
 
 
-def text_block(columns: Sequence[Column], width: int) -> str:
+def render_text(columns: Sequence[Column], width: int) -> str:
     """Aligned lines; the names, in front, wrapped where that makes the block fit `width`."""
     columns = [replace(column, cells=[visible(cell) for cell in column.cells]) for column in columns]
     widths = [column.width for column in columns]

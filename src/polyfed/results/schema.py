@@ -1,391 +1,407 @@
-"""What a run folder's files of text must be to be read: JSON and TOML of the expected shape; lines that carry a seal.
+"""What a run writes: a `RoundRecord` for each line of rounds.jsonl, a `RunResult` as result.json.
 
-A run folder may come from anywhere, and a disk may lose a bit. What is nested without end, no JSON, or of another shape
-is a `ValueError` of one line, which the reader turns into an error that names the file.
+The engine checks what it writes by these models, reports read it by them, and docs/records.md is made of their
+descriptions by ``scripts/records_page.py``. A key that an older version, or a run without the feature, does not write
+is None, or empty, when it is read.
 
-A seal is the checksum of a JSON object, its last entry: ``{"round": 1, ..., "seal": "<sha256 of the text before>"}``.
+Accuracies and other figures are shares in [0, 1], bytes are exact sizes of tensors, times are in seconds. Clients are
+numbered from 0, rounds from 1.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
-import stat
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from polyfed.errors import RequestError
-from polyfed.places import check_name
+from pydantic import Field
 
-PARTS = ("result.json", "checkpoint", "rounds.jsonl", "models", "tensorboard", "recipe.toml")  # in order of removal
-ANALYSIS, ATTACK = "analysis", "attack"  # folders of what later commands make of a run
-COMMAND, SWEEP, DIARY = "compare.json", "sweep.json", "nodes.jsonl"  # of a comparison, a sweep, a deployment
-SUM_FILE = "index.json.sha256"  # beside models/index.json: its checksum, as `sha256sum --check` reads it
-
-_SEAL = re.compile(rb', "seal": "([0-9a-f]{64})"\}\Z')
-_LENGTH = 77  # bytes of it
-
-
-def parse_json(data: bytes) -> Any:
-    """`json.loads` of UTF-8.
-
-    Raises:
-        ValueError: no JSON, nested too deep, or half a character.
-    """
-    try:
-        value = json.loads(data)
-        if b"\\ud" in data.lower():
-            json.dumps(value, ensure_ascii=False).encode()
-        return value
-    except UnicodeEncodeError:
-        raise ValueError("half a character") from None
-    except RecursionError:
-        raise ValueError("nested too deep") from None
-
-
-def parse_toml(data: bytes) -> dict[str, Any]:
-    """`tomllib.loads` of UTF-8.
-
-    Raises:
-        ValueError: no TOML, or nested too deep.
-    """
-    try:
-        return tomllib.loads(data.decode())
-    except RecursionError:
-        raise ValueError("nested too deep") from None
-
-
-def seal(value: Mapping[str, Any]) -> bytes:
-    """A JSON object on one line, sealed. value: not empty.
-
-    >>> unseal(seal({"round": 1}))
-    {'round': 1}
-    """
-    text = json.dumps(value).encode()
-    return text[:-1] + f', "seal": "{hashlib.sha256(text).hexdigest()}"}}'.encode()
-
-
-def unseal(data: bytes, needed: bool = True) -> dict[str, Any]:
-    """The object without its seal.
-
-    Args:
-        data: as `seal` gives it. needed: whether one without a seal, written otherwise, is refused.
-
-    Raises:
-        ValueError: a seal that is missing or does not fit, or no JSON object.
-    """
-    found = _SEAL.search(data[-_LENGTH:])
-    text = data if found is None else data[:-_LENGTH] + b"}"
-    if found is None and needed:
-        raise ValueError("its seal is missing")
-    if found is not None and hashlib.sha256(text).hexdigest().encode() != found[1]:
-        raise ValueError("it does not match its seal")
-    value = parse_json(text)
-    if not isinstance(value, dict):
-        raise ValueError(f"expected an object, came {type(value).__name__}")
-    return value
-
-
-# links ------------------------------------------------------------------------------------------------------------
-
-
-def check_links(folder: Path) -> None:
-    """Whether all that belongs to a run lies in its folder. To be asked before anything in it is read or written.
-
-    folder: of a run, a comparison or a sweep; itself it may be a link, as the user has named it.
-
-    Raises:
-        RequestError: a part of it is a link, or neither a file nor a folder; or there can be no such folder.
-    """
-    check_name(folder)
-    waiting = [folder / name for name in (*PARTS, ANALYSIS, ATTACK, COMMAND, SWEEP, DIARY)]
-    while waiting:
-        place = waiting.pop()
-        try:
-            mode = place.lstat().st_mode
-            if stat.S_ISDIR(mode):
-                waiting += place.iterdir()
-        except OSError:  # not there, or not to be read, which is told when it is
-            continue
-        if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
-            came = "a link" if stat.S_ISLNK(mode) else "something else"
-            raise RequestError(
-                f"expected files and folders in {folder}, came {came}: {place}, which is not followed; put a copy of "
-                "what you mean in its place"
-            )
-
-
-# shapes -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Maybe:
-    """The shape, or nothing."""
-
-    shape: Any
-
-
-@dataclass(frozen=True)
-class _Each:
-    """An object with any keys, or any of `keys`, and values of this shape."""
-
-    shape: Any
-    keys: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class _Whole:
-    """An object that has at least these keys; `more` are of this shape where they are there."""
-
-    shape: Mapping[str, Any]
-    more: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _OneOf:
-    """One of these texts."""
-
-    texts: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _Within:
-    """A number, whole if both bounds are, from `low` to `high`."""
-
-    low: float
-    high: float
-
-
-_NUMBER = "a number"  # no larger than tables can show
-_SETTING = "a text, a number, true or false, or a list of these"
-_LOSS = "a loss"  # a number of any size, as training may diverge
-_EPSILON = _Each(_LOSS, ("client", "sample"))  # by the unit that it is about
-_SCORES: dict[str, Any] = {
-    "accuracy_by_predictor": _Maybe(_Each(_Each(_Each(_NUMBER)))),
-    "accuracy_per_client": _Maybe([_Maybe(_NUMBER)]),
-    "accuracy_per_architecture": _Maybe(_Each(_Each(_NUMBER))),
-    "metrics": _Maybe(_Each(_Each(_Each(_NUMBER)))),
-    "confusion": _Maybe([[int]]),
-    "validation": _Maybe(_NUMBER),
-    "bytes_up": int,
-    "bytes_down": int,
-    "bytes_up_uncompressed": int,
-    "bytes_up_as_in_paper": int,
-    "bytes_down_as_in_paper": int,
-    "samples": int,
-    "seconds": _NUMBER,
-    "timings": _Each(_NUMBER),
-}
-RECORD: dict[str, Any] = {
-    **_SCORES,
-    "round": int,
-    "closing": bool,
-    "clients": [int],
-    "lr": _NUMBER,
-    "dropped": [int],
-    "late": [int],
-    "arrived": [_Whole({"client": int, "from": int})],
-    "discarded": [_Whole({"client": int, "from": int})],
-    "bytes_by_client": _Each(_Whole({"up": int, "down": int})),
-    "train_loss": _Maybe(_LOSS),
-    "refused": [_Whole({"client": int, "reason": str})],
-    "sums": dict,
-    "server": dict,
-    "evaluated": bool,
-    "accuracy": _Each(_Each(_NUMBER)),
-    "epsilon": _EPSILON,
-    "releases": [
-        _Whole(
-            {
-                "what": _OneOf(("upload", "features", "training")),
-                "unit": _OneOf(("client", "sample")),
-                "noise": _Within(1e-9, 1e18),
-                "drawn": _Within(0, 2**40),
-                "held": _Within(0, 2**40),
-                "poisson": bool,
-                "times": _Within(1, 2**40),
-                "clients": [_Within(0, 2**40)],
-            }
-        )
-    ],
-}
-_COUNTED = ("bytes_up", "bytes_down", "bytes_up_as_in_paper", "bytes_down_as_in_paper", "bytes_by_client", "samples")
-_TOLD = ("round", "seconds", "closing", "clients", "lr", "train_loss", "refused", "evaluated", "validation")
-CONTINUED: Any = _Whole(  # a record that a run goes on from: this version's, with all that its result is made of
-    {**{key: RECORD[key] for key in (*_TOLD, *_COUNTED)}, "accuracy": _Each(_Whole({"mean": _NUMBER}))}, RECORD
-)
-RECORD_SHOWN: Any = _Whole(  # a record as far as the progress of a run shows it
-    {key: RECORD[key] for key in ("round", "seconds", "bytes_up", "bytes_down")}, RECORD
-)
-EVENT: dict[str, Any] = {"event": str, "round": int, "reason": str}  # a line of what happened to nodes
-RESULT: dict[str, Any] = {
-    **_SCORES,
-    "method": str,
-    "knobs": dict,
-    "label": _Maybe(str),
-    "dataset": str,
-    "class_names": [str],
-    "clients": int,
-    "rounds": int,
-    "seed": int,
-    "workers": int,
-    "precision": str,
-    "evaluation": {"stage": str, "mean": str, "test": str, "every": int, "stages": [str], "patience": int},
-    "availability": dict,
-    "privacy": dict,
-    "compression": dict,
-    "accuracy": _Maybe(_NUMBER),
-    "accuracy_std": _Maybe(_NUMBER),
-    "accuracy_worst_tenth": _Maybe(_NUMBER),
-    "accuracy_before_closing": _Maybe(_NUMBER),
-    "accuracy_best_by_validation": _Maybe(_NUMBER),
-    "accuracy_by_stage": _Maybe(_Each(_Each(_NUMBER))),
-    "clients_table": [
-        _Whole(
-            {"id": int, "architecture": str, "samples": int},
-            {
-                "accuracy": _Maybe(_NUMBER),
-                "parameters": int,
-                "labels": _Each(int),
-                "bytes_up": int,
-                "bytes_down": int,
-            },
-        )
-    ],
-    "stopped_after": _Maybe(int),
-    "models_of_round": int,
-    "closed": bool,
-    "refused": int,
-    "nothing_learnt": _Maybe(str),
-    "samples_per_second": _Maybe(_NUMBER),
-    "versions": _Each(str),
-    "epsilon": _EPSILON,
-    "delta": _Within(1e-300, 1.0),
-}
-MODEL: dict[str, Any] = {
-    "architecture": str,
-    "companion": _Maybe(str),
-    "method": str,
-    "knobs": dict,
-    "variant": str,
-    "zoo": bool,
-    "classes": int,
-    "class_names": [str],
-    "feature_names": [str],
-    "feature_dim": _Maybe(int),
-    "label_column": _Maybe(str),
-    "vocabulary": _Maybe(int),
-    "texts": _Maybe(_Whole({"column": _Maybe(str), "sha256": str})),
-    "input": _Whole({"shape": [int], "type": str}),
-    "modules": [str],
-    "sha256": _Each(str),
-}
-ENTRY: Any = _Whole(  # what a node is told of a model that it writes itself
-    {
-        **{key: MODEL[key] for key in ("architecture", "companion", "method", "knobs", "variant", "zoo", "classes")},
-        **{key: MODEL[key] for key in ("class_names", "feature_names", "feature_dim", "vocabulary", "texts", "input")},
-        "vectors": _Maybe(str),
-        "samples": int,
-        "round": int,
-    },
-    {"modules": MODEL["modules"]},
-)
-PREPARE: Any = _Whole({"mean": [_NUMBER], "std": [_NUMBER]}, {"table": bool})  # of a model's entry, where it is no text
-RECIPE: dict[str, Any] = {
-    **dict.fromkeys(("data", "evaluation", "availability", "privacy", "compression"), dict),
-    "models": {"architectures": [str]},
-    "method": {"name": str},
-    "training": {"rounds": int},
-    "run": {"published": [str], "changed": [str], "profile": str, "profile_note": str, "label": str},
-}
-SWEPT: Any = _Whole(
-    {
-        "keys": [str],
-        "caption": str,
-        "notes": [str],
-        "rows": [
-            {
-                "settings": _Each(_SETTING),
-                "method": str,
-                "stage": str,
-                "seeds": [int],
-                "validation": _Maybe(_NUMBER),
-                "validation_std": _Maybe(_NUMBER),
-                "accuracy": _Maybe(_NUMBER),
-                "accuracy_std": _Maybe(_NUMBER),
-                "best": _Maybe(_NUMBER),
-                "local": _Maybe(_NUMBER),
-                "difference": _Maybe(_NUMBER),
-                "difference_std": _Maybe(_NUMBER),
-                "bytes_up": _Maybe(_NUMBER),
-                "bytes_down": _Maybe(_NUMBER),
-                "seconds": _Maybe(_NUMBER),
-                "refused": int,
-                "words": [str],
-                "runs": [_Whole({"accuracy": _Maybe(_NUMBER)})],
-                "chosen": bool,
-                "nothing_learnt": int,
-            }
-        ],
-    }
+from polyfed.results.fields import (
+    Count,
+    Figure,
+    Flag,
+    IfPresent,
+    Loss,
+    NullIsEmptyDict,
+    NullIsEmptyList,
+    Number,
+    Record,
+    Text,
+    check_present,
+    count_between,
+    number_between,
+    one_of,
 )
 
+Whole = Annotated[int, count_between(0, 2**40)]
+Unit = Annotated[str, one_of("client", "sample")]  # what noise hides: whether a client takes part, or one of its rows
 
-def check_shape(value: Any, shape: Any, place: str = "") -> None:
-    """Whether a value is of a shape; keys that the shape does not name may hold anything.
+
+class Summary(Record):
+    """A figure over clients. Keys that are not known are missing."""
+
+    mean: IfPresent[Number] = Field(
+        None,
+        description='mean over clients: with `mean = "clients"` each counts once, with `"samples"` as often as it has '
+        "test samples (for the accuracy this is the accuracy over all samples)",
+    )
+    std: IfPresent[Number] = Field(None, description="population standard deviation over clients, each counting once")
+    min: IfPresent[Number] = Field(None, description="the lowest client")
+    max: IfPresent[Number] = Field(None, description="the highest client")
+    worst_tenth: IfPresent[Number] = Field(
+        None, description="accuracy only: mean of the lowest tenth of the clients, rounded up"
+    )
+    n: IfPresent[Number] = Field(None, description="number of clients with test data for which the figure is defined")
+
+
+class FigureSummary(Record):
+    """A `Summary` of a figure other than the accuracy, which may be the user's own and have another range."""
+
+    mean: IfPresent[Figure] = None
+    std: IfPresent[Figure] = None
+    min: IfPresent[Figure] = None
+    max: IfPresent[Figure] = None
+    n: IfPresent[Figure] = None
+
+
+class LateUpload(Record):
+    """An upload of an earlier round."""
+
+    client: Count = Field(description="the client that sent it")
+    sent_in: Count = Field(alias="from", description="the round in which it was sent")
+
+
+class Refusal(Record):
+    """An upload that was rejected and not aggregated."""
+
+    client: Count = Field(description="the client that sent it")
+    reason: Text = Field(description="why it was rejected")
+
+
+class Traffic(Record):
+    """What one client sent and was sent, in bytes."""
+
+    down: Count = Field(description="sent to the client")
+    up: Count = Field(description="sent by the client")
+
+
+class SimulatedEffort(Record):
+    """What a round would have taken on one client's device."""
+
+    down: Number = Field(description="seconds to receive")
+    train: Number = Field(description="seconds to compute")
+    up: Number = Field(description="seconds to send")
+    operations: Count = Field(description="floating-point operations computed")
+
+
+class DefenseRecord(Record):
+    """What the rule of `[defence]` did in a round."""
+
+    left_out: list[Count] = Field([], description="clients whose uploads Krum left out")
+    shortened: IfPresent[Count] = Field(
+        None, description="number of vectors and tensors that were shortened to the norm bound"
+    )
+    few: IfPresent[Count] = Field(
+        None, description="number of parts that fewer than three clients sent, so that nobody can be outvoted"
+    )
+
+
+class ReleaseRecord(Record):
+    """One noised release, the same for all of its `clients`."""
+
+    what: Annotated[Literal["upload", "features", "training"], one_of("upload", "features", "training")] = Field(
+        description="what the noise was added to"
+    )
+    unit: Unit = Field(description="what the noise hides: whether a client takes part, or what one of its rows holds")
+    noise: Annotated[float, number_between(1e-9, 1e18)] = Field(
+        description="standard deviation of the noise, divided by the sensitivity"
+    )
+    drawn: Whole = Field(description="number of rows in it; 0: all")
+    held: Whole = Field(description="number of rows that these were drawn from")
+    poisson: Flag = Field(
+        description="whether each row was drawn independently; else exactly `drawn` without replacement"
+    )
+    times: Annotated[int, count_between(1, 2**40)] = Field(description="how often it was made")
+    clients: list[Whole] = Field(description="the clients that made it")
+
+
+class RoundRecord(Record):
+    """One round, a line of rounds.jsonl."""
+
+    round: Count = Field(description="counted from 1; a closing round has the number after the last one")
+    seconds: IfPresent[Number] = Field(None, description="wall-clock time of the round, evaluation included")
+    closing: Flag = Field(
+        False, description="whether this is the closing round that some methods have after the last one"
+    )
+    clients: list[Count] = Field([], description="clients that were selected and reached")
+    lr: IfPresent[Number] = Field(None, description="learning rate of the round, as the schedule has it")
+    dropped: list[Count] = Field(
+        [],
+        description="selected clients that dropped out; also those whose work killed two workers in turn",
+    )
+    late: list[Count] = Field([], description="clients whose upload did not arrive in this round")
+    arrived: list[LateUpload] = Field([], description="late uploads of earlier rounds that were aggregated in this one")
+    discarded: list[LateUpload] = Field(
+        [], description="late uploads that were thrown away: too late, or overtaken by a newer one of the same client"
+    )
+    bytes_up: IfPresent[Count] = Field(
+        None, description="bytes sent by all clients, rejected and lost uploads included"
+    )
+    bytes_down: IfPresent[Count] = Field(None, description="bytes sent by the server")
+    bytes_up_uncompressed: IfPresent[Count] = Field(
+        None, description="only with `[compression]`: `bytes_up` without it"
+    )
+    bytes_up_as_in_paper: IfPresent[Count] = Field(
+        None, description="`bytes_up` without compression, counted as the method's paper counts"
+    )
+    bytes_down_as_in_paper: IfPresent[Count] = Field(
+        None, description="`bytes_down`, counted as the method's paper counts"
+    )
+    bytes_by_client: dict[str, Traffic] = Field({}, description="client -> bytes it sent and received")
+    train_loss: Loss | None = Field(
+        None, description="mean over the training samples processed; null if nothing was trained"
+    )
+    samples: IfPresent[Count] = Field(None, description="training samples processed, each epoch counted")
+    refused: list[Refusal] = Field([], description="uploads that were rejected")
+    sums: dict[str, Any] = Field({}, description="the method's own metrics, mean over training steps")
+    simulated_seconds: IfPresent[Number] = Field(
+        None,
+        description="only with `[devices]`: time that the round would have taken on the clients' [devices](devices.md)",
+    )
+    simulated_by_client: IfPresent[dict[str, SimulatedEffort]] = Field(
+        None, description="only with `[devices]`: client -> its share of that time"
+    )
+    stragglers: IfPresent[list[Count]] = Field(
+        None, description="only with a deadline: clients whose upload missed it; they are listed in `late`, too"
+    )
+    epsilon: dict[Unit, Loss] = Field(
+        {},
+        description="only with noise ([privacy](privacy.md)): unit -> epsilon of all releases so far, of the client "
+        "that has released most. Units: `client` (whether it takes part), `sample` (what one of its rows holds)",
+    )
+    delta: IfPresent[Number] = Field(None, description="with `epsilon`: the delta that it holds at")
+    releases: list[ReleaseRecord] = Field([], description="with `epsilon`: the noised releases of this round")
+    defence: IfPresent[DefenseRecord] = Field(
+        None, description="only with a rule of `[defence]`: what it did ([robustness](robustness.md))"
+    )
+    hostile: IfPresent[list[Count]] = Field(
+        None, description="only with `[hostile]`: selected clients that are malicious"
+    )
+    plugins: dict[str, Any] = Field({}, description="only with plugins of your own: name -> what it records")
+    server: dict[str, Any] = Field({}, description="the server's own metrics")
+    evaluated: Flag = Field(False, description="whether this round was evaluated; if not, what follows is empty")
+    accuracy: dict[str, Summary] = Field({}, description="stage -> accuracy over clients")
+    accuracy_by_predictor: NullIsEmptyDict[dict[str, Summary]] = Field(
+        {},
+        description="stage -> predictor -> accuracy with the method's other predictor (by `head` where it predicts by "
+        "`prototype`, or the reverse); empty for methods with one predictor",
+    )
+    accuracy_per_client: NullIsEmptyList[Number | None] = Field(
+        [], description="accuracy of each client in the main stage; null for clients that were not evaluated"
+    )
+    accuracy_per_architecture: NullIsEmptyDict[Summary] = Field(
+        {}, description="architecture -> accuracy over its clients in the main stage"
+    )
+    metrics: NullIsEmptyDict[dict[str, FigureSummary]] = Field(
+        {}, description="stage -> metric -> summary over clients, for `[evaluation] metrics`"
+    )
+    confusion: list[list[Count]] | None = Field(
+        None, description="counts of the main stage, summed over clients (rows: true class); null unless asked for"
+    )
+    validation: Number | None = Field(
+        None,
+        description="mean accuracy on the clients' validation data in the main stage (in `personal` if that is "
+        "`after_local`)",
+    )
+    timings: IfPresent[dict[str, Number]] = Field(
+        None, description="only with `--timings`: section -> seconds spent in it, as below"
+    )
+
+    def mean_accuracy(self, stage: str) -> float | None:
+        """The accuracy over clients in a stage; None where it was not scored."""
+        scored = self.accuracy.get(stage)
+        return None if scored is None else scored.mean
+
+
+class EvaluationFacts(Record):
+    """How a run was scored."""
+
+    stage: Text = Field(description="the main stage")
+    mean: IfPresent[Text] = Field(
+        None, description="how clients are averaged: `clients` or `samples`, as [above](#figures)"
+    )
+    test: IfPresent[Text] = Field(
+        None, description="`client`: each client's own test data; `global`: one shared test set"
+    )
+    every: IfPresent[Count] = Field(None, description="every how many rounds clients are evaluated")
+    stages: list[Text] = Field([], description="all stages that were evaluated")
+    patience: IfPresent[Count] = Field(
+        None, description="evaluations without an improvement that end the run; 0: never"
+    )
+    min_delta: IfPresent[Number] = Field(
+        None, description="smallest gain in validation accuracy that counts as an improvement"
+    )
+    clients: IfPresent[Text] = Field(
+        None, description="only with `[hostile]`: `honest`, the clients that are evaluated"
+    )
+
+
+class ClientRow(Record):
+    """One client of a run. A deployed run has neither `parameters` nor `labels`, which are with the nodes."""
+
+    id: Count = Field(description="number of the client")
+    architecture: Text = Field(description="architecture of its network")
+    samples: Count = Field(description="number of training samples")
+    parameters: IfPresent[Count] = Field(None, description="number of trained parameters of its own network")
+    labels: IfPresent[dict[str, Count]] = Field(
+        None,
+        description="class -> number of training samples; with flipped labels as the client trains on them",
+    )
+    device: IfPresent[Text] = Field(None, description="only with `[devices]`: name of its device profile")
+    accuracy: Number | None = Field(None, description="accuracy in the main stage, last evaluation")
+    bytes_up: IfPresent[Count] = Field(None, description="bytes sent in the whole run")
+    bytes_down: IfPresent[Count] = Field(None, description="bytes received in the whole run")
+    simulated_seconds: IfPresent[Number] = Field(
+        None, description="only with `[devices]`: time that its device was busy"
+    )
+
+
+class RunResult(Record):
+    """A finished run, result.json: first the run's facts, then what its records add up to."""
+
+    method: Text = Field(description="name of the method")
+    knobs: IfPresent[dict[str, Any]] = Field(None, description="all hyperparameters of the method")
+    label: Text | None = Field(None, description="name of the variant, if it has one")
+    dataset: Text = Field(description="name of the data set")
+    class_names: IfPresent[list[Text]] = Field(None, description="names of the classes, in order")
+    clients: Count = Field(description="number of clients")
+    rounds: Count = Field(description="number of rounds that were asked for")
+    seed: Count = Field(description="seed of every random draw")
+    workers: IfPresent[Count] = Field(
+        None, description="number of processes that trained clients when the run ended; 1: the run's own"
+    )
+    precision: IfPresent[Text] = Field(None, description="number format of training: `float32` or `bf16`")
+    evaluation: EvaluationFacts = Field(description="how clients were evaluated")
+    availability: dict[str, Any] = Field(
+        {}, description="settings of the section `[availability]` that are on; absent if none is"
+    )
+    privacy: dict[str, Any] = Field({}, description="settings of `[privacy]`, likewise")
+    compression: dict[str, Any] = Field({}, description="settings of `[compression]`, likewise")
+    defence: dict[str, Any] = Field({}, description="settings of `[defence]`, likewise")
+    hostile: dict[str, Any] = Field({}, description="settings of `[hostile]`, likewise")
+    devices: dict[str, Any] = Field({}, description="settings of `[devices]`, likewise")
+    left_out: list[Count] = Field(
+        [],
+        description="only with `[devices]`: clients whose network does not fit their device; evaluated with the "
+        "network that they begin with",
+    )
+    hostile_clients: IfPresent[dict[str, Text]] = Field(
+        None, description="only with `[hostile]`: client -> its attack, `label_flip` or `sign_flip`"
+    )
+    accuracy: Number | None = Field(description="mean over clients in the main stage, last evaluation")
+    accuracy_std: Number | None = Field(None, description="standard deviation over clients")
+    accuracy_worst_tenth: Number | None = Field(None, description="mean of the lowest tenth of the clients")
+    accuracy_before_closing: Number | None = Field(
+        None, description="`accuracy` before the closing round, if there was one"
+    )
+    accuracy_best_by_validation: Number | None = Field(
+        None, description="test accuracy of the round with the best validation accuracy"
+    )
+    accuracy_by_stage: NullIsEmptyDict[Summary] = Field(
+        {}, description="stage -> accuracy over clients, last evaluation"
+    )
+    accuracy_by_predictor: NullIsEmptyDict[dict[str, Summary]] = Field(
+        {}, description="stage -> predictor -> accuracy, last evaluation"
+    )
+    accuracy_per_client: NullIsEmptyList[Number | None] = Field([], description="as in the last evaluated round")
+    accuracy_per_architecture: NullIsEmptyDict[Summary] = Field({}, description="as in the last evaluated round")
+    metrics: NullIsEmptyDict[dict[str, FigureSummary]] = Field({}, description="as in the last evaluated round")
+    confusion: list[list[Count]] | None = Field(None, description="as in the last evaluated round")
+    validation: Number | None = Field(None, description="as in the last evaluated round")
+    clients_table: IfPresent[list[ClientRow]] = Field(None, description="one row per client")
+    bytes_up: IfPresent[Count] = Field(None, description="sum over the rounds")
+    bytes_down: IfPresent[Count] = Field(None, description="sum over the rounds")
+    bytes_up_uncompressed: IfPresent[Count] = Field(None, description="only with `[compression]`: sum over the rounds")
+    bytes_up_as_in_paper: IfPresent[Count] = Field(None, description="sum over the rounds")
+    bytes_down_as_in_paper: IfPresent[Count] = Field(None, description="sum over the rounds")
+    epsilon: dict[Unit, Loss] = Field({}, description="only with noise: as in the last round")
+    delta: IfPresent[Annotated[float, number_between(1e-300, 1.0)]] = Field(
+        None, description="with `epsilon`: the delta that it holds at"
+    )
+    epsilon_of: dict[str, list[Text]] = Field(
+        {}, description="with `epsilon`: unit -> kinds of releases that it counts"
+    )
+    stopped_after: Count | None = Field(
+        None, description="the round after which the run ended early; null if it ran to its end"
+    )
+    stopped_by: Text | None = Field(None, description="why it ended early: `patience` or `budget`")
+    closed: Flag = Field(False, description="whether there was a closing round")
+    refused: IfPresent[Count] = Field(None, description="number of rejected uploads")
+    nothing_learnt: Text | None = Field(
+        None,
+        description="null, or a line that says why and what to try: uploads were rejected, and in every round either "
+        "no client's training counted, or most clients were rejected and the others' mean training loss was beyond "
+        "1000",
+    )
+    samples: IfPresent[Count] = Field(None, description="training samples processed")
+    seconds: IfPresent[Number] = Field(None, description="wall-clock time of all rounds")
+    samples_per_second: Number | None = Field(None, description="ratio of the two")
+    simulated_seconds: IfPresent[Number] = Field(None, description="only with `[devices]`: sum over the rounds")
+    stragglers: IfPresent[Count] = Field(None, description="only with a deadline: number of uploads that missed it")
+    timings: IfPresent[dict[str, Number]] = Field(None, description="only with `--timings`: sums over the rounds")
+    versions: dict[str, Text] = Field(
+        {}, description="versions of `polyfed`, `python`, `torch` and `numpy`, and the `platform`"
+    )
+    models_of_round: IfPresent[Count] = Field(
+        None,
+        description='the round that `models/` are of: the last one, a closing one included; with `run.keep = "best"` '
+        "the first one with the best validation accuracy",
+    )
+
+    def mean_accuracy(self, stage: str) -> float | None:
+        """The accuracy over clients in a stage, after the last scored round; None where it was not scored."""
+        if stage == self.evaluation.stage:
+            return self.accuracy
+        scored = self.accuracy_by_stage.get(stage)
+        return None if scored is None else scored.mean
+
+
+# all that a result is made of
+_NEEDED_TO_GO_ON = (
+    "seconds",
+    "closing",
+    "clients",
+    "lr",
+    "train_loss",
+    "refused",
+    "evaluated",
+    "validation",
+    "bytes_up",
+    "bytes_down",
+    "bytes_up_as_in_paper",
+    "bytes_down_as_in_paper",
+    "bytes_by_client",
+    "samples",
+    "accuracy",
+    "accuracy_per_client",
+    "accuracy_per_architecture",
+    "metrics",
+    "confusion",
+)
+
+
+def in_order(said: Mapping[str, Any], kind: type[Record]) -> dict[str, Any]:
+    """The entries in the order of a model's fields; what the model does not know stands behind them."""
+    known = {name: said[name] for name in kind.model_fields if name in said}
+    return {**known, **said}
+
+
+def check_complete(record: RoundRecord) -> None:
+    """Whether a run can go on from a record: it is of this version, with all that a result is made of.
 
     Raises:
-        ValueError: says where it is not, and what is there.
+        ValueError: something is missing.
     """
-    if isinstance(shape, _Maybe):
-        if value is not None:
-            check_shape(value, shape.shape, place)
-    elif isinstance(shape, _OneOf):
-        _expect(isinstance(value, str) and value in shape.texts, f"one of {', '.join(shape.texts)}", value, place)
-    elif isinstance(shape, _Within):
-        check_shape(value, int if isinstance(shape.low, int) and isinstance(shape.high, int) else _NUMBER, place)
-        _expect(shape.low <= value <= shape.high, f"from {shape.low:g} to {shape.high:g}", value, place)
-    elif shape == _SETTING:
-        if isinstance(value, list):
-            check_shape(value, [_SETTING], place)
-        elif not isinstance(value, str | bool):
-            check_shape(value, _NUMBER, place)
-    elif shape in (_NUMBER, _LOSS):
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        small = number and (not abs(value) >= 2**63 or (shape == _LOSS and isinstance(value, float)))
-        _expect(small, _NUMBER, value, place)  # NaN passes, as older runs have some
-    elif isinstance(shape, type):
-        odd = isinstance(value, bool) is not (shape is bool) or (isinstance(value, int) and abs(value) >= 2**63)
-        _expect(isinstance(value, shape) and not odd, _NAMES[shape], value, place)
-    elif isinstance(shape, list):
-        _expect(isinstance(value, list), "a list", value, place)
-        for index, entry in enumerate(value):
-            check_shape(entry, shape[0], f"{place}[{index}]")
-    else:
-        _check_object(value, shape, place)
-
-
-def _check_object(value: Any, shape: Any, place: str) -> None:
-    _expect(isinstance(value, dict), "an object", value, place)
-    if isinstance(shape, _Whole):
-        if missing := [key for key in shape.shape if key not in value]:
-            raise ValueError(f"{place or 'it'} has no '{missing[0]}'")
-        shapes = {**shape.shape, **shape.more}
-    elif isinstance(shape, _Each) and shape.keys and (odd := sorted({*value} - {*shape.keys})):
-        raise ValueError(f"'{place}' should be by {' or '.join(shape.keys)}, has {odd[0]!r:.40}")
-    else:
-        shapes = dict.fromkeys(value, shape.shape) if isinstance(shape, _Each) else shape
-    for key in [key for key in shapes if key in value]:
-        check_shape(value[key], shapes[key], f"{place}.{key}" if place else key)
-
-
-_NAMES = {int: "a whole number", bool: "true or false", str: "a text", dict: "an object"}
-
-
-def _expect(fits: bool, what: str, value: Any, place: str) -> None:
-    if not fits:
-        raise ValueError(f"'{place}' should be {what}, is {value!r:.40}")
+    check_present(record, _NEEDED_TO_GO_ON)
+    for stage, summary in record.accuracy.items():
+        if summary.mean is None:
+            raise ValueError(f"'accuracy.{stage:.60}': expected the key 'mean', got none")

@@ -286,6 +286,12 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 # knobs ------------------------------------------------------------------------------------------------------------
 
 
+def is_fixed(method: Method, knob: str) -> bool:
+    """Whether the class of the method leaves this knob one value only."""
+    hint = typing.get_type_hints(type(method), include_extras=False).get(knob)
+    return typing.get_origin(hint) is Literal and len(typing.get_args(hint)) == 1
+
+
 def others(method: Method, knob: str) -> tuple[list[Any], bool]:
     """Other values of a knob, made from its type and value; and whether each of them must make a difference."""
     value = getattr(method, knob)

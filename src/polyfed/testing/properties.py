@@ -24,7 +24,7 @@ from polyfed.engine.federation import Federation
 from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError
 from polyfed.testing import fixtures as worlds
 from polyfed.testing.fixtures import CLASSES, SHORT, SIZES, World, draw, received, tiny
-from polyfed.testing.kit import Bite, Kit, Nonconformance, NotAsked, Scene, beside, others, replaced, subsets
+from polyfed.testing.kit import Bite, Kit, Nonconformance, NotAsked, Scene, beside, is_fixed, others, replaced, subsets
 from polyfed.testing.spy import Spy, global_draws, logged_seeds
 
 Property = Callable[[Kit], None]
@@ -747,6 +747,8 @@ def oracle(kit: Kit) -> None:
 def knobs_bite(kit: Kit) -> None:
     """Another value of any knob changes weights, messages or scores; a knob that changes nothing is an error."""
     for knob in kit.knobs:
+        if is_fixed(kit.method, knob):
+            continue
         given = kit.bites.get(knob)
         bite = given if isinstance(given, Bite) else None
         base = replaced(kit.method, **(bite.given if bite else {}))

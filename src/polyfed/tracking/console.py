@@ -160,7 +160,7 @@ class Console:
 
     def _parts(self, record: Mapping[str, Any] | None = None) -> list[str]:
         """What the line says, the most important first."""
-        loss = (record or {}).get("train_loss")
+        loss = None if record is None else record.get("train_loss")
         return [
             "closing round" if self._closing else f"round {self._done}/{self._rounds}",
             self._accuracy,

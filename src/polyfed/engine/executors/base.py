@@ -235,7 +235,7 @@ def hand_in(
         in_plain_order(client.state),
         trained,
         nbytes(message),
-        {} if bad else numbers(trained.sums or {}),
+        {} if bad else numbers(trained.sums),
         None if bad else score,
         bad,
         operations=operations,

@@ -46,6 +46,7 @@ from polyfed.functional.modes import has_batchnorm
 
 _CLOSE = {"cpu": 1e-4}  # of the largest entry: how far a gradient may be off, by type of device
 _ELSEWHERE, _HALF = 1e-2, 1e-1  # where products may be taken in reduced precision, and where they are asked to be
+_RAW = "raw gradient "  # before a name, among what is summed over the steps
 
 
 @dataclass
@@ -123,7 +124,7 @@ class Stack:
                 walk.steps,
                 walk.samples,
                 total / max(walk.samples, 1),
-                {name: sums[walk.place] for name, sums in self._sums.items() if name in walk.summed},
+                *_parted({name: sums[walk.place] for name, sums in self._sums.items() if name in walk.summed}),
             )
             for walk, total in zip(self._walks, self._total.tolist(), strict=True)
         ]
@@ -274,7 +275,7 @@ class Stack:
             told = context(*given)
             solved = Solved(Gradients({name: grads.get(name) for name in leaves}, loss, sums), told)
             made = self._method.gradients(solved, batch, told)
-            return {name: g for name, g in made.grads.items() if g is not None}, made.loss, dict(made.sums)
+            return {name: g for name, g in made.grads.items() if g is not None}, made.loss, _summed(made)
 
         found: tuple[Tensors, Tensor, Tensors] = torch.func.vmap(changed, in_dims=(0, 0, 0, 0, *axes))(
             grads, losses, sums, batch, *given
@@ -355,12 +356,12 @@ class Stack:
             plain = {name: grad for name, grad in one.grads.items() if grad is not None}
             if not all(bool(t.isfinite().all()) for t in (one.loss, *plain.values())):
                 continue
-            if grads.keys() != plain.keys() or sums.keys() != one.sums.keys():
+            if grads.keys() != plain.keys() or sums.keys() != _summed(one).keys():
                 return False
             if not are_near({n: grads[n][row] for n in grads}, plain, close, 1e-9):
                 return False
             own = {n: sums[n][row] for n in sums} | {"": losses[row]}
-            theirs = {**one.sums, "": one.loss}
+            theirs = {**_summed(one), "": one.loss}
             if not all(are_near({n: own[n]}, {n: theirs[n]}, close, 1e-6) for n in own):
                 return False
         return True
@@ -389,6 +390,17 @@ class Stack:
             return self._method.inputs(walk.client, walk.steps, draws)
         except Exception as error:
             raise Unstackable(self._no_way(error)) from error
+
+
+def _summed(step: Gradients) -> Tensors:
+    """All that is summed over the steps: numbers, and raw gradients under names of their own."""
+    return {**step.sums, **{f"{_RAW}{name}": grad for name, grad in step.raw.items()}}
+
+
+def _parted(sums: Tensors) -> tuple[Tensors, Tensors]:
+    """The sums of numbers, and those of raw gradients."""
+    raw = {name.removeprefix(_RAW): total for name, total in sums.items() if name.startswith(_RAW)}
+    return {name: total for name, total in sums.items() if not name.startswith(_RAW)}, raw
 
 
 def _trouble(trial: Callable[[], None]) -> str:

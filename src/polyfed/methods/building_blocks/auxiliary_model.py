@@ -14,13 +14,12 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group
-from polyfed.core.method import Context, Gradients, Method, Trained, knobs
+from polyfed.core.method import Context, Method, Trained, knobs
 from polyfed.core.model_factory import Companion
 from polyfed.core.modules import floats, load
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import SAMPLES, Entry, Form, Known, Members, UpTo, as_sent
 from polyfed.functional.averaging import weighted_mean
-from polyfed.functional.clipping import clipped
 from polyfed.methods.building_blocks import weight_averaging
 
 
@@ -65,21 +64,13 @@ def held(server: Server) -> Group:
 
 def mean(uploads: Mapping[int, Message], weighting: weight_averaging.Weighting) -> dict[str, Tensor]:
     """The weighted mean of the group "model" of every upload; there must be one."""
-    shares = weight_averaging.shares(uploads, weighting)
+    shares = weight_averaging.client_shares(uploads, weighting)
     return weighted_mean([group(message, "model") for message in uploads.values()], [shares[i] for i in uploads])
 
 
 def statistics(module: nn.Module) -> frozenset[str]:
     """Names of the float buffers, BatchNorm's statistics: averaged like weights, and no more."""
     return frozenset(floats(module)) - frozenset(floats(module, buffers=False))
-
-
-def clip(found: Gradients, most: float) -> Gradients:
-    """The gradients of the companion and of all else, each with this common norm at most; 0 is no limit."""
-    own, other = (
-        {n: g for n, g in found.grads.items() if n.startswith("companion.") is theirs} for theirs in (False, True)
-    )
-    return found._replace(grads={**clipped(own, most), **clipped(other, most)})
 
 
 @knobs

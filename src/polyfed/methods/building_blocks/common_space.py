@@ -18,7 +18,6 @@ In a context: "p_in", "p_out", and "cut" (1, ...), a sample of what enters the i
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -60,26 +59,29 @@ class Common:
         if "projections" in client.state:
             own: Group = group(client.state, "projections")
         else:
-            c, d, seed = layout(cut.shape[1:]).channels, model.feature_dim, client.seed
-            own = {"p_in": _begun(seed, "in", self.channels, c), "p_out": _begun(seed, "out", self.features, d)}
-        moving = self.lr is not None
-        return {"cut": cut, **{n: own[n].to(cut, copy=True).requires_grad_(moving) for n in _MATRICES}}
+            channels = layout(cut.shape[1:]).channels
+            own = {
+                "p_in": _initial(client.seed, "in", self.channels, channels),
+                "p_out": _initial(client.seed, "out", self.features, model.feature_dim),
+            }
+        is_trained = self.lr is not None
+        return {"cut": cut, **{name: own[name].to(cut, copy=True).requires_grad_(is_trained) for name in _MATRICES}}
 
     def project(self, pairs: Group, matrices: Group) -> dict[str, Tensor]:
         """Pairs of the client's own shapes in the common one."""
         p_in, p_out = (matrices[name].to(pairs["s_in"].device) for name in _MATRICES)
         return {"s_in": to_common(pairs["s_in"], p_in, self.grid), "s_out": pairs["s_out"] @ p_out.T}
 
-    def send(self, client: Client, pairs: Group, trained: Trained) -> dict[str, Tensor]:
+    def upload(self, client: Client, pairs: Group, trained: Trained) -> dict[str, Tensor]:
         """The client's own pairs as they are sent after training; moves its matrices first, where they are trained."""
         matrices = self.matrices(client)
         if self.lr is not None:
-            matrices |= _moved(matrices, pairs, trained.sums or {}, self.lr, self.grid)
+            matrices |= _trained(matrices, pairs, trained, self.lr, self.grid)
             client.state |= {"projections": {name: matrices[name].cpu() for name in _MATRICES}}
         return self.project(pairs, matrices)
 
 
-def misfit(model: Any, context: Context) -> Tensor:
+def loss_in(model: Any, context: Context) -> Tensor:
     """l_IN on the pairs "s_in" and "s_out" of a context, which are in the common shape where it has matrices."""
     s_in, s_out = context["s_in"], context["s_out"]
     if "p_in" in context:
@@ -90,23 +92,26 @@ def misfit(model: Any, context: Context) -> Tensor:
     return loss
 
 
-def moving(context: Context) -> dict[str, Tensor]:
+def trained_matrices(context: Context) -> dict[str, Tensor]:
     """The matrices of a context that are trained, by name."""
     return {name: context[name] for name in _MATRICES if name in context and context[name].requires_grad}
 
 
 @functools.lru_cache(maxsize=64)
-def _begun(seed: int, cut: str, size: int, width: int) -> Tensor:
+def _initial(seed: int, cut: str, size: int, width: int) -> Tensor:
     return orthogonal(size, width, generator(seed, f"projection {cut}", size, width))
 
 
-def _moved(matrices: Group, pairs: Group, sums: Mapping[str, Tensor], lr: float, grid: int) -> dict[str, Tensor]:
-    """The matrices after their step. sums: of the gradients of l_IN by matrix, and of "in_steps"; {} without pairs."""
-    p_in, p_out = leaves = [matrices[name].detach().requires_grad_() for name in _MATRICES]
-    s_in, s_out = (pairs[part].to(p_in) for part in ("s_in", "s_out"))
+def _trained(matrices: Group, pairs: Group, trained: Trained, lr: float, grid: int) -> dict[str, Tensor]:
+    """The matrices after their step, by the gradients of l_IN (`trained.raw`, over "in_steps") if there were pairs."""
+    p_in = matrices["p_in"].detach().requires_grad_()
+    p_out = matrices["p_out"].detach().requires_grad_()
+    s_in = pairs["s_in"].to(p_in)
+    s_out = pairs["s_out"].to(p_in)
     with torch.enable_grad():
         again = from_common(to_common(s_in, p_in, grid), p_in, s_in.shape[1:])
         lost = (again - s_in).square().mean() + (s_out @ p_out.T @ p_out - s_out).square().mean()
-    found = dict(zip(_MATRICES, torch.autograd.grad(lost, leaves), strict=True))
-    found = {name: g + sums[name] / sums["in_steps"] if name in sums else g for name, g in found.items()}
-    return {name: nearest_orthogonal(matrices[name].detach() - lr * g) for name, g in found.items()}
+    grads = dict(zip(_MATRICES, torch.autograd.grad(lost, (p_in, p_out)), strict=True))
+    for name, total in trained.raw.items():
+        grads[name] = grads[name] + total / trained.sums["in_steps"]
+    return {name: nearest_orthogonal(matrices[name].detach() - lr * g) for name, g in grads.items()}

@@ -13,7 +13,7 @@ from polyfed.core.client import Public
 from polyfed.core.message import Group
 from polyfed.core.randomness import scoped_global
 from polyfed.core.server import Server
-from polyfed.functional.consensus import Confidence, Consensus, consensus, transfer_loss
+from polyfed.functional.consensus import Consensus, consensus, transfer_loss
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class Transfer:
     diversity: float
 
 
-def agreed(server: Server, models: Mapping[int, Group], public: Public, of: Confidence) -> Consensus:
+def agreed(server: Server, models: Mapping[int, Group], public: Public) -> Consensus:
     """What clients' networks (client number -> weights) agree on, over all public inputs; on the CPU."""
     scores = []
     for i, weights in models.items():
         model = server.model(server.clients[i].architecture, weights)
         scores.append(inference.apply(model, model, public.samples.x, public.prepare).cpu())
-    return consensus(torch.stack(scores), of)
+    return consensus(torch.stack(scores))
 
 
 def fit(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,26 +17,20 @@ from torch.nn import functional as F
 from polyfed.core.message import Group
 from polyfed.core.modules import split
 
-Ensemble = Literal["losses", "logits"]
 _LEAST = 1e-4  # what `decayed` leaves
 _TOO_MUCH = 10.0  # times the loss on the clients' own data; from here on it hardly counts
+_WEIGHT_DECAY = 0.01  # L2 penalty in Adam
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # what Adam keeps of every parameter
 
 
 @dataclass(frozen=True)
 class Fitting:
-    """How a generator is trained. steps: of Adam, on `batch` rows each. diversity: weight of `likeness`.
-
-    ensemble: "losses": sum over clients of their losses, each by its share of the class's samples; "logits": the loss
-        of the clients' mean logits.
-    """
+    """How a generator is trained. steps: of Adam, on `batch` rows each. diversity: weight of `likeness`."""
 
     steps: int
     batch: int
     lr: float
-    weight_decay: float
     diversity: float
-    ensemble: Ensemble
 
 
 def fresh(noise: int, classes: int, hidden: int, features: int, draws: torch.Generator) -> dict[str, Tensor]:
@@ -129,16 +122,17 @@ def fit(
     noise = weights["hidden.weight"].shape[1] - counts_SC.shape[1]
     now = {name: t.double().clone() for name, t in weights.items()}
     trained = {name: t.requires_grad_() for name, t in now.items() if "running" not in name}
-    optimizer = torch.optim.Adam(trained.values(), how.lr, weight_decay=how.weight_decay)
-    for name, t in trained.items() if moments else ():
-        optimizer.state[t] = {what: moments[f"{name}.{what}"].clone() for what in _MOMENTS}
+    optimizer = torch.optim.Adam(trained.values(), how.lr, weight_decay=_WEIGHT_DECAY)
+    if moments:
+        for name, t in trained.items():
+            optimizer.state[t] = {what: moments[f"{name}.{what}"].clone() for what in _MOMENTS}
     total = 0.0
     for _ in range(how.steps):
         y_B = torch.multinomial(known_C.double(), how.batch, replacement=True, generator=draws)
         z_BZ = torch.randn(how.batch, noise, generator=draws).double()
         made_BD = generate(now, z_BZ, y_B, training=True)
         logits_SBC = torch.stack([head(made_BD) for head in heads])
-        loss = _ensemble_loss(logits_SBC, y_B, shares_SC.double(), how.ensemble)
+        loss = _summed_losses(logits_SBC, y_B, shares_SC.double())
         loss = loss + how.diversity * likeness(z_BZ, made_BD)
         optimizer.zero_grad()
         loss.backward()
@@ -149,8 +143,7 @@ def fit(
     return new, left, total / how.steps
 
 
-def _ensemble_loss(logits_SBC: Tensor, y_B: Tensor, shares_SC: Tensor, ensemble: Ensemble) -> Tensor:
-    if ensemble == "logits":
-        return F.cross_entropy(logits_SBC.mean(0), y_B)
+def _summed_losses(logits_SBC: Tensor, y_B: Tensor, shares_SC: Tensor) -> Tensor:
+    """The sum over clients of their losses, each by its share of the class's samples."""
     losses_SB = torch.stack([F.cross_entropy(logits_BC, y_B, reduction="none") for logits_BC in logits_SBC])
     return (shares_SC[:, y_B] * losses_SB).sum(0).mean()

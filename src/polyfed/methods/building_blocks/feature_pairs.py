@@ -26,7 +26,6 @@ from polyfed.functional.clipping import rows_clipped
 from polyfed.functional.modes import has_batchnorm
 from polyfed.functional.noise import add_noise
 
-Mixing = Literal["mix", "one"]
 # of pairs that nobody sends there is none to hide: FedIN without them has noise in the training pass alone
 Where = Annotated[Literal["both", "message", "forward"], ActsWith("noise"), ActsWith("train_in", of=("message",))]
 Pull = Annotated[float, Field(ge=0), ActsWith("combine", ("simple",))]  # of the local gradient, beside that of pairs
@@ -38,13 +37,13 @@ def _pairs(known: Known, name: str) -> Members:
     """As many pairs as are asked for, of a client with fewer rows all; how wide they are the pool will see."""
     asked = getattr(known.method, "pairs", None) or known.server.training.batch_size
     rows = min(asked, known.size("N"))
-    return Members({part: (Entry(None, (torch.float32, torch.float16), rows=rows),) for part in _PARTS})
+    return Members({part: (Entry(None, rows=rows),) for part in _PARTS})
 
 
 FORM: Form = {"model": as_sent, "features": _pairs}
 
 
-def sample(
+def sample_pairs(
     client: Client, count: int, level: float, generator: torch.Generator, bound: float = 0.0
 ) -> dict[str, Tensor]:
     """Pairs of `count` training rows of a client at work, drawn at random; all where it has fewer.
@@ -72,7 +71,7 @@ def _noisy(s: Tensor, level: float, generator: torch.Generator, bound: float) ->
 
 
 def releases(bound: float, level: float, count: int, rows: int) -> Releases:
-    """What `sample` gives away of a client with so many rows: one of them may become another.
+    """What `sample_pairs` gives away of a client with so many rows: one of them may become another.
 
     Its s_in is then 2 * bound away at most. Its s_out is made of the noisy s_in, so that it tells no more of the row.
     All of it is for given weights: what these tell of the row is another matter.
@@ -80,24 +79,24 @@ def releases(bound: float, level: float, count: int, rows: int) -> Releases:
     return (Release("features", "sample", level / 2, min(count, rows), rows),) if bound and level else ()
 
 
-def cuts(client: Client) -> dict[str, Tensor]:
+def cut_shapes(client: Client) -> dict[str, Tensor]:
     """A training row of a client at work, (1, ...), at the cuts "z_in" and "z_out", on the device of its network."""
     model, one = split(client.model), client.data.train.x[:1]
     found = {"z_in": model.extract, "z_out": model.represent}
     return {name: inference.apply(cut, model, one, client.prepare) for name, cut in found.items()}
 
 
-def noisy(s: Tensor, level: float, draws: str, context: Context) -> Tensor:
+def add_drawn_noise(s: Tensor, level: float, draws: str, context: Context) -> Tensor:
     """A cut (rows, ...) of a training pass, with the noise whose draws the context has under that name, if any."""
     return add_noise(s, level, context[draws][: len(s)]) if draws in context else s
 
 
-def noise(cuts: Group, rows: int, generator: torch.Generator) -> dict[str, Tensor]:
+def draw_noise(cuts: Group, rows: int, generator: torch.Generator) -> dict[str, Tensor]:
     """Standard normal draws (rows, ...) in the shape of each of `cuts`, on its device; {} of none."""
     return {name: torch.randn((rows, *cut.shape[1:]), generator=generator).to(cut.device) for name, cut in cuts.items()}
 
 
-def gather(uploads: Mapping[int, Message]) -> dict[str, Tensor]:
+def collect(uploads: Mapping[int, Message]) -> dict[str, Tensor]:
     """The pairs of all who sent any, one sender after the other, and "sender" (M,) int64; {} where nobody did."""
     sent = {i: group(message, "features") for i, message in uploads.items() if "features" in message}
     if not sent:
@@ -106,47 +105,48 @@ def gather(uploads: Mapping[int, Message]) -> dict[str, Tensor]:
     return {**{name: torch.cat([f[name] for f in sent.values()]) for name in _PARTS}, "sender": torch.cat(senders)}
 
 
-def keep(server: Server, uploads: Mapping[int, Message]) -> None:
+def store(server: Server, uploads: Mapping[int, Message]) -> None:
     """The server's pool is what came up in this round."""
     server.state.pop("pool", None)
-    if pool := gather(uploads):
+    pool = collect(uploads)
+    if pool:
         server.state["pool"] = pool
 
 
-def held(server: Server) -> Group:
+def load(server: Server) -> Group:
     """The server's pool; {} where the last round brought none."""
     return group(server.state, "pool") if "pool" in server.state else {}
 
 
-def draw(pool: Group, receiver: int, count: int, mixing: Mixing, generator: torch.Generator) -> dict[str, Tensor]:
+def draw_pairs(pool: Group, receiver: int, count: int, generator: torch.Generator) -> dict[str, Tensor]:
     """Pairs for a client, in random order, none of them its own.
 
     Args:
-        pool: what `gather` gave. receiver: the client's number. count: how many at most; fewer where there are fewer.
-        mixing: "mix": from all other senders, without replacement; "one": from one other sender, drawn at random.
+        pool: what `collect` gave. receiver: the client's number.
+        count: how many at most, from all other senders, without replacement; fewer where there are fewer.
         generator: draws nothing where the result is empty.
 
     Returns:
         "s_in" and "s_out"; {} where nobody else has sent anything.
     """
-    others = (pool["sender"] != receiver).nonzero().flatten() if pool else torch.empty(0)
+    if not pool:
+        return {}
+    others = (pool["sender"] != receiver).nonzero().flatten()
     if not len(others):
         return {}
-    if mixing == "one":
-        senders = pool["sender"][others].unique()
-        one = senders[torch.randint(len(senders), (), generator=generator)]
-        others = others[pool["sender"][others] == one]
     rows = others[torch.randperm(len(others), generator=generator)[:count]]
     return {name: pool[name][rows] for name in _PARTS}
 
 
-def received(model: nn.Module, message: Message) -> dict[str, Tensor]:
+def receive(model: nn.Module, message: Message) -> dict[str, Tensor]:
     """Copies of a message's pairs on the network's device, as floats; {} without any, or one for BatchNorm.
 
     BatchNorm, which normalises the pairs by themselves, takes no single row.
     """
-    features = group(message, "features") if "features" in message else {}
-    if not features or len(features["s_in"]) <= has_batchnorm(model):
+    if "features" not in message:
+        return {}
+    features = group(message, "features")
+    if not len(features["s_in"]) or (len(features["s_in"]) == 1 and has_batchnorm(model)):
         return {}
     like = next(model.parameters())
     return {name: t.to(like, copy=True) for name, t in features.items()}

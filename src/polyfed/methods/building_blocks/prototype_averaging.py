@@ -18,7 +18,8 @@ from torch import Tensor
 from polyfed.core.client import Client
 from polyfed.core.inference import represent
 from polyfed.core.message import Message, group, nbytes, tensor
-from polyfed.core.method import Batch, Context, Method, Needs, Trained, knobs
+from polyfed.core.method import Batch, Context, Exposed, Method, Needs, Trained, knobs
+from polyfed.core.modules import split
 from polyfed.core.settings import Stage
 from polyfed.core.upload_forms import COUNTS, LABELS, Form, rows_of
 from polyfed.functional.class_targets import dense, nearest, pull
@@ -85,6 +86,10 @@ class Prototypes(Method):
     def _means(self, client: Client, counts: bool) -> Message:
         z = represent(client.model, client.data.train.x, client.prepare).cpu()
         return class_statistics.means(client, z, "prototypes", counts)
+
+    @property
+    def exposed(self) -> Exposed | None:
+        return Exposed("prototypes", "prototypes", lambda client: {"prototypes": split(client.model).represent})
 
     def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
         """By the prototypes that the client keeps, or by the head; also by the head before there are any."""

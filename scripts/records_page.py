@@ -1,0 +1,140 @@
+"""Write the tables of docs/records.md: what every key of a run's files is, from the models that read and check them.
+
+    python scripts/records_page.py
+
+A table stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``; all else on the page is written by hand.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Union, get_args, get_origin
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+from polyfed.results.fields import Kind, Record  # noqa: E402
+from polyfed.results.schema import RoundRecord, RunResult, Summary  # noqa: E402
+from polyfed.results.stored_files import ModelEntry, Normalization  # noqa: E402
+
+PAGE = ROOT / "docs" / "records.md"
+TABLES: dict[str, type[Record]] = {"summary": Summary, "round": RoundRecord, "result": RunResult, "model": ModelEntry}
+EXPLAINED_ELSEWHERE = {"Summary", "FigureSummary"}  # in the section on figures
+NOT_OF_THEIR_FIELD = {("ModelEntry", "prepare"): Normalization}  # of a field that may hold something else as well
+
+
+def page(text: str) -> str:
+    """The page with its tables as they should be.
+
+    Raises:
+        ValueError: a table's place is missing.
+    """
+    for name, model in TABLES.items():
+        begin = f"<!-- begin {name} -->\n"
+        end = f"<!-- end {name} -->"
+        if begin not in text or end not in text:
+            raise ValueError(f"expected '{begin.strip()}' and '{end}' on the page, got none")
+        before, _, rest = text.partition(begin)
+        _, _, after = rest.partition(end)
+        text = f"{before}{begin}{_tables(model)}{end}{after}"
+    return text
+
+
+def _tables(model: type[Record]) -> str:
+    """The table of a model, and one for each kind of object in it."""
+    parts = [_table(model)]
+    for part, keys in _parts(model).items():
+        named = " and ".join(f"`{key}`" for key in keys)
+        parts.append(f"{named}: {_first_line(part)}\n\n{_table(part)}")
+    return "\n".join(parts)
+
+
+def _table(model: type[Record]) -> str:
+    lines = ["| key | value | |", "| --- | --- | --- |"]
+    for name, hint in _hints(model).items():
+        field = model.model_fields[name]
+        shape = _shape(hint)
+        if (model.__name__, name) in NOT_OF_THEIR_FIELD:
+            shape = "object, string or null"
+        lines.append(f"| `{field.alias or name}` | {shape} | {field.description} |")
+    return "\n".join(lines) + "\n"
+
+
+def _hints(model: type[Record]) -> dict[str, Any]:
+    """The fields' types, in the order of the file."""
+    hints = typing.get_type_hints(model, include_extras=True)
+    return {name: hints[name] for name in model.model_fields}
+
+
+def _first_line(model: type[Record]) -> str:
+    text = (model.__doc__ or "").partition("\n")[0]
+    return text[0].lower() + text[1:]
+
+
+def _parts(model: type[Record]) -> dict[type[Record], list[str]]:
+    """The kinds of objects in a model, each with the keys that hold one."""
+    found: dict[type[Record], list[str]] = {}
+    for name, hint in _hints(model).items():
+        inner = list(_models_in(hint))
+        if (model.__name__, name) in NOT_OF_THEIR_FIELD:
+            inner.append(NOT_OF_THEIR_FIELD[model.__name__, name])
+        for part in inner:
+            if part.__name__ not in EXPLAINED_ELSEWHERE:
+                found.setdefault(part, []).append(name)
+    return found
+
+
+def _models_in(hint: Any) -> Iterator[type[Record]]:
+    if isinstance(hint, type) and issubclass(hint, Record):
+        yield hint
+    for inner in get_args(hint):
+        yield from _models_in(inner)
+
+
+def _shape(hint: Any, plural: bool = False) -> str:
+    """What a value is, in words: "list of integers"."""
+    if get_origin(hint) is Annotated:
+        return _annotated_shape(hint, plural)
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        shape = _shape(_other_than_null(hint), plural)
+        return f"{shape}, or null" if " of " in shape else f"{shape} or null"
+    if origin is list:
+        entries = _shape(get_args(hint)[0], plural=True)
+        return f"{'lists' if plural else 'list'} of {entries}"
+    if origin is dict:
+        name = "objects" if plural else "object"
+        entry = get_args(hint)[1]
+        return name if entry is Any else f"{name} of {_shape(entry, plural=True)}"
+    if hint is Any:
+        return "any value"
+    if hint.__name__ in EXPLAINED_ELSEWHERE:
+        return "summaries" if plural else "summary"
+    return "objects" if plural else "object"
+
+
+def _annotated_shape(hint: Any, plural: bool) -> str:
+    inner, *marks = get_args(hint)
+    kinds = [mark for mark in marks if isinstance(mark, Kind)]
+    if kinds:
+        return kinds[0].many if plural else kinds[0].one
+    if get_origin(inner) in (Union, types.UnionType):  # a key that is only sometimes there, and then not null
+        inner = _other_than_null(inner)
+    return _shape(inner, plural)
+
+
+def _other_than_null(union: Any) -> Any:
+    return next(arg for arg in get_args(union) if arg is not type(None))
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Plugins of the user's own, as a recipe names them: ``[[plugins]]`` with ``name = "package.module:Class"``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from polyfed.core.complaints import one_line
+from polyfed.engine.plugin import Plugin
+from polyfed.errors import RequestError
+from polyfed.registry import PLUGINS, import_object
+
+
+def build_plugin(name: str, settings: Mapping[str, Any], beside: Sequence[str]) -> Plugin:
+    """A plugin of the user's own.
+
+    Args:
+        name: ``"package.module:Class"``. settings: its keys. beside: folders in which the module is looked for, too.
+
+    Raises:
+        RequestError: no such class; it extends no `polyfed.Plugin`, or is called like another; or the settings are not
+            its own.
+    """
+    if not name:
+        raise RequestError("plugins: expected name = 'package.module:Class' in every [[plugins]], got none")
+    kind = import_object("plugin", name, beside)
+    if not isinstance(kind, type) or not issubclass(kind, Plugin):
+        raise RequestError(f"plugin '{name}': expected a class that extends polyfed.Plugin, got {kind!r}")
+    if not kind.name or kind.name in PLUGINS:
+        raise RequestError(f"plugin '{name}': expected a name of its own as its class's `name`, got '{kind.name}'")
+    if kind.settings_class is None:
+        if settings:
+            raise RequestError(f"plugin '{name}': expected no settings, as its class has no settings_class, got some")
+        return kind()
+    try:
+        return kind(kind.settings_class.model_validate(dict(settings)))
+    except ValidationError as error:
+        raise RequestError(one_line(error, kind.settings_class, ("plugins", name))) from None

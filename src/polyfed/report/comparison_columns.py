@@ -1,0 +1,232 @@
+"""The columns in which people see a section of a comparison, and the tables below it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from polyfed.report.comparison_rows import Row, Section
+from polyfed.report.paper_results import Beside
+from polyfed.report.text_tables import Column, format_mean_std, interval, interval_of_share, percent
+from polyfed.units import human_bytes, human_seconds
+
+__all__ = [
+    "COSTS",
+    "METRICS",
+    "SubTable",
+    "architecture_tables",
+    "columns_of",
+    "interval_tables",
+    "metrics_of",
+    "notes_of",
+    "paper_tables",
+    "repeated_columns",
+    "sub_tables",
+    "target_tables",
+]
+
+_BY_ARCHITECTURE = "Accuracy in % by architecture"
+_OVER_SEEDS = "95 % intervals of the mean over seeds, in %; differences are paired by seed, in percentage points"
+_REFUSED = "refused"
+_SIMULATED = "simulated\ntime"
+COSTS = ("bytes\nup", "bytes\ndown", "time", _REFUSED, _SIMULATED)
+METRICS = {"balanced_accuracy": "balanced\naccuracy", "f1": "macro\nF1", "auc": "macro\nAUC"}
+
+SubTable = tuple[str, list[Column]]
+
+
+def columns_of(section: Section, metrics: bool = False) -> list[Column]:
+    """What people see, with the other figures on request. Columns in which nothing is known are left out, and scores
+    that are the same as others.
+    """
+    rows = section.rows
+    columns = [_names_of(section)]
+    if len({row.stage for row in rows}) > 1:
+        columns.append(Column("stage", [row.stage for row in rows], words=True))
+    if len({row.seeds for row in rows}) > 1:
+        columns.append(Column("seeds", [" ".join(map(str, row.seeds)) for row in rows], words=True))
+    repeated = repeated_columns(section, metrics)
+    accuracy, *others = (column for column in _scores(section, metrics) if column.heading not in repeated)
+    numbers = [
+        Column("vs Local", format_mean_std([(row.difference, row.difference_std) for row in rows], sign="+")),
+        *others,
+        *(Column(f"epsilon\n{unit}", [_number(row.epsilon.get(unit)) for row in rows]) for unit in section.units),
+        Column(COSTS[0], ["-" if row.bytes_up is None else human_bytes(row.bytes_up) for row in rows]),
+        Column(COSTS[1], ["-" if row.bytes_down is None else human_bytes(row.bytes_down) for row in rows]),
+        Column(COSTS[2], [_seconds(row.seconds) for row in rows]),
+        Column(_SIMULATED, [_seconds(row.simulated_seconds) for row in rows]),
+        Column(_REFUSED, [str(row.refused or "-") for row in rows]),
+    ]
+    return [*columns, accuracy, *(column for column in numbers if set(column.cells) != {"-"})]
+
+
+def _scores(section: Section, metrics: bool) -> list[Column]:
+    """The accuracy, and what else was scored."""
+    rows = section.rows
+    bests = [row.accuracy_best_by_validation for row in rows]
+    columns = [
+        Column(
+            "accuracy",
+            format_mean_std([(row.accuracy, row.accuracy_std_seeds) for row in rows]),
+            bold=_bold(section, "accuracy"),
+        ),
+        Column("std\nclients", [percent(row.accuracy_std_clients) for row in rows]),
+        Column("min\nclient", [percent(row.accuracy_min_client) for row in rows]),
+        Column("best by\nvalid.", [percent(best) for best in bests], bold=_bold(section, "best_by_validation")),
+        *(_of_stage(section, stage) for stage in section.extra_stages),
+        *(Column(f"by\n{p}", [percent(row.accuracy_by_predictor.get(p)) for row in rows]) for p in section.predictors),
+    ]
+    return [*columns, *metrics_of(section)] if metrics else columns
+
+
+def _bold(section: Section, key: str) -> frozenset[int]:
+    """The place of the row that leads a column, if one does."""
+    return frozenset(at for at, row in enumerate(section.rows) if row.name == section.leaders.get(key))
+
+
+def repeated_columns(section: Section, metrics: bool) -> dict[str, str]:
+    """The scores that are those of a column before them in every row: heading -> that one's."""
+    shown: dict[str, list[str]] = {}
+    repeated: dict[str, str] = {}
+    for column in _scores(section, metrics):
+        values = [cell.partition(" ±")[0] for cell in column.cells]
+        alike = [heading for heading, others in shown.items() if values == others and set(values) != {"-"}]
+        if alike:
+            repeated[column.heading] = alike[0]
+        else:
+            shown[column.heading] = values
+    return repeated
+
+
+def notes_of(section: Section, metrics: bool = True) -> list[str]:
+    """The section's notes, and which columns are not shown."""
+    repeated = repeated_columns(section, metrics)
+    named = [f"{one} (as {other})".replace("\n", " ") for one, other in repeated.items()]
+    left_out = [f"not shown, as another column says the same: {', '.join(named)}"] if named else []
+    return [*section.notes, *left_out]
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else human_seconds(value)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _names_of(section: Section) -> Column:
+    return Column("method", [f"{row.name}{_learnt_nothing(row)}" for row in section.rows], words=True)
+
+
+def _learnt_nothing(row: Row) -> str:
+    """Behind a row's name: that its accuracy is that of networks as they began."""
+    if not row.nothing_learnt:
+        return ""
+    some = f" in {row.nothing_learnt} of {len(row.seeds)} runs" if row.nothing_learnt < len(row.seeds) else ""
+    return f" (nothing learnt{some})"
+
+
+def _of_stage(section: Section, stage: str) -> Column:
+    found = [row.accuracy_by_stage.get(stage) for row in section.rows]
+    return Column(stage, list(map(percent, found)), bold=_bold(section, stage))
+
+
+def metrics_of(section: Section) -> list[Column]:
+    """The figures beside the accuracy; those of the user's own, whose unit nobody knows here, as they are."""
+    lowest = Column("lowest\ntenth", [percent(row.accuracy_worst_tenth) for row in section.rows])
+    others = [(h, [percent(row.metrics.get(key)) for row in section.rows]) for key, h in METRICS.items()]
+    own = sorted({name for row in section.rows for name in row.metrics} - set(METRICS))
+    others += [(n, [f"{row.metrics[n]:.4g}" if n in row.metrics else "-" for row in section.rows]) for n in own]
+    return [lowest, *(Column(heading, cells) for heading, cells in others)]
+
+
+def architecture_tables(section: Section) -> list[SubTable]:
+    """The accuracies by architecture; nothing where all clients have the same."""
+    names = list(dict.fromkeys(name for row in section.rows for name in row.accuracy_per_architecture))
+    cells = {name: [percent(row.accuracy_per_architecture.get(name)) for row in section.rows] for name in names}
+    columns = [_names_of(section), *(Column(name, cells[name]) for name in names)]
+    return [(_BY_ARCHITECTURE, columns)] if len(names) > 1 else []
+
+
+def interval_tables(section: Section) -> list[SubTable]:
+    """The intervals; nothing where no row has seeds enough."""
+    rows = section.rows
+    if all(row.accuracy_margin is None for row in rows):
+        return []
+    last = [interval_of_share(row.accuracy, row.accuracy_margin) for row in rows]
+    best = [interval_of_share(row.accuracy_best_by_validation, row.accuracy_best_margin) for row in rows]
+    columns = [
+        Column("accuracy", last),
+        *([] if best == last else [Column("best by\nvalid.", best)]),
+        Column("minus\nLocal", [interval(row.difference, row.difference_margin, "+") for row in rows]),
+        Column("best\nrival", [row.rival or "-" for row in rows], words=True),
+        Column("minus\nrival", format_mean_std([(row.against_rival.mean, row.against_rival.std) for row in rows], "+")),
+        Column("interval", [interval(row.against_rival.mean, row.against_rival.margin, "+") for row in rows]),
+    ]
+    return [(_OVER_SEEDS, [_names_of(section), *(column for column in columns if set(column.cells) != {"-"})])]
+
+
+def target_tables(section: Section) -> list[SubTable]:
+    """Rounds, bytes and seconds; nothing where no target was asked for."""
+    needed = [row.to_target for row in section.rows]
+    found = [one for one in needed if one is not None]
+    if not found:
+        return []
+    rounds = [(None, None) if one is None else (one.rounds, one.rounds_std) for one in needed]
+    columns = [
+        _names_of(section),
+        Column("seeds that\nreached it", ["-" if one is None else f"{one.reached} of {one.runs}" for one in needed]),
+        Column("below it\nagain", ["-" if one is None or not one.reached else str(one.lost) for one in needed]),
+        Column("rounds", _numbers(rounds, 1)),
+        Column("bytes", ["-" if one is None or one.bytes is None else human_bytes(one.bytes) for one in needed]),
+        Column("time", [_seconds(None if one is None else one.seconds) for one in needed]),
+    ]
+    simulated = Column(_SIMULATED, [_seconds(None if one is None else one.simulated_seconds) for one in needed])
+    columns += [simulated] if set(simulated.cells) != {"-"} else []
+    return [(f"To reach an accuracy of {percent(found[0].accuracy)} %, means over seeds", columns)]
+
+
+def _numbers(pairs: Sequence[tuple[float | None, float | None]], decimals: int) -> list[str]:
+    """``"12.3 ± 0.6"``; a spread that is not known stays away."""
+    cells = []
+    for mean, spread in pairs:
+        cell = "-" if mean is None else f"{mean:.{decimals}f}"
+        if mean is not None and spread is not None:
+            cell += f" ± {spread:.{decimals}f}"
+        cells.append(cell)
+    return cells
+
+
+def paper_tables(section: Section) -> Iterator[SubTable]:
+    """Ours beside the papers', a table for each of their tables and quantities; only rows that they have."""
+    every = [(row, one) for row in section.rows for one in row.published]
+    for place, setting, quantity, unit in dict.fromkeys((b.table, b.setting, b.quantity, b.unit) for _, b in every):
+        pairs = [(r, b) for r, b in every if (b.table, b.setting, b.quantity) == (place, setting, quantity)]
+        found = [one for _, one in pairs]
+        decimals = 1 if unit == "rounds" else 2
+        ours = _numbers([(one.ours, one.ours_spread) for one in found], decimals)
+        theirs = _numbers([(one.theirs, one.theirs_spread) for one in found], decimals)
+        marked = [cell + _footnotes(section, one) for cell, one in zip(theirs, found, strict=True)]
+        differences = ["-" if one.difference is None else f"{one.difference:+.{decimals}f}" for one in found]
+        columns = [
+            Column("method", [row.name for row, _ in pairs], words=True),
+            Column("stage", [one.stage for one in found], words=True),
+            Column("seeds", [" ".join(map(str, one.seeds)) for one in found], words=True),
+            Column("ours", ours),
+            Column("paper", marked),
+            Column("difference", differences),
+            Column("mark", [one.mark or "-" for one in found], words=True),
+        ]
+        where = ", ".join(part for part in (place, setting) if part)
+        yield f"Beside the paper: {where}: {quantity}{f' [{unit}]' if unit not in ('', 'rounds') else ''}", columns
+
+
+def _footnotes(section: Section, one: Beside) -> str:
+    """The footnotes' numbers behind a printed figure: " [1, 4]"."""
+    numbers = sorted(section.footnotes[name] for name in one.footnotes)
+    return f" [{', '.join(map(str, numbers))}]" if numbers else ""
+
+
+def sub_tables(section: Section) -> list[SubTable]:
+    """All that people see of a section: the table under its caption (no title), then those with titles of their own."""
+    more = [*interval_tables(section), *target_tables(section), *paper_tables(section), *architecture_tables(section)]
+    return [("", columns_of(section, metrics=True)), *more]

@@ -1,0 +1,221 @@
+"""What the values of a run's files may be: the kinds of single values, and the base class of their models.
+
+A file may come from anywhere, so values are taken as JSON has them and never converted: true is no number, 1.5 no
+whole number. A value that does not fit is told in one line with its place: ``'accuracy.personal.mean': expected a
+number, got 'high'``.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, ValidationError
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+__all__ = [
+    "Count",
+    "Figure",
+    "Flag",
+    "IfPresent",
+    "Kind",
+    "Loss",
+    "NullIsEmptyDict",
+    "NullIsEmptyList",
+    "Number",
+    "Record",
+    "Setting",
+    "Text",
+    "check_present",
+    "count_between",
+    "number_between",
+    "one_of",
+    "validated",
+]
+
+T = TypeVar("T")
+R = TypeVar("R", bound="Record")
+
+_LARGEST = 2**63  # from here on numbers are no counts and no measurements, and tables cannot show them
+_LONGEST = 60  # characters of a value, or of a key, in an error
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of single value, to be put into `Annotated`.
+
+    Attributes:
+        name: "a number", for errors. one, many: "number", "numbers", for the page of records. fits: whether a value is
+        of this kind.
+    """
+
+    name: str
+    one: str
+    many: str
+    fits: Callable[[Any], bool]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.check)
+
+    def check(self, value: Any) -> Any:
+        """The value itself.
+
+        Raises:
+            PydanticCustomError: it is none of this kind.
+        """
+        if not self.fits(value):
+            raise PydanticCustomError("kind", "{name}", {"name": self.name})
+        return value
+
+
+def _is_number(value: Any) -> bool:
+    """NaN passes, as older runs have some."""
+    return _is_any_number(value) and not abs(value) >= _LARGEST
+
+
+def _is_any_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_loss(value: Any) -> bool:
+    return isinstance(value, float) or _is_number(value)
+
+
+def _is_figure(value: Any) -> bool:
+    return _is_number(value) or (isinstance(value, float) and math.isinf(value))
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _LARGEST
+
+
+def _is_setting(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(_is_setting(entry) for entry in value)
+    return isinstance(value, str | bool) or _is_number(value)
+
+
+Number = Annotated[float, Kind("a number", "number", "numbers", _is_number)]
+Loss = Annotated[float, Kind("a number", "number", "numbers", _is_loss)]  # of any size, as training may diverge
+Figure = Annotated[float, Kind("a number", "number", "numbers", _is_figure)]  # a user's own may be infinite
+Count = Annotated[int, Kind("a whole number", "integer", "integers", _is_count)]
+Flag = Annotated[bool, Kind("true or false", "Boolean", "Booleans", lambda value: isinstance(value, bool))]
+Text = Annotated[str, Kind("a text", "string", "strings", lambda value: isinstance(value, str))]
+Setting = Annotated[
+    Any, Kind("a text, a number, true or false, or a list of these", "setting", "settings", _is_setting)
+]
+
+
+def number_between(low: float, high: float) -> Kind:
+    """A number from `low` to `high`."""
+    name = f"a number from {low:g} to {high:g}"
+    return Kind(name, "number", "numbers", lambda value: _is_number(value) and low <= value <= high)
+
+
+def count_between(low: int, high: int) -> Kind:
+    """A whole number from `low` to `high`."""
+    name = f"a whole number from {low} to {high}"
+    return Kind(name, "integer", "integers", lambda value: _is_count(value) and low <= value <= high)
+
+
+def one_of(*texts: str) -> Kind:
+    """One of these texts."""
+    quoted = " or ".join(f"`{text}`" for text in texts)
+    name = f"one of {', '.join(texts)}"
+    return Kind(name, quoted, quoted, lambda value: isinstance(value, str) and value in texts)
+
+
+def _refuse_null(value: Any) -> Any:
+    if value is None:
+        raise PydanticCustomError("null", "a value")
+    return value
+
+
+def _list_for_null(value: Any) -> Any:
+    return [] if value is None else value
+
+
+def _dict_for_null(value: Any) -> Any:
+    return {} if value is None else value
+
+
+# None is what a key that is not there becomes; null in the file is refused
+IfPresent = Annotated[T | None, BeforeValidator(_refuse_null)]
+# null in the file is read as nothing
+NullIsEmptyList = Annotated[list[T], BeforeValidator(_list_for_null)]
+NullIsEmptyDict = Annotated[dict[str, T], BeforeValidator(_dict_for_null)]
+
+
+class Record(BaseModel):
+    """An object of a file. Keys that no field names are ignored: a later version may have written them."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", validate_default=False)
+
+
+def validated(model: type[R], value: Any, place: str = "") -> R:
+    """The value as the model has it. place: where it lies in its file, for the error.
+
+    Raises:
+        ValueError: it does not fit; says where, what was expected and what is there.
+    """
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise ValueError(_told(error, place)) from None
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def check_present(record: Record, names: Iterable[str]) -> None:
+    """Whether the file had all of these keys.
+
+    Raises:
+        ValueError: it had not; names the first.
+    """
+    missing = [name for name in names if name not in record.model_fields_set]
+    if missing:
+        raise ValueError(f"expected the key '{missing[0]}', got none")
+
+
+_EXPECTED = {
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "string_type": "a text",
+}
+
+
+def _told(error: ValidationError, place: str) -> str:
+    """The first thing that does not fit, in one line."""
+    first: Mapping[str, Any] = error.errors(include_url=False)[0]
+    steps = list(first["loc"])
+    if steps[-1:] == ["[key]"]:  # a key, and not its value, does not fit
+        del steps[-2:]
+    if first["type"] == "missing":
+        expected = f"the key '{steps.pop()}'"
+        got = "none"
+    else:
+        expected = _EXPECTED.get(first["type"]) or first["msg"]
+        got = f"{_SHORT.repr(first['input']):.{_LONGEST}}"
+    where = _path(place, steps)
+    told = f"expected {expected}, got {got}"
+    return f"'{where}': {told}" if where else told
+
+
+def _path(place: str, steps: Sequence[int | str]) -> str:
+    """Keys and places in lists on the way to a value: ``releases[0].unit``."""
+    path = place
+    for step in steps:
+        path += f"[{step}]" if isinstance(step, int) else f".{step:.{_LONGEST}}"
+    return path.removeprefix(".")
+
+
+_SHORT = reprlib.Repr()  # cut long, deep and large values
+_SHORT.maxstring = _LONGEST
+_SHORT.maxlong = _LONGEST
+_SHORT.maxother = _LONGEST
+_SHORT.maxlevel = 2

@@ -1,0 +1,122 @@
+"""Reading and writing the text files of a run folder: JSON, TOML, sealed lines; links are not followed.
+
+A run folder may come from anywhere, and a disk may lose a bit. What is nested without end, no JSON, or of another shape
+is a `ValueError` of one line, which the reader turns into an error that names the file. The shapes are in
+`polyfed.results.schema` and `polyfed.results.stored_files`.
+
+A seal is the checksum of a JSON object, its last entry: ``{"round": 1, ..., "seal": "<sha256 of the text before>"}``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import stat
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from polyfed.errors import RequestError
+from polyfed.places import check_name
+
+PARTS = ("result.json", "checkpoint", "rounds.jsonl", "models", "tensorboard", "recipe.toml")  # in order of removal
+ANALYSIS = "analysis"  # folder of the figures and matrices that `polyfed analyse` makes of a run
+ATTACK = "attack"  # folder of what attacks on a run have found
+COMMAND = "compare.json"  # how a comparison was made
+SWEEP = "sweep.json"  # the table of a sweep
+DIARY = "nodes.jsonl"  # what happened to the nodes of a deployment
+SUM_FILE = "index.json.sha256"  # beside models/index.json: its checksum, as `sha256sum --check` reads it
+
+_SEAL = re.compile(rb', "seal": "([0-9a-f]{64})"\}\Z')
+_SEAL_LENGTH = 77  # bytes of it
+
+
+def parse_json(data: bytes) -> Any:
+    """`json.loads` of UTF-8.
+
+    Raises:
+        ValueError: no JSON, nested too deep, or half a character.
+    """
+    try:
+        value = json.loads(data)
+        if b"\\ud" in data.lower():
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except UnicodeEncodeError:
+        raise ValueError("half a character") from None
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def parse_toml(data: bytes) -> dict[str, Any]:
+    """`tomllib.loads` of UTF-8.
+
+    Raises:
+        ValueError: no TOML, or nested too deep.
+    """
+    try:
+        return tomllib.loads(data.decode())
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def seal(value: Mapping[str, Any]) -> bytes:
+    """A JSON object on one line, sealed. value: not empty.
+
+    >>> unseal(seal({"round": 1}))
+    {'round': 1}
+    """
+    text = json.dumps(value).encode()
+    return text[:-1] + f', "seal": "{hashlib.sha256(text).hexdigest()}"}}'.encode()
+
+
+def unseal(data: bytes, needed: bool = True) -> dict[str, Any]:
+    """The object without its seal.
+
+    Args:
+        data: as `seal` gives it. needed: whether one without a seal, written otherwise, is refused.
+
+    Raises:
+        ValueError: a seal that is missing or does not fit, or no JSON object.
+    """
+    found = _SEAL.search(data[-_SEAL_LENGTH:])
+    if found is None:
+        if needed:
+            raise ValueError("its seal is missing")
+        text = data
+    else:
+        text = data[:-_SEAL_LENGTH] + b"}"
+        if hashlib.sha256(text).hexdigest().encode() != found[1]:
+            raise ValueError("it does not match its seal")
+    value = parse_json(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"expected an object, got {type(value).__name__}")
+    return value
+
+
+def check_links(folder: Path) -> None:
+    """Whether all that belongs to a run lies in its folder. To be asked before anything in it is read or written.
+
+    folder: of a run, a comparison or a sweep; itself it may be a link, as the user has named it.
+
+    Raises:
+        RequestError: a part of it is a link, or neither a file nor a folder; or there can be no such folder.
+    """
+    check_name(folder)
+    waiting = [folder / name for name in (*PARTS, ANALYSIS, ATTACK, COMMAND, SWEEP, DIARY)]
+    while waiting:
+        place = waiting.pop()
+        try:
+            mode = place.lstat().st_mode
+            if stat.S_ISDIR(mode):
+                waiting += place.iterdir()
+        except OSError:  # not there, or not to be read, which is told when it is
+            continue
+        if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+            came = "a link" if stat.S_ISLNK(mode) else "something else"
+            raise RequestError(
+                f"expected files and folders in {folder}, came {came}: {place}, which is not followed; put a copy of "
+                "what you mean in its place"
+            )

@@ -1,0 +1,264 @@
+"""The other files of run and sweep folders: recipe.toml, an entry of models/index.json, sweep.json."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from polyfed.results.fields import (
+    Count,
+    Flag,
+    IfPresent,
+    Number,
+    Record,
+    Setting,
+    Text,
+    check_present,
+    validated,
+)
+
+Section = dict[str, Any]  # settings by name, as the recipe's own model has checked them
+
+
+class RunSection(Record):
+    """What ``[run]`` says of results."""
+
+    published: list[Text] = Field([], description="the papers' tables that the run is made after: `fedgh/table3`")
+    profile: IfPresent[Text] = Field(None, description="the profiles that were laid over the recipe")
+    profile_note: IfPresent[Text] = Field(None, description="how they make the experiment smaller")
+    changed: list[Text] = Field([], description="what `--set` changed: `training.rounds=5`")
+    label: IfPresent[Text] = Field(None, description="the variant's name")
+
+
+class _Training(Record):
+    rounds: IfPresent[Count] = None
+
+
+class _Models(Record):
+    architectures: IfPresent[list[Text]] = None
+
+
+class _Method(Record):
+    name: IfPresent[Text] = None
+
+
+_TYPED_SECTIONS: dict[str, type[Record]] = {"training": _Training, "models": _Models, "method": _Method}
+
+
+class StoredRecipe(Record):
+    """The resolved settings of a run, recipe.toml. A section that is not there is empty."""
+
+    data: Section = Field({})
+    models: Section = Field({})
+    method: Section = Field({})
+    training: Section = Field({})
+    evaluation: Section = Field({})
+    availability: Section = Field({})
+    privacy: Section = Field({})
+    compression: Section = Field({})
+    defence: Section = Field({})
+    hostile: Section = Field({})
+    devices: Section = Field({})
+    plugins: list[Section] = Field([])
+    run: RunSection = RunSection()
+
+    @field_validator(*_TYPED_SECTIONS)
+    @classmethod
+    def _check_section(cls, value: Section, info: Any) -> Section:
+        """The settings that reports take apart; the section itself stays as it is written, order included."""
+        _TYPED_SECTIONS[info.field_name].model_validate(value)
+        return value
+
+    @property
+    def method_name(self) -> str:
+        """The method's name; "" where none is given."""
+        return str(self.method.get("name") or "")
+
+    @property
+    def rounds(self) -> int | None:
+        """How many are asked for."""
+        asked: int | None = self.training.get("rounds")
+        return asked
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """Of the clients' networks."""
+        return tuple(self.models.get("architectures", ()))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no recipe, or nothing in it that is known."""
+        return not self.model_fields_set
+
+    def section(self, name: str) -> Section:
+        """The settings of a section but ``[run]``."""
+        found: Section = getattr(self, name)
+        return found
+
+
+# models/index.json ------------------------------------------------------------------------------------------------
+
+
+class InputShape(Record):
+    """What one input of a network is."""
+
+    shape: list[Count] = Field(description="shape of one stored input")
+    type: Text = Field(description="type of its numbers: `uint8`, `float32`")
+
+
+class TextColumn(Record):
+    """Where a run's texts stood."""
+
+    column: Text | None = Field(description="the column that held them")
+    sha256: Text = Field(description="checksum of `words.txt`, the words that have ids, in order")
+
+
+class Normalization(Record):
+    """How stored inputs become the network's."""
+
+    mean: list[Number] = Field(description="subtracted from each channel or column; for images in [0, 1]")
+    std: list[Number] = Field(description="what each channel or column is then divided by")
+    table: IfPresent[Flag] = Field(
+        None,
+        description="whether they are those of a table's columns, by which new rows are standardized",
+    )
+
+
+class ModelEntry(Record):
+    """One client's model, an entry of models/index.json."""
+
+    architecture: IfPresent[Text] = Field(
+        None, description="name of the architecture: one of the catalog, `timm:...`, or `package.module:function`"
+    )
+    classes: IfPresent[Count] = Field(None, description="number of classes")
+    class_names: IfPresent[list[Text]] = Field(None, description="names of the classes, in order")
+    feature_names: IfPresent[list[Text]] = Field(
+        None, description="of tables: names of the columns, in order; empty for other inputs"
+    )
+    label_column: Text | None = Field(
+        None,
+        description="of files: the column that the run read labels from, named in the recipe or found; null for other "
+        "data",
+    )
+    vocabulary: Count | None = Field(None, description="of texts: number of words that the network has vectors for")
+    texts: TextColumn | None = Field(None, description="of texts; null for other inputs")
+    vectors: Text | None = Field(None, description="of texts: the file that word vectors were read from")
+    samples: IfPresent[Count] = Field(None, description="number of training samples of the client")
+    zoo: IfPresent[Flag] = Field(
+        None,
+        description="whether the network can be built again from the architecture's name; a module handed over in "
+        "Python cannot, and neither can one of a function in `builders`",
+    )
+    feature_dim: Count | None = Field(None, description="width of the added projection, `models.feature_dim`")
+    input: IfPresent[InputShape] = Field(None, description="one stored input")
+    image_size: Count | None = Field(None, description="size that images were resized to, `data.image_size`")
+    prepare: Any = Field(
+        None,
+        description="how stored inputs are normalized; `plain` if bytes become floats in [0, 1] and all else stays, as "
+        "for clients made in Python; null for a function of your own",
+    )
+    method: IfPresent[Text] = Field(None, description="the method whose `build` and `predict` the network went through")
+    knobs: IfPresent[dict[str, Any]] = Field(None, description="hyperparameters of the method")
+    variant: IfPresent[Text] = Field(None, description="variant of the network, if the method has several")
+    companion: Text | None = Field(
+        None, description="name of the auxiliary network that the method adds; null if there is none"
+    )
+    round: IfPresent[Count] = Field(None, description="the round that the weights are of, as `models_of_round`")
+    modules: IfPresent[list[Text]] = Field(
+        None, description="only with code of your own beside the recipe: the folders that hold it"
+    )
+    sha256: IfPresent[dict[str, Text]] = Field(
+        None,
+        description="file -> checksum, for each file of the client; `client-007.state.safetensors` is among them if "
+        "the method's predictions depend on what a client keeps beside its weights",
+    )
+
+
+# what a node is told of a model that it writes itself
+_NODES_KEYS = (
+    *("architecture", "companion", "method", "knobs", "variant", "zoo", "classes", "class_names", "feature_names"),
+    *("feature_dim", "vocabulary", "texts", "input", "vectors", "samples", "round"),
+)
+
+
+def check_nodes_entry(value: Any) -> None:
+    """Whether this is the whole entry of a model that a node is to write, its checksums apart.
+
+    Raises:
+        ValueError: it is not; says what is wrong with it.
+    """
+    entry = validated(ModelEntry, value)
+    check_present(entry, _NODES_KEYS)
+    if entry.prepare not in (None, "plain"):
+        validated(Normalization, entry.prepare, "prepare")
+
+
+# nodes.jsonl ------------------------------------------------------------------------------------------------------
+
+
+class NodeEvent(Record):
+    """What happened to a node, as far as the progress of a run shows it: a line of nodes.jsonl."""
+
+    event: IfPresent[Text] = None
+    round: IfPresent[Count] = None
+    reason: IfPresent[Text] = None
+
+
+# sweep.json -------------------------------------------------------------------------------------------------------
+
+
+class SweepRun(Record):
+    """One run of a row of a sweep. validation, accuracy: on these data, on test data; in the last evaluated round."""
+
+    seed: Count
+    path: Text
+    validation: Number | None
+    accuracy: Number | None
+
+
+class StoredSweepRow(Record):
+    """One combination of settings; what the fields are is said at `polyfed.report.sweeps.SweepRow`."""
+
+    settings: dict[str, Setting]
+    method: Text
+    stage: Text
+    seeds: tuple[Count, ...]
+    validation: Number | None
+    validation_std: Number | None
+    accuracy: Number | None
+    accuracy_std: Number | None
+    best: Number | None
+    local: Number | None
+    difference: Number | None
+    difference_std: Number | None
+    bytes_up: Number | None
+    bytes_down: Number | None
+    seconds: Number | None
+    refused: Count
+    words: tuple[Text, ...]
+    runs: tuple[SweepRun, ...]
+    chosen: Flag = False
+    nothing_learnt: Count = 0  # as tables of earlier versions are without
+
+
+class StoredSweep(Record):
+    """A sweep's table, sweep.json."""
+
+    keys: tuple[Text, ...]
+    caption: Text
+    notes: tuple[Text, ...]
+    rows: tuple[StoredSweepRow, ...]
+
+    def check_settings(self) -> None:
+        """Whether there are rows, and each that asks for a combination has a value for each swept setting.
+
+        Raises:
+            ValueError: not so.
+        """
+        if not self.rows:
+            raise ValueError("expected rows, got none")
+        for row in self.rows:
+            missing = [key for key in self.keys if key not in row.settings]
+            if row.words and missing:
+                raise ValueError(f"expected '{missing[0]:.40}' in the settings of each row, got a row without it")

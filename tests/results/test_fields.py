@@ -1,0 +1,134 @@
+"""What values of a run's files may be, and how one that does not fit is told."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import pytest
+
+from polyfed.results.fields import (
+    Count,
+    Figure,
+    Flag,
+    IfPresent,
+    Loss,
+    NullIsEmptyDict,
+    NullIsEmptyList,
+    Number,
+    Record,
+    Setting,
+    Text,
+    check_present,
+    count_between,
+    number_between,
+    one_of,
+    validated,
+)
+
+INF = float("inf")
+NAN = float("nan")
+
+
+class Everything(Record):
+    """A field of each kind."""
+
+    number: IfPresent[Number] = None
+    nullable: Number | None = None
+    loss: IfPresent[Loss] = None
+    figure: IfPresent[Figure] = None
+    count: IfPresent[Count] = None
+    flag: IfPresent[Flag] = None
+    text: IfPresent[Text] = None
+    setting: IfPresent[Setting] = None
+    share: IfPresent[Annotated[float, number_between(0, 1)]] = None
+    few: IfPresent[Annotated[int, count_between(1, 3)]] = None
+    unit: IfPresent[Annotated[str, one_of("client", "sample")]] = None
+    counts: list[Count] = []  # noqa: RUF012  (pydantic copies it)
+    by_name: dict[str, list[Count]] = {}  # noqa: RUF012
+    by_unit: dict[Annotated[str, one_of("client", "sample")], Number] = {}  # noqa: RUF012
+    scores: NullIsEmptyDict[Number] = {}  # noqa: RUF012
+    values: NullIsEmptyList[Number] = []  # noqa: RUF012
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("number", value) for value in (1, 1.5, -(2**63) + 1, NAN)),
+        *(("loss", value) for value in (INF, 1e300, 3)),
+        *(("figure", value) for value in (INF, -INF, 0.5)),
+        *(("count", value) for value in (0, -5, 2**63 - 1)),
+        *(("setting", value) for value in ("x", 1, True, [1, "x", [False]])),
+        *(("share", value) for value in (0, 1, 0.5)),
+        ("nullable", None),
+        ("few", 3),
+        ("unit", "client"),
+        ("by_unit", {"sample": 2.5}),
+    ],
+)
+def test_what_fits_stays_as_it_is(key: str, value: Any) -> None:
+    found = getattr(validated(Everything, {key: value}), key)
+    assert type(found) is type(value), "an integer does not become a float"
+    assert found == value or value != value  # NaN
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ({"number": True}, "'number': expected a number, got True"),
+        ({"number": "1"}, "'number': expected a number, got '1'"),
+        ({"number": INF}, "'number': expected a number, got inf"),
+        ({"number": 2**63}, "'number': expected a number, got 9223372036854775808"),
+        ({"number": None}, "'number': expected a value, got None"),
+        ({"figure": 1e300}, "'figure': expected a number, got 1e+300"),
+        ({"count": 1.0}, "'count': expected a whole number, got 1.0"),
+        ({"count": False}, "'count': expected a whole number, got False"),
+        ({"flag": 0}, "'flag': expected true or false, got 0"),
+        ({"text": 5}, "'text': expected a text, got 5"),
+        (
+            {"setting": {"x": 1}},
+            "'setting': expected a text, a number, true or false, or a list of these, got {'x': 1}",
+        ),
+        ({"share": 1.5}, "'share': expected a number from 0 to 1, got 1.5"),
+        ({"few": 0}, "'few': expected a whole number from 1 to 3, got 0"),
+        ({"unit": "row"}, "'unit': expected one of client, sample, got 'row'"),
+        ({"counts": 5}, "'counts': expected a list, got 5"),
+        ({"counts": [0, "x"]}, "'counts[1]': expected a whole number, got 'x'"),
+        ({"by_name": []}, "'by_name': expected an object, got []"),
+        ({"by_name": {"a": [0, None]}}, "'by_name.a[1]': expected a whole number, got None"),
+        ({"by_unit": {"row": 1.0}}, "'by_unit': expected one of client, sample, got 'row'"),
+        ([1], "expected an object, got [1]"),
+    ],
+)
+def test_what_does_not_fit_is_told_with_its_place(value: Any, says: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  (the whole line is compared)
+        validated(Everything, value)
+    assert str(caught.value) == says
+
+
+def test_null_is_nothing_where_older_runs_wrote_it() -> None:
+    found = validated(Everything, {"scores": None, "values": None})
+    assert found.scores == {}
+    assert found.values == []
+
+
+def test_a_long_or_deep_value_is_cut() -> None:
+    for value in ("x" * 5000, 10**400, [[[[[[1]]]]]] * 200, {str(i): i for i in range(300)}):
+        with pytest.raises(ValueError) as caught:  # noqa: PT011
+            validated(Everything, {"flag": value})
+        assert len(str(caught.value)) < 150
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        validated(Everything, {"by_name": {"n" * 300: 1}})
+    assert len(str(caught.value)) < 150
+
+
+def test_keys_that_no_field_names_are_ignored() -> None:
+    assert validated(Everything, {"count": 1, "of a later version": {}}) == Everything(count=1)
+
+
+def test_a_key_that_must_be_there() -> None:
+    found = validated(Everything, {"nullable": None}, "entry")
+    check_present(found, ["nullable"])
+    with pytest.raises(ValueError, match="expected the key 'count', got none"):
+        check_present(found, ["nullable", "count"])
+    with pytest.raises(ValueError, match=r"'entry\.count': expected"):
+        validated(Everything, {"count": "x"}, "entry")

@@ -1775,6 +1775,7 @@ def tried(name: str, seed: int, numbers: Iterator[int], limit: float, note: Call
 
 def in_children(name: str, seed: int, count: int | None, seconds: float | None, limit: float) -> dict[str, Any]:
     """The same in child processes: one that dies counts as a failure of its input, and another goes on behind it."""
+    _own()  # this process's, which removes it: a child ends without a word
     end = time.monotonic() + seconds if seconds is not None else None
     place, found = mmap.mmap(-1, 8), {"inputs": 0, "ends": Counter[str](), "failures": dict[str, int]()}
     first = 0

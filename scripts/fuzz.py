@@ -1419,6 +1419,7 @@ def use_hub(place: Path) -> None:
     from unittest import mock
 
     from polyfed.data import hub
+    from polyfed.data.datasets import load
     from polyfed.data.text import TextConfig
     from polyfed.errors import RequestError
 
@@ -1428,7 +1429,10 @@ def use_hub(place: Path) -> None:
         raise RequestError("datasets") from error
     with mock.patch.object(hub, "_load", known):
         text = (place / "train.parquet").stat().st_size % 2
-        hub.read_texts("a/b", TextConfig("text")) if text else hub.read("a/b")
+        if text:
+            load("hub:a/b", words=TextConfig("text"))
+        else:
+            load("hub:a/b")
 
 
 @functools.cache
@@ -1771,6 +1775,7 @@ def tried(name: str, seed: int, numbers: Iterator[int], limit: float, note: Call
 
 def in_children(name: str, seed: int, count: int | None, seconds: float | None, limit: float) -> dict[str, Any]:
     """The same in child processes: one that dies counts as a failure of its input, and another goes on behind it."""
+    _own()  # this process's, which removes it: a child ends without a word
     end = time.monotonic() + seconds if seconds is not None else None
     place, found = mmap.mmap(-1, 8), {"inputs": 0, "ends": Counter[str](), "failures": dict[str, int]()}
     first = 0

@@ -179,7 +179,7 @@ def test_new_inputs_that_begin_like_an_archive(tmp_path: Path) -> None:
         read(tmp_path / "new.npy", InputSpec((2,), torch.float32, None, ("a", "b")))
 
 
-@pytest.mark.parametrize(("kind", "odd"), [("texts", {"vocabulary": 2**24}), ("plain", {"feature_dim": 2**24})])
+@pytest.mark.parametrize(("kind", "odd"), [("texts", {"vocabulary": 2**24}), ("noise", {"feature_dim": 2**24})])
 def test_a_model_larger_than_its_weights(kind: str, odd: dict[str, int], tmp_path: Path) -> None:
     place = laid(FUZZ.run_folder(kind), tmp_path)
     path = place / "models" / "index.json"
@@ -230,7 +230,7 @@ def test_more_rows_of_images_than_a_file_says(tmp_path: Path, monkeypatch: pytes
     """Pages of a Parquet file may hold more rows than its end tells."""
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "train.parquet").write_bytes(FUZZ.parquets()[0])
-    whole = parquet_images._open
+    whole = parquet_images.open_parquet
 
     def short(path: Path) -> Any:
         found = whole(path)
@@ -241,7 +241,7 @@ def test_more_rows_of_images_than_a_file_says(tmp_path: Path, monkeypatch: pytes
         )
 
     monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(parquet_images, "_open", short)
+    monkeypatch.setattr(parquet_images, "open_parquet", short)
     with pytest.raises(RequestError, match="expected 5 rows, as the files say, came more from"):
         load("set", tmp_path)
 

@@ -6,6 +6,7 @@ import ast
 import configparser
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -69,6 +70,13 @@ def test_flowers_part_of_pyproject(app: Path) -> None:
         module, _, name = reference.partition(":")
         assert (app / f"{module}.py").exists()
         assert name in names
+
+
+def test_the_apps_two_halves_are_made(app: Path) -> None:
+    """By the names under which polyfed has them now; a whole deployment is a slow test."""
+    pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+    made = runpy.run_path(str(app / "federated_app.py"))
+    assert [type(made[half]).__name__ for half in ("server_app", "client_app")] == ["ServerApp", "ClientApp"]
 
 
 def test_the_settings_are_those_that_the_apps_read(app: Path) -> None:

@@ -25,7 +25,7 @@ from polyfed.core.client import Client
 from polyfed.core.settings import Training
 from polyfed.data.samples import Samples
 from polyfed.engine.federation import Federation
-from polyfed.engine.task import Execution
+from polyfed.engine.task import Execution, Task
 from polyfed.errors import PolyfedError
 from polyfed.methods import Local
 from polyfed.models import build
@@ -107,9 +107,14 @@ def measured(
         for executor, clock in clocks.items():
             clients = [Client("network", images(samples, number)) for number in range(count)]
             workers = max(2, count) if executor == "cohort" else 1
-            given: dict[str, Any] = {"builders": {"network": make}, "classes": CLASSES, "trackers": [clock]}
             Federation(
-                clients, Local(), training, executor=Execution(executor, device=device, workers=workers), **given
+                clients,
+                Local(),
+                training,
+                task=Task(classes=CLASSES),
+                executor=Execution(executor, device=device, workers=workers),
+                builders={"network": make},
+                trackers=[clock],
             ).run()
     serial, cohort = (median(clock.seconds) for clock in clocks.values())
     return {"serial": serial, "cohort": cohort, "speedup": serial / cohort}

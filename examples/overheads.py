@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import mean
 from typing import Any
@@ -29,7 +29,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten, nbytes
 from polyfed.core.method import Trained
-from polyfed.engine.executors.base import Scores, Scoring, Serial
+from polyfed.engine.executors.base import Executor, Job, Outcome, Scores, Scoring, Serial
 from polyfed.engine.federation import Federation
 from polyfed.errors import PolyfedError
 from polyfed.experiments.build import build_federation
@@ -104,23 +104,43 @@ def tensors(thing: object) -> Iterator[Tensor]:
             yield from tensors(part)
 
 
-class Watching(Serial):
-    """Clients work as the watched method says, and are scored by the method itself: a score sends nothing."""
+class Watching:
+    """An executor: clients work as a watched method says, and are scored by the method itself: a score sends nothing.
 
-    def __init__(self, watched: Spy, federation: Federation) -> None:
-        super().__init__(watched, federation.architectures, federation.store)
-        self._unwatched = Serial(federation.method, federation.architectures, federation.store)
+    `federation` is to be set before the run.
+    """
+
+    workers = 1
+    federation: Federation
+
+    def __init__(self, scales: Scales) -> None:
+        self._scales = scales
+
+    def around(self, unwatched: Executor) -> Executor:
+        """Stand in the place of an executor."""
+        self._unwatched = unwatched
+        return self
+
+    def run(self, jobs: Sequence[Job], done: Callable[[int], None]) -> list[Outcome]:
+        """See `Executor`."""
+        federation = self.federation
+        watched = Spy(federation.method, receive=self._scales.receive, upload=self._scales.upload)
+        return Serial(watched, federation.architectures, federation.store).run(jobs, done)
 
     def score(self, asked: Sequence[Scoring]) -> list[Scores]:
         """See `Executor`."""
         return self._unwatched.score(asked)
 
+    def close(self) -> None:
+        """See `Executor`."""
+        self._unwatched.close()
 
-def weighed(name: str, federation: Federation) -> Row:
-    """Run it with somebody looking on."""
+
+def weighed(name: str, recipe: Recipe, data: DataCache) -> Row:
+    """Run a recipe with somebody looking on."""
     scales = Scales()
-    watched = Spy(federation.method, receive=scales.receive, upload=scales.upload)
-    federation.executor = Watching(watched, federation)
+    watching = Watching(scales)
+    federation = watching.federation = build_federation(recipe, data=data, wrap_executor=watching.around)
     federation.run()
     kept = sum(nbytes(client.weights or {}) + size(client.state) for client in federation.clients)  # rows have gaps
     return Row(
@@ -149,7 +169,7 @@ def main() -> None:
         names = arguments.methods.split(",") if arguments.methods else recipe.variants()
         chosen = {name: recipe.choose(name) for name in names}
         for name, one in chosen.items():
-            rows.append(weighed(name, build_federation(one, data=data)))
+            rows.append(weighed(name, one, data))
     except PolyfedError as error:
         parser.exit(error.exit_status, f"{error}\n")
     if arguments.json:

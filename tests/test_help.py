@@ -259,7 +259,6 @@ def test_types_of_knobs_in_words() -> None:
     kinds = method_table.page("fedgh")["kinds"]
     assert kinds["header_lr"] == "number >= 0"
     assert kinds["header_batch"] == '"lar" or "client" or "round" or whole number >= 1'
-    assert kinds["share"] == "true or false"
     assert method_table.page("fedkd")["kinds"]["energy_start"] == "number > 0 and <= 1"
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
-from polyfed.deploy import node
+from polyfed.deploy import node_config
 from polyfed.deploy.flower_transport import RUN_CONFIG
 from polyfed.errors import RequestError
 
@@ -32,7 +32,7 @@ def keys(heading: str) -> set[str]:
 
 
 def test_the_tables_list_all_settings_and_no_others() -> None:
-    own = {key for key in node._KEYS if not key.endswith(("partition-id", "num-partitions"))}
+    own = {key for key in node_config.KEYS if not key.endswith(("partition-id", "num-partitions"))}
     assert keys("Of a node, in `--node-config`") == own
     assert keys("Of a run, in `[tool.flwr.app.config]`") == RUN_CONFIG.keys()
 

@@ -366,7 +366,7 @@ def test_scoring_passes_no_rad(make, refresh, monkeypatch):
     members = clients(["deep"] * 4, test=6)
     evaluation = Evaluation(stage="received", extra_stages=["personal", "after_local"])
     fed, watch = federation(make(rad_refresh=refresh), members, held=public(), evaluation=evaluation, rounds=3)
-    seen, plain, evaluate = [], inference.represent, fed._evaluate
+    seen, plain, evaluate = [], inference.represent, fed.evaluator.record
 
     def evaluating(scores):
         monkeypatch.setattr(inference, "represent", lambda *given: seen.append(given) or plain(*given))
@@ -376,7 +376,7 @@ def test_scoring_passes_no_rad(make, refresh, monkeypatch):
         monkeypatch.setattr(inference, "represent", plain)
         return found
 
-    fed._evaluate = evaluating
+    monkeypatch.setattr(fed.evaluator, "record", evaluating)
     fed.run()
     assert not seen
     assert {"received", "personal", "after_local"} == set(watch.rounds[1].record["accuracy"])

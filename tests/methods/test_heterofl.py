@@ -12,6 +12,8 @@ from toys import CLASSES, NETS, batch, clients, federation, moved, same, samples
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
+from polyfed.core.message import read_only
+from polyfed.engine.executors.base import at_work
 from polyfed.errors import RequestError
 from polyfed.methods import FedAvg, HeteroFL
 from polyfed.methods.building_blocks.static_batchnorm import collect
@@ -221,7 +223,10 @@ def test_scores_use_the_reported_statistics_of_the_rate():
     for number, letter in enumerate("ab"):
         message = fed.method.broadcast(fed.server, number)
         assert message["statistics"]["extractor.bn.running_mean"].shape == (NARROW[letter][0],)
-        bound = fed._worker(fed.clients[number], letter, message).model
+        client = at_work(fed.clients[number], letter, fed.architectures)
+        client.round = fed.server.round
+        fed.method.receive(client, read_only(message))
+        bound = client.model
         state = bound.state_dict()
         assert all(torch.equal(state[n], t) for n, t in message["statistics"].items())
 

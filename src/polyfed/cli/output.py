@@ -89,7 +89,7 @@ def _print_scores(result: Mapping[str, Any]) -> None:
 def _print_kept_models(result: Mapping[str, Any]) -> None:
     """Which round's the models are, where it is not the last one's."""
     kept = result.get("models_of_round")
-    last = (result["stopped_after"] or result["rounds"]) + result["closed"]
+    last = (result.get("stopped_after") or result["rounds"]) + result.get("closed", False)
     if kept is None or kept == last:
         return
     best = result["accuracy_best_by_validation"]

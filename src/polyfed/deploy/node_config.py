@@ -10,7 +10,7 @@ from typing import Any
 from polyfed.errors import RequestError
 from polyfed.registry import nearest
 
-_KEYS: Mapping[str, tuple[type, str]] = {
+KEYS: Mapping[str, tuple[type, str]] = {
     "client-id": (int, "the number of this node's client, from 0 on"),
     "partition-id": (int, "in place of client-id, as Flower's simulation gives it"),
     "num-partitions": (int, "given by Flower's simulation, not used"),
@@ -28,7 +28,7 @@ _KEYS: Mapping[str, tuple[type, str]] = {
 
 @dataclass(frozen=True)
 class NodeConfig:
-    """What a node's configuration says; see `_KEYS`."""
+    """What a node's configuration says; see `KEYS`."""
 
     client: int
     state: Path
@@ -49,18 +49,18 @@ class NodeConfig:
             RequestError: an unknown key, a wrong type, no client or no folder.
         """
         for key, value in config.items():
-            if key not in _KEYS:
-                raise RequestError(f"node-config: unknown key '{key}'{nearest(key, _KEYS)}")
-            kind, meaning = _KEYS[key]
+            if key not in KEYS:
+                raise RequestError(f"node-config: unknown key '{key}'{nearest(key, KEYS)}")
+            kind, meaning = KEYS[key]
             if type(value) is not kind or value == "":
                 raise RequestError(f"node-config: expected {meaning} as '{key}' ({kind.__name__}), came {value!r}")
         number = config.get("client-id", config.get("partition-id"))
         if number is None or number < 0:
-            raise RequestError(f"node-config: expected client-id, {_KEYS['client-id'][1]}, came {number}")
+            raise RequestError(f"node-config: expected client-id, {KEYS['client-id'][1]}, came {number}")
         if config.get("answers", 1) < 1:
             raise RequestError(f"node-config: expected 1 or more as 'answers', came {config['answers']}")
         if "state-dir" not in config:
-            raise RequestError(f"node-config: expected state-dir, a {_KEYS['state-dir'][1]}, which is missing")
+            raise RequestError(f"node-config: expected state-dir, a {KEYS['state-dir'][1]}, which is missing")
         named = {key: config.get(key) for key in ("data", "root", "architecture", "device")}
         return cls(
             number,

@@ -24,6 +24,7 @@ from polyfed.engine.task import Execution, Output, Task
 from polyfed.errors import RequestError, described, nearest
 from polyfed.models.third_party import pretrained_normalization
 from polyfed.models.zoo import build
+from polyfed.places import check_characters
 from polyfed.registry import METHODS, MODELS, PLUGINS
 
 _Kind = TypeVar("_Kind", bound=Settings)
@@ -247,6 +248,17 @@ def name_architectures(clients: Sequence[Client], builders: dict[str, Builder]) 
             named[known[kind]] = lambda module=module: copy.deepcopy(module)  # type: ignore[misc]
         client.architecture = known[kind]
     return named
+
+
+def check_texts(task: Task, output: Output, metrics: Mapping[str, Any]) -> None:
+    """Whether all texts can be written.
+
+    Raises:
+        RequestError: one holds half a character.
+    """
+    said: dict[str, Any] = {"dataset": task.dataset, "class_names": task.class_names, "label": output.label}
+    said |= {"feature_names": task.feature_names, "label_column": task.label_column}
+    check_characters({**said, "metrics": metrics, "settings": output.settings})
 
 
 def complete_task(task: Task, clients: Sequence[Client]) -> Task:

@@ -22,6 +22,7 @@ from polyfed.data.partition import check_integer
 from polyfed.data.samples import ClientData, Samples
 from polyfed.engine.arguments import (
     builders_by_name,
+    check_texts,
     check_validation,
     clients_of,
     complete_task,
@@ -57,7 +58,6 @@ from polyfed.engine.task import Execution, Output, Task
 from polyfed.engine.transaction import Transaction
 from polyfed.engine.weight_store import Store
 from polyfed.errors import RequestError, described
-from polyfed.places import check_characters
 from polyfed.registry import TRACKERS
 from polyfed.tracking.base import Tracker as Tracker
 from polyfed.tracking.base import tell, watcher
@@ -117,7 +117,7 @@ class Federation:
         self.seed = check_integer("seed", seed, 0)
         self.stages = self.evaluation.stages(method.scored)
         task = task_of(task)
-        self._check_characters(task)
+        check_texts(task, self.output, self.metrics)
         self.task = complete_task(task, self.clients)
         self._number_clients()
         check_validation(self.clients, self.evaluation, self.output)
@@ -172,15 +172,6 @@ class Federation:
             self._client_done,
         )
 
-    # building -------------------------------------------------------------------------------------------------
-
-    def _check_characters(self, task: Task) -> None:
-        """Whether all texts can be written."""
-        said: dict[str, Any] = {"dataset": task.dataset, "class_names": task.class_names}
-        said |= {"feature_names": task.feature_names, "label_column": task.label_column}
-        output = self.output
-        check_characters({**said, "label": output.label, "metrics": self.metrics, "settings": output.settings})
-
     def _number_clients(self) -> None:
         """Tell every client its number and what all of them share."""
         for number, client in enumerate(self.clients):
@@ -196,7 +187,6 @@ class Federation:
     def _build_server(self, builders: dict[str, Builder]) -> Server:
         """The networks of clients and server, and the server."""
         method = self.method
-        public = self.task.public
         task = self.task
         self._by_name = builders_by_name(self.clients, builders, self.classes, task.vocabulary)
         named = name_architectures(self.clients, {**builders, **self._by_name})
@@ -205,7 +195,7 @@ class Federation:
         self.architectures = architectures_of(
             method, named, self.seed, device, others=builders, precision=self.execution.precision
         )
-        check_fit(method, self.clients, self.architectures, public)
+        check_fit(method, self.clients, self.architectures, task.public)
         return Server(
             {client.id: Member(client.architecture, client.n) for client in self.clients},
             self.architectures,
@@ -213,7 +203,7 @@ class Federation:
             classes=self.classes,
             seed=self.seed,
             training=self.training,
-            public=public,
+            public=task.public,
             initial={client.id: client.given for client in self.clients if client.given is not None},
             prepare=self.clients[0].prepare,
             example=self.clients[0].data.train.x[:0],
@@ -291,8 +281,8 @@ class Federation:
 
     def __repr__(self) -> str:
         facts = self.facts
-        kinds = len({client.architecture for client in self.clients})
-        who = f"{human_count(len(self.clients), 'client')} with {human_count(kinds, 'architecture')}"
+        kinds = human_count(len(first_of(self.clients)), "architecture")
+        who = f"{human_count(len(self.clients), 'client')} with {kinds}"
         what = f"{human_count(facts['rounds'], 'round')}, seed {self.seed}"
         return f"Federation({facts['method']}, {who}, {facts['dataset']}, {what})"
 

@@ -48,9 +48,10 @@ def build_federation(
         RequestError: data that are not there or cannot be dealt so, models or a method that do not fit.
     """
     method = recipe.build_method()
+    live = [TRACKERS[name]() for name in recipe.run.track]  # whether they can be had is asked of a check, too
     watching = list(trackers)
     if out is not None:
-        watching += [TRACKERS[name]() for name in recipe.run.track]
+        watching += live
     data = data or DataCache()
     federated = data.federated(recipe)
     source = federated.source

@@ -15,6 +15,7 @@ Shapes: L rows of the RAD, B of them in a step, d_k feature width, r columns of 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -42,11 +43,10 @@ _ROWS_AT_ONCE = 256  # of the RAD whose graph is kept at a time; costs memory, c
 
 @knobs
 class FedHeNN(Method):
-    """Alignment of representations through centered kernel alignment on common unlabelled inputs.
+    """Alignment of representations through centered kernel alignment on common unlabelled inputs."""
 
-    `setting` says which of the two algorithms below an object is. Here is what they have in common: the settings, and
-    what a client does with the RAD while it trains.
-    """
+    # `setting` says which of the two algorithms below an object is. Here is what they have in common: the settings, and
+    # what a client does with the RAD while it trains.
 
     name: ClassVar[str] = "fedhenn"
     paper: ClassVar[str] = "Makhija et al., ICML 2022"
@@ -91,6 +91,12 @@ class FedHeNN(Method):
             kind = HomogeneousFedHeNN
         made: Self = super().__new__(kind)
         return made
+
+    def __repr__(self) -> str:
+        """The hyperparameters that are not at FedHeNN's defaults, its setting among them."""
+        given = [(field.name, getattr(self, field.name), field.default) for field in dataclasses.fields(FedHeNN)]
+        told = [f"{name}={value!r}" for name, value, default in given if value != default]
+        return f"FedHeNN({', '.join(told)})"
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

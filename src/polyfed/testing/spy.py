@@ -138,7 +138,9 @@ def global_draws() -> tuple[object, ...]:
 def logged_seeds() -> Iterator[set[int]]:
     """The seeds that generators are given inside the block."""
     seeds: set[int] = set()
-    generator, manual_seed, default_rng = torch.Generator, torch.manual_seed, np.random.default_rng
+    generator = torch.Generator
+    manual_seed = torch.manual_seed
+    default_rng = np.random.default_rng
 
     class Logged(torch.Generator):
         def manual_seed(self, seed: int) -> torch.Generator:
@@ -154,8 +156,12 @@ def logged_seeds() -> Iterator[set[int]]:
             seeds.add(seed)
         return default_rng(seed)
 
-    torch.Generator, torch.manual_seed, np.random.default_rng = Logged, seeded, numpy_seeded  # type: ignore
+    torch.Generator = Logged  # type: ignore
+    torch.manual_seed = seeded
+    np.random.default_rng = numpy_seeded
     try:
         yield seeds
     finally:
-        torch.Generator, torch.manual_seed, np.random.default_rng = generator, manual_seed, default_rng  # type: ignore
+        torch.Generator = generator  # type: ignore
+        torch.manual_seed = manual_seed
+        np.random.default_rng = default_rng

@@ -405,6 +405,16 @@ def test_what_is_no_matrix_is_no_heat_map(make: Any, matrix: Any) -> None:
     assert shown(make.root)["sections"][0]["heat_maps"]["maps"] == []
 
 
+@pytest.mark.parametrize("said", [["local"], {"of": 1}, 3, None])
+def test_a_heat_map_of_somebody_who_has_no_name_is_everybodys(two_by_two: Path, said: Any) -> None:
+    folder = next(two_by_two.glob("*/")) / "analysis"
+    folder.mkdir()
+    (folder / "cka.json").write_text(json.dumps({"name": said, "seed": [0], "matrix": [[1.0, 0.5]]}))
+    maps = shown(two_by_two)["sections"][0]["heat_maps"]["maps"]
+    assert any(one["values"] == [[1, 0.5]] for one in maps)
+
+
+
 def test_maps_without_room_are_told(make: Any) -> None:
     run = make("a")
     analysis(run, "a", {"matrix": [[0.5] * 250] * 250})  # 62 500 cells; 60 000 have room

@@ -178,8 +178,11 @@ def _holders(
             if isinstance(inner, Mapping):
                 yield from _holders(inner, key, whose)
     elif isinstance(content, Mapping):
-        whose = (content["name"], content["seed"]) if {"name", "seed"} <= content.keys() else whose
+        name = content.get("name")
+        seed = content.get("seed")
+        if isinstance(name, str) and isinstance(seed, int):
+            whose = (name, seed)
         if _is_matrix(content.get("matrix")):
             yield key, whose, content
-        for name, inner in content.items():
-            yield from _holders(inner, str(name), whose)
+        for inner_key, inner in content.items():
+            yield from _holders(inner, str(inner_key), whose)

@@ -149,6 +149,14 @@ def test_a_run_goes_on_with_another_executor(tmp_path: Path) -> None:
     same(resumed, whole)
 
 
+@pytest.mark.parametrize("kind", ["label_flip", "sign_flip"])
+def test_hostile_clients_are_hostile_there_too(kind: str) -> None:
+    recipe = recipe_of("fedavg", **ONE, hostile={kind: 0.4})
+    played = run(elsewhere(recipe))
+    same(played, run(recipe))
+    assert played.history[-1]["train_loss"] != run(recipe_of("fedavg", **ONE)).history[-1]["train_loss"]
+
+
 def test_work_whose_process_died_is_done_again_by_new_ones() -> None:
     said: list[str] = []
 

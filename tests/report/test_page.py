@@ -414,7 +414,6 @@ def test_a_heat_map_of_somebody_who_has_no_name_is_everybodys(two_by_two: Path, 
     assert any(one["values"] == [[1, 0.5]] for one in maps)
 
 
-
 def test_maps_without_room_are_told(make: Any) -> None:
     run = make("a")
     analysis(run, "a", {"matrix": [[0.5] * 250] * 250})  # 62 500 cells; 60 000 have room

@@ -148,10 +148,13 @@ class Turn:
         self.client.training = recipe.training
         self.client.public = data.public(recipe)
         self.client.privacy = recipe.privacy
-        self.client.plugins = plugins_of(recipe.build_plugins())
+        plugins = plugins_of(recipe.build_plugins())
+        self.client.plugins = plugins
         if place.secret and (recipe.privacy.noise or recipe.privacy.sgd_clip):
             self.client.secret = secret(place.state)
         self.client.data = renumbered(dealt.clients[number], source.class_names, self._names)
+        for plugin in plugins:
+            plugin.prepare_client(self.client, count)
         shape = tuple(source.train.x.shape[1:])
         width = recipe.models.feature_dim
         self._beside = beside = auxiliary_network(recipe, self._method, task.companion or self._name, self._name)

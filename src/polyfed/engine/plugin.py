@@ -94,6 +94,13 @@ class Plugin:
             RequestError: what is asked for cannot be done here.
         """
 
+    def prepare_client(self, client: Client, count: int) -> None:
+        """Prepare for one client where there is no federation: at a node, in a process of Ray.
+
+        Args:
+            client: with its number, seed, classes and data. count: how many clients the federation has.
+        """
+
     def facts(self) -> dict[str, Any]:
         """What the run's result says of the settings; nothing where they are off."""
         said = {} if self.settings is None else self.settings.in_effect()

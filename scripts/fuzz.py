@@ -766,12 +766,12 @@ def rewritten(r: Random, data: bytes) -> bytes:
     end = 8 + int.from_bytes(data[:8], "little")
     try:
         head = json.loads(data[8:end])
-    except ValueError:  # it is broken already
+    except (ValueError, RecursionError):  # it is broken already
         return damaged(r, data)
     said = head.get("__metadata__") if isinstance(head, dict) else None
     if isinstance(said, dict) and said and r.random() < 0.7:
         key = r.choice(sorted(said))
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             said[key] = as_json(altered(r, json.loads(said[key]))).decode()
     else:
         head = altered(r, head)

@@ -414,6 +414,16 @@ def test_a_heat_map_of_somebody_who_has_no_name_is_everybodys(two_by_two: Path, 
     assert any(one["values"] == [[1, 0.5]] for one in maps)
 
 
+def test_seconds_that_are_no_number_have_no_place_on_an_axis(two_by_two: Path) -> None:
+    for path in two_by_two.glob("*/rounds.jsonl"):
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        for record in records:
+            record.pop("seal", None)
+            record["seconds"] = float("nan")
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert "NaN" not in json.dumps(shown(two_by_two)["sections"][0]["curves"])
+
+
 def test_maps_without_room_are_told(make: Any) -> None:
     run = make("a")
     analysis(run, "a", {"matrix": [[0.5] * 250] * 250})  # 62 500 cells; 60 000 have room

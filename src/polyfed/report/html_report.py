@@ -10,6 +10,7 @@ import base64
 import hashlib
 import html
 import json
+import math
 import re
 import shlex
 from collections import Counter
@@ -218,8 +219,10 @@ def _kept(count: int, most: int) -> list[int]:
     return list(range(count)) if count <= most else [at * (count - 1) // (most - 1) for at in range(most)]
 
 
-def _short(value: float, digits: int = 5) -> float:
-    """Rounded, and whole where it is."""
+def _short(value: float, digits: int = 5) -> float | None:
+    """Rounded, and whole where it is; None for what has run over, say seconds that add up to no number."""
+    if not math.isfinite(value):
+        return None
     rounded = round(value, digits)
     return int(rounded) if rounded == int(rounded) else rounded
 

@@ -88,3 +88,11 @@ def test_every_method_says_its_form_and_a_new_upload_says_it_anew() -> None:
 
     assert Other.form is None
     assert Same.form is FedAvg.form
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_says_what_form_its_uploads_have(name: str) -> None:
+    """Else a node's upload of any names, shapes and types would reach `aggregate`."""
+    form = METHODS[name]().form
+    assert form is not None
+    assert bool(form) == (name != "local")

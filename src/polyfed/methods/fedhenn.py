@@ -41,6 +41,14 @@ from polyfed.methods.building_blocks import alignment_dataset, mean_kernel, weig
 _ROWS_AT_ONCE = 256  # of the RAD whose graph is kept at a time; costs memory, changes no result
 
 
+_FORM: Form = {
+    "model": own_network,
+    "n": SAMPLES,
+    "kernel": mean_kernel.representation_form,
+    **alignment_dataset.FORM,
+}
+
+
 @knobs
 class FedHeNN(Method):
     """Alignment of representations through centered kernel alignment on common unlabelled inputs."""
@@ -54,12 +62,7 @@ class FedHeNN(Method):
     up: ClassVar[str] = "P (kernels: L D)"
     states: ClassVar[str] = "server: the RAD, latest w_k or A_k"
     changes: ClassVar[tuple[str, ...]] = ("model",)
-    form: ClassVar[Form | None] = {
-        "model": own_network,
-        "n": SAMPLES,
-        "kernel": mean_kernel.representation_form,
-        **alignment_dataset.FORM,
-    }
+    form: ClassVar[Form | None] = _FORM
 
     setting: Literal["heterogeneous", "homogeneous"] = "heterogeneous"  # Algorithm 2, or 1: one architecture
     similarity: Similarity = "linear"  # kernel, or "procrustes" (homogeneous only, in its scale-free form)
@@ -201,6 +204,8 @@ class FedHeNN(Method):
 class HeterogeneousFedHeNN(FedHeNN):
     """Algorithm 2: networks of any kind; each is aligned to the mean kernel of all, and stays with its client."""
 
+    form: ClassVar[Form | None] = _FORM
+
     setting: Literal["heterogeneous"] = "heterogeneous"
 
     def _check(self) -> None:
@@ -304,6 +309,8 @@ class HeterogeneousFedHeNN(FedHeNN):
 @knobs
 class HomogeneousFedHeNN(FedHeNN):
     """Algorithm 1: one architecture, averaged as in FedAvg; each client is aligned to the weights that it received."""
+
+    form: ClassVar[Form | None] = _FORM
 
     setting: Literal["homogeneous"] = "homogeneous"
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import polyfed as pf
-from flat_options import grouped
+from helpers.flat_options import grouped
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Public
 from polyfed.core.randomness import numpy_generator

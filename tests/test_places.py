@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import polyfed as pf
-from flat_options import grouped
+from helpers.flat_options import grouped
 from polyfed import Client, Federation
 from polyfed.analysis import analyse
 from polyfed.config.recipe import Recipe

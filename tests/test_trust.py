@@ -75,11 +75,14 @@ def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             del sys.modules[name]
 
 
-def change_recipe(folder: Path, changes: dict[str, dict[str, Any]]) -> None:
+def change_recipe(folder: Path, changes: dict[str, Any]) -> None:
     path = folder / "recipe.toml"
     settings = tomllib.loads(path.read_text())
     for section, values in changes.items():
-        settings.setdefault(section, {}).update(values)
+        if isinstance(values, list):
+            settings[section] = values
+        else:
+            settings.setdefault(section, {}).update(values)
     path.write_text(tomli_w.dumps(settings))
 
 
@@ -110,6 +113,7 @@ EACH: dict[str, dict[str, dict[str, Any]]] = {  # what the recipe, and the index
     },
     "method": {"recipe": {"method": {"name": "evil:Method"}}, "index": {"method": "evil:Method"}},
     "data": {"recipe": {"data": {"name": "evil:rows"}}, "index": {"method": "evil:Method"}},
+    "plugin": {"recipe": {"plugins": [{"name": "evil:Method"}]}, "index": {"method": "evil:Method"}},
     "public data": {"recipe": {"data": {"public": "evil:rows"}}, "index": {"companion": "evil:net"}},
     "variant": {"recipe": {"methods": {"odd": {"name": "evil:Method"}}}, "index": {"knobs": {"shared": "evil:net"}}},
     "profile": {

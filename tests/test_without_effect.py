@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import polyfed as pf
-from flat_options import grouped
+from helpers.flat_options import grouped
 from polyfed.config.recipe import Recipe
 from polyfed.errors import RequestError
 from polyfed.methods import FedHeNN, FedIN, LGFedAvg

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import polyfed as pf
-from flat_options import grouped
+from helpers.flat_options import grouped
 from polyfed.core.client import as_floats
 from polyfed.data.datasets import digits
 from polyfed.data.text import TextConfig

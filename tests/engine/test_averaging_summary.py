@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import polyfed as pf
-from flat_options import grouped
+from helpers.flat_options import grouped
 from polyfed.core.method import Method
 from polyfed.errors import RequestError
 from polyfed.experiments.estimate import estimate_costs

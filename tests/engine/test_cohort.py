@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import polyfed as pf
-from flat_options import grouped
+from helpers.flat_options import grouped
 from helpers.quick import others_slow
 from methods import toys
 from polyfed.core.client import Client

@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 import polyfed as pf
-from flat_options import grouped
+from helpers.flat_options import grouped
 from helpers.quick import others_slow
 from polyfed.config.recipe import Recipe
 from polyfed.engine import checkpoint

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import polyfed as pf
-from flat_options import grouped
+from helpers.flat_options import grouped
 from methods import toys
 from polyfed.core.client import Client
 from polyfed.core.message import Message, tensor

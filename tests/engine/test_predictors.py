@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flat_options import grouped
+from helpers.flat_options import grouped
 from polyfed.core.client import Client
 from polyfed.core.message import Message, tensor
 from polyfed.core.method import Context, Method, knobs

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import polyfed as pf
-from flat_options import grouped
+from helpers.flat_options import grouped
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine import evaluation
 from polyfed.methods import FedAvg, FedGH, LGFedAvg

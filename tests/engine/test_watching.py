@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flat_options import grouped
+from helpers.flat_options import grouped
 from polyfed.core.client import Client
 from polyfed.core.method import Method
 from polyfed.core.randomness import scoped_global

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from toys import CLASSES, NETS, batch, bits, clients, federation, model_with, moved, rounds, same, worker
 
-from flat_options import grouped
+from helpers.flat_options import grouped
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.core.method import Trained

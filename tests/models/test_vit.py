@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import polyfed as pf
-from flat_options import grouped
+from helpers.flat_options import grouped
 from polyfed.core.client import Public
 from polyfed.core.method import Method
 from polyfed.core.settings import Training

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from flat_options import grouped
+from helpers.flat_options import grouped
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import group

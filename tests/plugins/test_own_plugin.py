@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -160,3 +161,19 @@ def test_two_of_one_name_are_refused() -> None:
     path.write_text(path.read_text() + '[[plugins]]\nname = "my_plugins:Plain"\n')
     with pytest.raises(RequestError, match="expected one 'plain', got two"):
         pf.run(path, out="run")
+
+
+def test_the_page_names_every_hook() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "own-plugin.md").read_text(encoding="utf-8")
+    hooks = {name for name, thing in vars(pf.Plugin).items() if callable(thing) and not name.startswith("_")}
+    assert set(re.findall(r"^\| `(\w+)\(", page, re.MULTILINE)) == hooks - {
+        "decoded"
+    }  # what the engine does with decode
+
+
+def test_server_and_node_must_name_the_same_plugins() -> None:
+    from polyfed.deploy.protocol import agreed, difference
+
+    plain, other = (pf.Recipe.load(recipe(name=f"my_plugins:{name}")) for name in ("Plain", "Stops"))
+    assert difference(agreed(plain), agreed(plain)) is None
+    assert (difference(agreed(plain), agreed(other)) or "").startswith("plugins is ")

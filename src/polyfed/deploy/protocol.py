@@ -229,7 +229,7 @@ def score_read(told: Mapping[str, Any], classes: int, rows: int, others: Collect
         raise RunError(f"expected the counts of a score (C, C), came something else: {error}") from None
 
 
-_AGREED = ("method", "training", "evaluation", "privacy", "compression")  # sections on which both sides act
+_AGREED = ("method", "training", "evaluation", "privacy", "compression", "plugins")  # sections on which both sides act
 
 
 _OF_ALL = ("class_names", "mean", "std")  # of [data], what holds for all clients' rows

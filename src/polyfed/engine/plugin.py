@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from polyfed.core.model_factory import Architectures, Precision
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Settings, Training
 from polyfed.engine.late_uploads import LateUpload
+from polyfed.engine.preview import first_messages
 from polyfed.engine.rejected import Rejected as Rejected
 from polyfed.errors import RunError
 
@@ -61,6 +63,12 @@ class Setup:
     cohort: Callable[[int], list[int]]
     excluded: dict[int, str] = field(default_factory=dict)
     unscored: set[int] = field(default_factory=set)
+
+    @functools.cached_property
+    def first_messages(self) -> dict[int, Message]:
+        """What the first client of each architecture would be sent in round 1, by number."""
+        firsts = self.first_of_each_architecture().values()
+        return first_messages(self.method, self.server, [client.id for client in firsts])
 
     def first_of_each_architecture(self) -> dict[str, Client]:
         """Architecture -> its first client."""

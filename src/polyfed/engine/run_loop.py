@@ -134,7 +134,7 @@ class RunLoop:
         federation = self._federation
         began = time.perf_counter()
         with watching(federation.execution.timings) as watch:
-            due = number % federation.evaluation.every == 0 or federation.is_last(number)
+            due = bool(final) or number % federation.evaluation.every == 0 or federation.is_last(number)
             round = Round(
                 number,
                 final=bool(final),
@@ -142,7 +142,7 @@ class RunLoop:
                 server=federation.server,
                 history=federation.history,
                 present=federation.present(number),
-                evaluated=bool(final) or due,
+                evaluated=due,
             )
             record = federation.runner.run(round, final or federation.method.exchanges(number))
         record["seconds"] = time.perf_counter() - began

@@ -22,7 +22,6 @@ from polyfed.core.settings import Compression
 from polyfed.core.uploads import counterparts, every_tensor, members, running_statistics, sends
 from polyfed.engine.executors.base import Job
 from polyfed.engine.plugin import Plugin, Setup
-from polyfed.engine.preview import first_messages
 from polyfed.engine.round import Round
 from polyfed.errors import RequestError, RunError
 from polyfed.functional.quantization import Precision
@@ -57,11 +56,8 @@ class UploadCompression(Plugin):
         method = setup.method
         if self.settings.share == 1 or not sends(method):
             return
-        firsts = setup.first_of_each_architecture()
-        messages = {}
-        if method.changes:
-            messages = first_messages(method, setup.server, [client.id for client in firsts.values()])
-        if not any(entry in sent for sent in messages.values() for entry in method.changes):
+        messages = setup.first_messages.values() if method.changes else ()
+        if not any(entry in sent for sent in messages for entry in method.changes):
             name = method.name or type(method).__name__
             raise RequestError(
                 f"compression.share: expected a method that sends changes of weights that came down, came {name}"

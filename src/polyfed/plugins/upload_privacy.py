@@ -25,7 +25,6 @@ from polyfed.core.modules import static_statistics
 from polyfed.core.settings import Privacy
 from polyfed.core.uploads import counterparts, endings, members, running_statistics, sends
 from polyfed.engine.plugin import Plugin, Setup
-from polyfed.engine.preview import first_messages
 from polyfed.errors import RequestError
 from polyfed.functional.drift import Normals, released
 from polyfed.functional.secure_noise import KeyedNormals
@@ -52,13 +51,11 @@ class UploadPrivacy(Plugin):
             raise RequestError(f"privacy: expected uploads that can be clipped, came {name}, which sends {sent}")
         if not method.changes:
             return
-        firsts = setup.first_of_each_architecture()
-        messages = first_messages(method, setup.server, [client.id for client in firsts.values()])
-        for architecture, client in firsts.items():
+        for architecture, client in setup.first_of_each_architecture().items():
             network = setup.architectures.template(architecture)
             statistics = running_statistics(network)
             for entry in method.changes:
-                sent_statistics = sorted(statistics & members(messages[client.id], entry).keys())
+                sent_statistics = sorted(statistics & members(setup.first_messages[client.id], entry).keys())
                 sent_statistics.extend(static_statistics(network))  # taken and sent after training
                 if sent_statistics:
                     raise RequestError(_no_statistics(name, sent_statistics[0]))

@@ -58,6 +58,7 @@ from polyfed.version import __version__
 _CLUSTER = "RAY_ADDRESS"  # Ray's own variable
 _PATIENCE = 60.0  # seconds that a worker in place of another one may wait for a free core
 _LONGEST = 300  # characters of Ray's errors that are told
+_SOON = "5"  # seconds after which Ray's processes here end once their head has
 _SHORT = 40  # characters that a folder's name may have, so that Ray can give its sockets names
 
 
@@ -364,6 +365,11 @@ class _Ray:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self, workers: int) -> None:
+        if _is_without_token():
+            raise RequestError(
+                "expected Ray to be imported first by the executor 'ray', which gives it a token, got a program that "
+                "has imported it before; start it there with ray.init(), or import it later"
+            )
         self._folder = _short_folder()
         with _environment(_own_environment()):
             self._init(
@@ -412,12 +418,21 @@ def _token() -> str:
     return secrets.token_hex(32)
 
 
+def _is_without_token() -> bool:
+    """Whether Ray has read its settings already, and there was no word of a token in them."""
+    ray = sys.modules.get("ray")
+    if ray is None or ray.is_initialized() or "RAY_AUTH_MODE" in os.environ:
+        return False
+    return _token.cache_info().currsize == 0
+
+
 def _own_environment() -> dict[str, str]:
     """What Ray's processes here have in their environment besides ours."""
     own = {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # of this machine alone: it listens on the loopback interface
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_gcs_rpc_server_reconnect_timeout_s": _SOON,
         "PYTHONPATH": os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path),
     }
     if "RAY_AUTH_MODE" not in os.environ:

@@ -29,6 +29,7 @@ if importlib.util.find_spec("ray") is None:
     pytest.skip("the extra 'ray' is not installed", allow_module_level=True)
 
 PATIENCE = 900.0  # seconds
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 ONE = {"models": {"architectures": ["digits-cnn1"]}}
 
 
@@ -72,6 +73,17 @@ class Caller:
                         found[int(place.parent.name)] = words
         return found
 
+    def addresses(self) -> set[str]:
+        """Where these processes listen, as hexadecimal numbers of the system's own tables."""
+        sockets = set()
+        for number in self.offspring():
+            for handle in Path(f"/proc/{number}/fd").glob("*"):
+                with contextlib.suppress(OSError):
+                    sockets.add(os.readlink(handle).removeprefix("socket:[").removesuffix("]"))
+        lines = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()]
+        listening = [words for words in lines if words[3] == "0A"]
+        return {words[1].partition(":")[0] for words in listening if words[9] in sockets}
+
     def wait_for(self, out: Path, rounds: int) -> None:
         """Until so many rounds are whole."""
         until = time.monotonic() + PATIENCE
@@ -108,6 +120,8 @@ def test_who_is_ended_leaves_whole_rounds_and_no_process(recipe: Path, tmp_path:
     try:
         caller.wait_for(out, 6)  # the checkpoint of round 5 is there
         assert any("raylet" in words for words in caller.offspring().values())
+        assert caller.addresses()
+        assert caller.addresses() <= LOOPBACK
     finally:
         if ended == "Ctrl-C":  # a terminal tells the whole group
             os.killpg(caller.process.pid, signal.SIGINT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -282,6 +283,7 @@ def test_on_a_cluster_workers_say_how_many_cores(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     with pytest.raises(RequestError, match=r"expected workers with RAY_ADDRESS=10.0.0.1:6379: how many of the cluster"):
         build_federation(recipe_of("local").with_run(executor="ray"), data=DATA)
+    monkeypatch.setattr(ray_executor, "_check_reachable", lambda address: None)
     assert run(recipe).result["workers"] == 2
     assert ray.starts[0]["address"] == "10.0.0.1:6379"
     assert "num_cpus" not in ray.starts[0]
@@ -330,8 +332,15 @@ def test_what_cannot_be_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setattr(ray, "init", fail)
     with pytest.raises(RunError, match=r"^Ray did not start: nobody answers$"):
         run(recipe)
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    with pytest.raises(RequestError, match=r"^RAY_ADDRESS: no cluster at 10\.0\.0\.1:6379: nobody answers$"):
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    with pytest.raises(RequestError, match=r"^RAY_ADDRESS: no cluster at auto: nobody answers$"):
+        run(recipe)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+    with pytest.raises(
+        RequestError, match=rf"^RAY_ADDRESS: no cluster at 127\.0\.0\.1:{port}: .*[Cc]onnection refused"
+    ):
         run(recipe)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(RequestError) as caught:

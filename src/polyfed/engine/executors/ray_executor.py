@@ -58,6 +58,7 @@ from polyfed.version import __version__
 _CLUSTER = "RAY_ADDRESS"  # Ray's own variable
 _PATIENCE = 60.0  # seconds that a worker in place of another one may wait for a free core
 _LONGEST = 300  # characters of Ray's errors that are told
+_REACHABLE = 10.0  # seconds that a cluster has to be found
 _SOON = "5"  # seconds after which Ray's processes here end once their head has
 _SHORT = 40  # characters that a folder's name may have, so that Ray can give its sockets names
 
@@ -382,7 +383,8 @@ class _Ray:
             )
 
     def _join(self) -> None:
-        address = _address()
+        address = _address() or ""
+        _check_reachable(address)
         with _environment({"RAY_USAGE_STATS_ENABLED": "0"}):
             self._init(lambda said: RequestError(f"{_CLUSTER}: no cluster at {address}: {said}"), address=address)
 
@@ -401,6 +403,21 @@ class _Ray:
             if not isinstance(error, Exception):
                 raise
             raise error_of(" ".join(str(error).split())[:_LONGEST]) from error
+
+
+def _check_reachable(address: str) -> None:
+    """Whether anybody listens there, for whom Ray itself would wait for minutes.
+
+    Raises:
+        RequestError: nobody does.
+    """
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal():  # "auto": Ray knows where it is
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _REACHABLE).close()
+    except (OSError, OverflowError) as error:
+        raise RequestError(f"{_CLUSTER}: no cluster at {address}: {error}") from None
 
 
 def _short_folder() -> Path:

@@ -1,6 +1,6 @@
 """What a round costs with `ray` on one machine, beside `pool` with as many workers.
 
-    python benchmarks/ray_rounds.py                             # the quickstart, and CNN-1 on CIFAR-10 at batch 10
+    python benchmarks/ray_rounds.py                             # the quickstart, and CNN-1 for 8 clients at batch 10
     python benchmarks/ray_rounds.py --jobs quickstart --workers 2 --rounds 10 --repeats 3
     python benchmarks/ray_rounds.py --write benchmarks/ray_rounds.json
 
@@ -30,7 +30,7 @@ JOBS: Mapping[str, tuple[str, Sequence[str]]] = {  # name -> recipe, settings
     "quickstart": ("quickstart.toml", ["run.track=[]"]),
     "cnn1-batch10": (
         "reference.toml",
-        ["method.name=fedavg", 'models.architectures=["fedgh-cnn1"]', "training.batch_size=10"],
+        ["method.name=fedavg", 'models.architectures=["fedgh-cnn1"]', "training.batch_size=10", "data.clients=8"],
     ),
 }
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from polyfed.core import profiling
+from polyfed import profiling
 from polyfed.core.client import Client
 from polyfed.core.message import read_only
 from polyfed.core.method import Trained

@@ -35,7 +35,7 @@ from typing import Any
 
 import torch
 
-from polyfed.core import profiling
+from polyfed import profiling
 from polyfed.core.settings import Training
 from polyfed.engine.executors.base import Crew, Job, Scoring
 from polyfed.engine.executors.job_requests import (

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from polyfed.core import profiling
+from polyfed import profiling
 from polyfed.engine.executors.base import Crew, Job, Scoring
 from polyfed.engine.executors.job_requests import Died, Unable, WorkerLoop, check_reply, read_answer, request_facts
 from polyfed.engine.executors.shared_buffer import Mailbox

@@ -34,7 +34,8 @@ class Round:
     Attributes:
         number: from 1. final: whether it is the method's round after the last one (`Method.closing`).
         method, server: of the federation. history: the records of the rounds before.
-        present: who is in the federation, in order of number. cohort: who is asked to take part, drawn of these.
+        present: who is in the federation, in order of number. cohort: who is asked to take part; drawn of those
+        present unless it is given.
         unreachable: drop out before anything reaches them. silenced: nothing that they send leaves them.
         late: what they send arrives in a later round. busy: still at work for an earlier exchange of this round.
         failed: whose work came to nothing, not by their own fault. asked: by any exchange so far.
@@ -128,37 +129,34 @@ def draw_cohort(training: Training, seed: int, number: int, present: Sequence[in
     return sorted(present[place] for place in order[: training.drawn(len(present))].tolist())
 
 
+@dataclass
 class RoundRunner:
     """Runs rounds on the parts of a federation.
 
-    Args:
+    Attributes:
         clients: by number. training: learning rates, and how many clients take part. seed: of the draws.
         plugins: in order. executor: carries out the jobs. transaction: takes over what clients then are.
         evaluator: scores them. aggregate: has the server take in what an exchange brought.
         progress: told (jobs of the exchange, those done).
     """
 
-    def __init__(
-        self,
-        method: Method,
-        server: Server,
-        clients: Sequence[Client],
-        training: Training,
-        seed: int,
-        plugins: Sequence[Plugin],
-        executor: Executor,
-        transaction: Transaction,
-        evaluator: Evaluator,
-        aggregate: Callable[[Round, Mapping[int, Message]], None],
-        progress: Callable[[int, int], None],
-    ) -> None:
-        self.method = method
-        self.server = server
-        self.clients = clients
-        self.training, self.seed = training, seed
-        self.plugins, self.executor = plugins, executor
-        self.transaction, self.evaluator = transaction, evaluator
-        self._aggregate, self._progress = aggregate, progress
+    method: Method
+    server: Server
+    clients: Sequence[Client]
+    training: Training
+    seed: int
+    plugins: Sequence[Plugin]
+    executor: Executor
+    transaction: Transaction
+    evaluator: Evaluator
+    aggregate: Callable[[Round, Mapping[int, Message]], None]
+    progress: Callable[[int, int], None]
+
+    def start(self, present: Iterable[int]) -> None:
+        """Before round 1: the server knows who is there, and the method begins."""
+        self.server.admit(present)
+        with server_stage("start", 0):
+            self.method.start(self.server)
 
     def run(self, round: Round, exchanges: Sequence[Exchange]) -> dict[str, Any]:
         """Run a round; its record, but for the seconds.
@@ -166,32 +164,41 @@ class RoundRunner:
         Raises:
             RunError: a client or the server failed; says which, when and where. RoundRefused: it must not count.
         """
+        selected = self.play(round, exchanges)
+        return self._record(round, selected)
+
+    def play(self, round: Round, exchanges: Sequence[Exchange]) -> list[int]:
+        """A round without its record; who of the cohort was reached.
+
+        Raises:
+            RunError: as for `run`.
+        """
         selected = self._select(round)
         with self._at_server(round, "planning", "aggregate"):
             self.method.plan(self.server, selected)
         for place, exchange in enumerate(exchanges):
             jobs = self._jobs(round, exchange, place)
-            sent = self.executor.run(jobs, functools.partial(self._progress, len(jobs)))
+            sent = self.executor.run(jobs, functools.partial(self.progress, len(jobs)))
             read = self._receive(round, jobs, sent)
             uploads = self._take_over(round, jobs, sent, read)
             with self._at_server(round, "aggregation", "aggregate"):
                 for plugin in self.plugins:
                     uploads = plugin.deliver(round, uploads)
-                self._aggregate(round, uploads)
+                self.aggregate(round, uploads)
                 self.server.state = in_plain_order(self.server.state)
             del sent, read, uploads  # which nobody needs while the clients are scored
         self.server.exchange = "train"
-        return self._record(round, selected)
+        return selected
 
     def _select(self, round: Round) -> list[int]:
-        """Let everybody be asked in a final round, else the cohort; who of them is reached."""
+        """Let everybody be asked in a final round, else the cohort, drawn where none is given; who is reached."""
         self.server.round = round.number
         for plugin in self.plugins:
             plugin.select(round)
         self.server.admit(round.present)
         if round.final:
             round.cohort = list(round.present)
-        else:
+        elif not round.cohort:
             round.cohort = draw_cohort(self.training, self.seed, round.number, round.present)
         round.asked = set(round.cohort)
         return round.reached(round.cohort)

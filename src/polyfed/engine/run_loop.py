@@ -56,9 +56,7 @@ class RunLoop:
         federation = self._federation
         done = federation.checkpointer.restore(self._begin_excluded)
         if done == 0:
-            federation.server.admit(federation.present(1))
-            with server_stage("start", 0):
-                federation.method.start(federation.server)
+            federation.runner.start(federation.present(1))
         folder = federation.folder
         info = {**federation.facts, "start_round": done + 1, "out": None if folder is None else str(folder.path)}
         for way in ("bytes_up", "bytes_down"):

@@ -121,7 +121,7 @@ class _Share:
 
 def _training_seconds(trial: TrialRounds, share: _Share, exchanges: Sequence[Sequence[Exchange]]) -> float:
     """Of a client in all rounds, scoring apart; if it is reached whenever it is asked."""
-    steps = [trial.steps(share.client, of_round) for of_round in exchanges]
+    steps = [trial.executor.steps(share.client, of_round) for of_round in exchanges]
     later_steps = sum(steps[1:]) / max(1, len(steps) - 1)  # of a round, on average
     trained = share.first * steps[0] + share.later * later_steps
     return share.kind.seconds_batch * trained + share.kind.seconds_rest * (share.first + share.later)

@@ -108,7 +108,7 @@ def test_nobody_is_missing_in_a_check() -> None:
     made = federation(Counting(aggregation="same-shape"))
     absent = pf.Availability(drop=0.9, late=0.9)
     estimate_costs(pf.Federation(made.clients, made.method, made.training, plugins=[absent], executor="serial"))
-    assert [("plan", 6), ("aggregate", 6)] * 2 == NOTED
+    assert NOTED == [("plan", 6), ("aggregate", 6)] * 2
 
 
 def test_operations_and_parameters_of_each_network() -> None:

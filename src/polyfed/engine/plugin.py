@@ -26,7 +26,7 @@ from polyfed.core.model_factory import Architectures, Precision
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Settings, Training
 from polyfed.engine.late_uploads import LateUpload
-from polyfed.engine.preview import first_messages
+from polyfed.engine.preview import preview
 from polyfed.engine.rejected import Rejected as Rejected
 from polyfed.errors import RunError
 
@@ -65,10 +65,15 @@ class Setup:
     unscored: set[int] = field(default_factory=set)
 
     @functools.cached_property
+    def preview(self) -> Server:
+        """The server as it would be in round 1."""
+        return preview(self.method, self.server)
+
+    @functools.cached_property
     def first_messages(self) -> dict[int, Message]:
         """What the first client of each architecture would be sent in round 1, by number."""
         firsts = self.first_of_each_architecture().values()
-        return first_messages(self.method, self.server, [client.id for client in firsts])
+        return {client.id: self.method.broadcast(self.preview, client.id) for client in firsts}
 
     def first_of_each_architecture(self) -> dict[str, Client]:
         """Architecture -> its first client."""

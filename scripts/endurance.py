@@ -209,7 +209,6 @@ def imported() -> None:
 
     for method, settings in CASES.values():
         recipe = Recipe.load(RECIPE, [*SMALL, *settings], method=method)
-        recipe.build_method()
     DataCache().federated(recipe)
 
 

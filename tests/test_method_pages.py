@@ -92,8 +92,7 @@ def check(words: list[str]) -> None:
         settings = [f"{key}={json.dumps(values[0])}" for key, values in parse(settings).items()]
     asked = given.get("methods")
     for name in [given.get("method")] if asked is None else ["local", *asked.split(",")]:
-        recipe = Recipe.load(path, settings, method=name, profile=given.get("profile"))
-        recipe.build_method()
+        Recipe.load(path, settings, method=name, profile=given.get("profile"))
 
 
 def missing(text: str) -> list[str]:

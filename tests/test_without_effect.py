@@ -152,11 +152,11 @@ def test_what_is_laid_over_takes_along_what_was_said_of_the_old_value(path: Path
     for laid in (Recipe.load(path, ["data.partition=iid"]), Recipe.load(path, profile="alike")):
         assert (laid.data.partition, laid.data.alpha) == ("iid", 0.5)
     assert Recipe.load(path, ["data.partition=quantity"]).data.alpha == 0.1  # acts there, too
-    assert Recipe.load(path, ["method.combine=none"]).build_method() == FedIN(
+    assert Recipe.load(path, ["method.combine=none"]).chosen_method == FedIN(
         combine="none", projection="fixed", projection_grid=2
     )
-    assert Recipe.load(path, ["method.projection=none"]).build_method() == FedIN(lambda_=2.0)
-    assert Recipe.load(path, ["method.similarity=linear"], method="fedhenn").build_method() == FedHeNN()
+    assert Recipe.load(path, ["method.projection=none"]).chosen_method == FedIN(lambda_=2.0)
+    assert Recipe.load(path, ["method.similarity=linear"], method="fedhenn").chosen_method == FedHeNN()
     assert path.read_text() == TEXT.partition("[profiles.wrong")[0]
 
 

@@ -469,7 +469,7 @@ def test_the_recipe_for_cifar_100_has_the_papers_network():
     assert [type(m) for m in (pool, flatten, projection, relu, model.head)] == list(kinds)
     assert (projection.in_features, projection.out_features) == (512, 500)
     assert (model.head.in_features, model.head.out_features) == (500, 100)
-    assert recipe.build_method() == FedGH()
+    assert recipe.chosen_method == FedGH()
 
 
 @pytest.mark.slow

@@ -114,7 +114,7 @@ class Deployed(Federation):
                 f"privacy.target: expected noise in numbers, which every node reads in its own recipe, came "
                 f"{recipe.privacy.target:g}"
             )
-        method = recipe.build_method()
+        method = recipe.chosen_method
         if known is None:
             known = roster.known
         known = dict(sorted(known.items()))

@@ -47,7 +47,7 @@ def build_federation(
     Raises:
         RequestError: data that are not there or cannot be dealt so, models or a method that do not fit.
     """
-    method = recipe.build_method()
+    method = recipe.chosen_method
     live = [TRACKERS[name]() for name in recipe.run.track]  # whether they can be had is asked of a check, too
     watching = list(trackers)
     if out is not None:

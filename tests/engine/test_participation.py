@@ -23,7 +23,7 @@ from polyfed.engine import checkpoint
 from polyfed.engine.checkpoint import Snapshot
 from polyfed.engine.federation import Federation
 from polyfed.engine.late_uploads import LateUpload, UploadQueue
-from polyfed.engine.round import Round
+from polyfed.engine.round_state import Round
 from polyfed.errors import Interrupted, RequestError, RunError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.estimate import estimate_costs

@@ -30,7 +30,7 @@ from polyfed.engine.federation import Federation, Run
 from polyfed.engine.model_readme import Guide
 from polyfed.engine.plugin import Plugin, Setup
 from polyfed.engine.preview import preview
-from polyfed.engine.round import Round
+from polyfed.engine.round_state import Round
 from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.task import Execution, Output, Task
 from polyfed.engine.weight_store import Store

@@ -48,7 +48,8 @@ from polyfed.engine.history import History, result_of
 from polyfed.engine.model_export import ModelExport
 from polyfed.engine.notebook import of_federation
 from polyfed.engine.plugin import Plugin, Setup
-from polyfed.engine.round import Round, RoundRunner, draw_cohort
+from polyfed.engine.round import RoundRunner, draw_cohort
+from polyfed.engine.round_state import Round
 from polyfed.engine.run import PersonalModels
 from polyfed.engine.run import Run as Run
 from polyfed.engine.run_facts import facts_of, settings_of_python

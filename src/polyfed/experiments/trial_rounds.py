@@ -18,8 +18,8 @@ from polyfed.engine.compatibility import one_input
 from polyfed.engine.executors.base import Job, Outcome
 from polyfed.engine.federation import Federation
 from polyfed.engine.plugin import Plugin
-from polyfed.engine.round import Round
 from polyfed.engine.round_costs import flops
+from polyfed.engine.round_state import Round
 from polyfed.engine.run_loop import one_thread
 from polyfed.experiments.cost_estimate import ArchitectureCheck
 from polyfed.experiments.measuring_executor import MeasuringExecutor

@@ -35,7 +35,7 @@ from polyfed.core.uploads import counterparts, running_statistics
 from polyfed.data.samples import ClientData, Samples
 from polyfed.engine.executors.base import Job, Outcome
 from polyfed.engine.plugin import Plugin, Rejected, Setup
-from polyfed.engine.round import Round
+from polyfed.engine.round_state import Round
 from polyfed.errors import RequestError
 from polyfed.plugins.upload_segments import Copy, holders_of, parts_of
 

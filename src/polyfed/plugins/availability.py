@@ -16,7 +16,7 @@ from polyfed.core.randomness import generator
 from polyfed.core.settings import Availability
 from polyfed.engine.late_uploads import UploadQueue
 from polyfed.engine.plugin import Plugin, Setup
-from polyfed.engine.round import Round
+from polyfed.engine.round_state import Round
 from polyfed.errors import RequestError
 
 

@@ -22,7 +22,7 @@ from polyfed.core.settings import Compression
 from polyfed.core.uploads import counterparts, every_tensor, members, running_statistics, sends
 from polyfed.engine.executors.base import Job
 from polyfed.engine.plugin import Plugin, Setup
-from polyfed.engine.round import Round
+from polyfed.engine.round_state import Round
 from polyfed.errors import RequestError, RunError
 from polyfed.functional.quantization import Precision
 from polyfed.functional.sparsification import (

@@ -25,7 +25,7 @@ from polyfed.core.randomness import generator
 from polyfed.engine.executors.base import Job, Outcome, at_work
 from polyfed.engine.operation_counter import Operations, step_memory
 from polyfed.engine.plugin import Plugin, Setup, find
-from polyfed.engine.round import Round
+from polyfed.engine.round_state import Round
 from polyfed.errors import RequestError
 from polyfed.plugins.availability import ClientAvailability
 from polyfed.plugins.device_profiles import Devices, Profile, check_lateness, dealt

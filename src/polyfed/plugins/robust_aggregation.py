@@ -37,7 +37,7 @@ from polyfed.core.upload_forms import MOST
 from polyfed.core.uploads import counterparts, every_tensor, sends
 from polyfed.engine.executors.base import Job
 from polyfed.engine.plugin import Plugin, Rejected, Setup
-from polyfed.engine.round import Round
+from polyfed.engine.round_state import Round
 from polyfed.errors import RequestError
 from polyfed.functional import robust
 from polyfed.plugins.upload_segments import Copy, Pieces, chunks_of, floats_of, holders_of, parts_of, vectors_of

@@ -17,17 +17,7 @@ from polyfed.core.message import nbytes, tensor
 from polyfed.core.method import Exchange, Method, Phase, Trained
 from polyfed.core.model_factory import Architectures
 from polyfed.engine.evaluation import CHUNK, score_model
-from polyfed.engine.executors.base import (
-    Job,
-    Outcome,
-    Serial,
-    at_stage,
-    at_work,
-    hand_in,
-    own_layers,
-    own_weights,
-    receive,
-)
+from polyfed.engine.executors.base import Job, Outcome, Serial, carry_out
 from polyfed.engine.local_training import data_of, train
 from polyfed.engine.round_costs import Allocations
 from polyfed.engine.weight_store import Store
@@ -89,6 +79,7 @@ class MeasuringExecutor(Serial):
         self._shares: dict[tuple[str, str | None], float] = {}  # exchange, a phase's rows -> their share of the data
         self.costs: defaultdict[tuple[int, int], Cost] = defaultdict(Cost)
         self.seconds = 0.0
+        self._seconds_training = 0.0  # and of scoring, of the present job
 
     def run(self, jobs: Sequence[Job], done: Callable[[int], None]) -> list[Outcome]:
         """See `Executor`."""
@@ -128,51 +119,44 @@ class MeasuringExecutor(Serial):
 
     def _carry_out(self, job: Job) -> Outcome:
         """Receive, train on a few batches, upload; what it cost is added up."""
-        method = self._method
         architectures = self._architectures
         cost = self.costs[job.round, job.client.id]
+        fresh = functools.partial(self._store.fresh, job.client.architecture, job.variant)
+        self._seconds_training = 0.0
         began = time.perf_counter()
-        before = own_weights(job.client, job.variant, architectures)
-        client = at_work(job.client, job.variant, architectures, before)
-        with own_layers(client, job):
-            operations = receive(client, job, method, architectures)
-            received = time.perf_counter()
-            trained = Trained()
-            if job.exchange.trains:
-                with at_stage(client, job, "training"):
-                    trained = self._train(client, job, cost)
-            trained_at = time.perf_counter()
-            fresh = functools.partial(self._store.fresh, client.architecture, job.variant)
-            outcome = hand_in(client, job, trained, method, architectures, fresh, before, operations)
-            cost.rest += (received - began) + (time.perf_counter() - trained_at)
-            if self._scores and job.exchange.trains and len(client.data.test):
-                cost.row = self._seconds_row(client, job)
+        outcome = carry_out(job, self._method, architectures, fresh, self._train)
+        cost.rest += time.perf_counter() - began - self._seconds_training
         cost.operations += outcome.operations
-        cost.kept = nbytes({"weights": architectures.tensors(client.architecture, job.variant)}) + nbytes(outcome.state)
+        weights = architectures.tensors(job.client.architecture, job.variant)
+        cost.kept = nbytes({"weights": weights}) + nbytes(outcome.state)
         return outcome
 
-    def _train(self, client: Client, job: Job, cost: Cost) -> Trained:
-        """Train on a few batches; note how long one takes, and which share of the data each phase goes through."""
-        for phase in self._phases(client, job.exchange):
-            if phase.rows is not None:
-                rows = len(tensor(client.context, phase.rows))
-                self._shares[job.exchange.name, phase.rows] = rows / max(1, len(data_of(client, phase)[0]))
+    def _train(self, client: Client, job: Job, method: Method, architectures: Architectures) -> Trained:
+        """Train on a few batches, and measure what training and scoring cost."""
+        began = time.perf_counter()
+        cost = self.costs[job.round, client.id]
+        self._note_shares(client, job.exchange)
         if self._scores and job.round > 1:  # the first round's contexts are smaller
             cost.peak = max(cost.peak, self._peak(client, job.exchange))
-        most = self._batches.get(client.id, 1)
-        step = self._architectures.training
-        began = time.perf_counter()
-        trained = train(client, self._method, client.context, most, job.exchange.phases, step)
-        cost.batch = max(cost.batch, (time.perf_counter() - began) / max(trained.steps, 1))
+        batches = self._batches.get(client.id, 1)
+        ready = time.perf_counter()
+        trained = train(client, method, client.context, batches, job.exchange.phases, architectures.training)
+        cost.batch = max(cost.batch, (time.perf_counter() - ready) / max(trained.steps, 1))
         self._batches[client.id] = max(1, min(self._most, int(_TRIED_SECONDS / max(cost.batch, 1e-6))))
+        rows = len(client.data.test)
+        if self._scores and rows:
+            ready = time.perf_counter()
+            score_model(client, method, client.data.test)
+            cost.row = (time.perf_counter() - ready) / rows
+        self._seconds_training = time.perf_counter() - began
         return trained
 
-    def _seconds_row(self, client: Client, job: Job) -> float:
-        """Seconds of scoring a row."""
-        began = time.perf_counter()
-        with at_stage(client, job, "scoring"):
-            score_model(client, self._method, client.data.test)
-        return (time.perf_counter() - began) / len(client.data.test)
+    def _note_shares(self, client: Client, exchange: Exchange) -> None:
+        """Which share of the data each phase goes through."""
+        for phase in self._phases(client, exchange):
+            if phase.rows is not None:
+                rows = len(tensor(client.context, phase.rows))
+                self._shares[exchange.name, phase.rows] = rows / max(1, len(data_of(client, phase)[0]))
 
     def _peak(self, client: Client, exchange: Exchange) -> int:
         """The most bytes that a client at work makes: for a batch of each phase, or for scoring a chunk of rows."""

@@ -8,11 +8,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from polyfed.core.complaints import one_line
 from polyfed.core.settings import Settings
 from polyfed.engine.plugin import Plugin
 from polyfed.errors import RequestError
 from polyfed.registry import PLUGINS, import_object
+from polyfed.validation.error_lines import one_line
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from polyfed.core.method import Exchange
-from polyfed.core.profiling import watching
 from polyfed.engine.federation_parts import FederationParts
 from polyfed.engine.plugin import RoundRefused
 from polyfed.engine.round import server_stage
 from polyfed.engine.round_state import Round
 from polyfed.errors import Interrupted
+from polyfed.profiling import watching
 
 
 class RunLoop:

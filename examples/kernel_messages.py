@@ -27,7 +27,8 @@ from _common import finished_run, representations
 from torch import Tensor
 
 from polyfed.functional.centering import centre
-from polyfed.functional.kernels import Factor, cka_to_factor, kernel_factor
+from polyfed.functional.kernel_factor import Factor, kernel_factor
+from polyfed.functional.kernels import cka_to_factor
 from polyfed.functional.quantization import PRECISIONS, pack, packed_nbytes, unpack
 from polyfed.functional.rbf_kernel import cka_of_kernels
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.message import Message, copied, flatten, shallow
+from polyfed.core.message import Message, copied, flatten, not_finite, shallow
 from polyfed.core.method import Batch, Context, Method
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage, Training
@@ -105,6 +105,17 @@ class Kit:
         """Both must agree; `text` says what it means if they do not."""
         if found := worlds.difference(a, b, tolerance):
             self.fail(f"{text}: {found}")
+
+    def all_finite(self, federation: Federation, when: str) -> None:
+        """Weights and states must be finite after a run; `when` says in which."""
+        if bad := not_finite({"all": worlds.state(federation)}):
+            self.fail(f"'{bad}' is not finite {when}")
+
+    def no_offence(self, *kinds: str) -> None:
+        """Nothing of these kinds may have been seen in the watched run."""
+        for kind, text in self.watched:
+            if kind in kinds:
+                self.fail(text)
 
     # federations ----------------------------------------------------------------------------------------------------
 

@@ -23,8 +23,8 @@ from polyfed.core.message import Group, Message, group, tensor
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import Entry, Known, Members
 from polyfed.errors import RunError
+from polyfed.functional.kernel_factor import FactorStream
 from polyfed.functional.kernel_similarity import Similarity, features
-from polyfed.functional.kernels import FactorStream
 from polyfed.functional.quantization import Precision, pack, unpack
 
 _REMEMBERED = 2**28  # bytes of representations in all that are not computed again while weights and RAD are the same

@@ -42,13 +42,13 @@ batch_size = 8
 aggregation = "same-shape"
 
 [methods.fedhenn]
-rad_size = 20
-rad_batch = 10
+alignment_data.size = 20
+alignment_data.batch = 10
 
 [methods.small-rad]
 name = "fedhenn"
-rad_size = 8
-rad_batch = 8
+alignment_data.size = 8
+alignment_data.batch = 8
 """
 FEW = ("local", "fedavg", "fedgh", "fedhenn", "fedin", "incoavg")
 

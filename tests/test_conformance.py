@@ -535,43 +535,52 @@ test_fedgh_unit_length = also(
 )
 
 NO_MEAN = "there is no K_bar"
-NO_RBF = {"width": "only RBF kernels have one"}
+NO_RBF = {"kernel.width": "only RBF kernels have one"}
 
 test_fedhenn = testing.conformance(
-    FedHeNN(rad_size=16, rad_batch=8, eta0=0.5),
+    FedHeNN(alignment_data={"size": 16, "batch": 8}, eta0=0.5),
     oracle=alignment,
     expected_bytes=fedhenn_bytes,
     reductions=[
         Reduction({"eta0": 0.0}, Local()),
         Reduction(
-            FedHeNN(rad_size=16, rad_batch=8, eta0=0.5, eta_schedule="constant", rad_refresh=0, uploads="kernels"),
-            FedHeNN(rad_size=16, rad_batch=8, eta0=0.5, eta_schedule="constant", rad_refresh=0, kernel_pool="seen"),
+            FedHeNN(
+                alignment_data={"size": 16, "batch": 8, "refresh": 0},
+                eta0=0.5,
+                eta_schedule="constant",
+                uploads="kernels",
+            ),
+            FedHeNN(
+                alignment_data={"size": 16, "batch": 8, "refresh": 0},
+                eta0=0.5,
+                eta_schedule="constant",
+                kernel={"pool": "seen"},
+            ),
         ),
     ],
     bites={
-        "similarity": "rbf",
-        "width": Bite(2.0, {"similarity": "rbf"}),
-        "rad_source": "noise",
-        "rad_refresh": Bite(0, {"eta_schedule": "constant"}),
-        "uploads": Bite("kernels", {"rad_refresh": 0}),
+        "kernel.similarity": "rbf",
+        "kernel.width": Bite(2.0, {"kernel.similarity": "rbf"}),
+        "alignment_data.refresh": Bite(0, {"eta_schedule": "constant"}),
+        "uploads": Bite("kernels", {"alignment_data.refresh": 0}),
     },
-    inert={"rank": "with few features in all the factor is exact", "final_average": "no weights are averaged"},
+    inert={"kernel.rank": "with few features in all the factor is exact", "final_average": "no weights are averaged"},
 )
 
 test_fedhenn_homogeneous = testing.conformance(
-    FedHeNN(setting="homogeneous", rad_size=16, rad_batch=8, eta0=0.5),
+    FedHeNN(setting="homogeneous", alignment_data={"size": 16, "batch": 8}, eta0=0.5),
     oracle=alignment,
     counted="updates",
     reductions=[Reduction({"eta0": 0.0}, FedAvg(), "received", one_architecture=True)],
-    bites={"rad_source": "noise", "rad_refresh": 0},
+    bites={"alignment_data.refresh": 0},
     inert={
         **dict.fromkeys(
             (
-                "kernel_pool",
-                "kernel_norm",
-                "control",
-                "rank",
-                "precision",
+                "kernel.pool",
+                "kernel.norm",
+                "kernel.control",
+                "kernel.rank",
+                "kernel.precision",
             ),
             NO_MEAN,
         ),
@@ -583,14 +592,10 @@ test_fedhenn_homogeneous = testing.conformance(
 test_fedhenn_kernel_uploads = also(
     testing.conformance(
         FedHeNN(
-            rad_size=16,
-            rad_batch=8,
+            alignment_data={"size": 16, "batch": 8, "refresh": 0, "transport": "indices"},
             eta0=0.5,
-            similarity="rbf",
+            kernel={"similarity": "rbf", "precision": "int8"},
             uploads="kernels",
-            rad_refresh=0,
-            rad_transport="indices",
-            precision="int8",
             eta_schedule="constant",
         ),
         skip={"knobs_bite": "asked of the plain form"},
@@ -599,7 +604,12 @@ test_fedhenn_kernel_uploads = also(
 
 test_fedhenn_own_kernel = also(
     testing.conformance(
-        FedHeNN(rad_size=16, rad_batch=8, eta0=0.5, eta_schedule="constant", control="own", kernel_norm="fro"),
+        FedHeNN(
+            alignment_data={"size": 16, "batch": 8},
+            eta0=0.5,
+            eta_schedule="constant",
+            kernel={"control": "own", "norm": "fro"},
+        ),
         skip={"knobs_bite": "asked of the plain form"},
     )
 )
@@ -607,13 +617,11 @@ test_fedhenn_own_kernel = also(
 test_fedhenn_permuted_kernel = also(
     testing.conformance(
         FedHeNN(
-            rad_size=16,
-            rad_batch=8,
+            alignment_data={"size": 16, "batch": 8, "refresh": 0},
             eta0=0.5,
             eta_schedule="constant",
-            control="permuted",
+            kernel={"control": "permuted"},
             uploads="kernels",
-            rad_refresh=0,
         ),
         skip={"knobs_bite": "asked of the plain form"},
     )
@@ -623,12 +631,9 @@ test_fedhenn_procrustes = also(
     testing.conformance(
         FedHeNN(
             setting="homogeneous",
-            similarity="procrustes",
-            rad_size=16,
-            rad_batch=8,
+            kernel={"similarity": "procrustes"},
+            alignment_data={"size": 16, "batch": 8, "refresh": 2},
             eta0=0.5,
-            rad_source="train",
-            rad_refresh=2,
         ),
         skip={"knobs_bite": "asked of the plain form"},
     )

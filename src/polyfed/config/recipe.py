@@ -47,7 +47,7 @@ from typing import Any, ClassVar
 import tomli_w
 from pydantic import Field, PrivateAttr, ValidationError
 
-from polyfed.config.changes import merge
+from polyfed.config.changes import join, merge
 from polyfed.config.loading import module_folders, read_recipe, recipe_stem, without_run
 from polyfed.config.overrides import apply_overrides
 from polyfed.config.own_plugins import build_plugin
@@ -212,7 +212,7 @@ class Recipe(Settings):
         method = name if table is None else table.name
         own = self._own or self.method
         if own.name == name:
-            knobs |= own.knobs
+            knobs = join(knobs, own.knobs)
         chosen = self.model_copy(update={"method": MethodChoice(name=method, **knobs)})
         built = chosen.build_method()
         knobs = {knob.rstrip("_"): value for knob, value in dataclasses.asdict(built).items()}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
+from polyfed.core.hyperparameters import flat_settings
 from polyfed.core.message import Message, flatten
 from polyfed.core.method import Method
 from polyfed.core.server import Server
@@ -61,7 +62,7 @@ def _judge_knob(kit: Kit, base: Method, knob: str, tried: Mapping[Any, bool], ea
         kit.fail(f"no other value of the knob '{knob}' could be tried; give one in bites={{'{knob}': ...}}")
     elif not any(tried.values()) or (each and not all(tried.values())):
         still = [value for value, change in tried.items() if not change]
-        kit.fail(f"the knob '{knob}' changes nothing (from {getattr(base, knob)!r} to {still[0]!r})")
+        kit.fail(f"the knob '{knob}' changes nothing (from {flat_settings(base)[knob]!r} to {still[0]!r})")
 
 
 def _changes(kit: Kit, base: Method, knob: str, value: Any) -> bool | None:

@@ -244,10 +244,9 @@ def nested(model: Any, batch: Any, context: Any) -> float:
     return total
 
 
-def fedin_local_bytes(server: Any, client_id: int) -> tuple[int, int]:
-    """Float parameters without BatchNorm's statistics, 20 pairs."""
-    names = server.initial(server.clients[client_id].architecture).items()
-    p = sum(t.numel() for name, t in names if not name.rpartition(".")[2].startswith(("running", "num_batches")))
+def fedin_normed_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """Float parameters and BatchNorm's statistics, 20 pairs."""
+    p = numbers(server, client_id)
     return 4 * p + 4 * 20 * 42, 4 * p + 4 * min(20, SIZES[client_id]) * 42
 
 
@@ -517,23 +516,6 @@ test_fedgh_whole_round = also(
     )
 )
 
-test_fedgh_counts = also(
-    testing.conformance(
-        FedGH(header_batch="round", weight="count", header_epochs=5, header_lr=0.1),
-        counted="statistics",
-        skip={"knobs_bite": "asked of the plain form"},
-    )
-)
-
-test_fedgh_unit_length = also(
-    testing.conformance(
-        FedGH(normalize="l2", header_lr=0.1),
-        oracle=cross_entropy,
-        expected_bytes=fedgh_bytes,
-        skip={"order_of_uploads": ORDER, "numbering": ORDER, "knobs_bite": "asked of the plain form"},
-    )
-)
-
 NO_MEAN = "there is no K_bar"
 NO_RBF = {"kernel.width": "only RBF kernels have one"}
 
@@ -646,7 +628,7 @@ OF_PAIRS = (
     "pairs",
     "feature_clip",
 )
-OF_PROJECTIONS = tuple(f"projection{what}" for what in ("", "_channels", "_grid", "_features", "_lr"))
+OF_PROJECTIONS = tuple(f"projection{what}" for what in ("", "_channels", "_grid", "_features"))
 
 test_fedin = testing.conformance(
     FedIN(mu=0.35),
@@ -660,7 +642,6 @@ test_fedin = testing.conformance(
         "projection_channels": Bite(3, {"projection": "fixed"}),
         "projection_grid": Bite(2, {"projection": "fixed"}),
         "projection_features": Bite(4, {"projection": "fixed"}),
-        "projection_lr": Bite(5.0, {"projection": "trained"}),
     },
     reductions=[
         Reduction(FedIN(train_in=False, mu=0.0), FedAvg(), "received", one_architecture=True, equal_sizes=True),
@@ -873,13 +854,13 @@ def test_the_oracles_see_a_difference(mu: float) -> None:
 
 
 @also
-def test_fedin_with_more_pairs_and_local_statistics() -> None:
+def test_fedin_with_more_pairs() -> None:
     """What depends on networks with BatchNorm or on state that clients keep."""
-    method = FedIN(pairs=20, bn_buffers="local")
+    method = FedIN(pairs=20)
     asked = ["any_subset", "expected_bytes", "nan_is_refused", "nothing_aliased", "nothing_written_in_place"]
     asked += ["same_seed_same_result", "scoring_changes_nothing", "state_is_explicit", "unselected_are_left_alone"]
     networks = [lambda depth=depth: tiny(depth, 4, 6, norm=True) for depth in (1, 2, 0)]
-    assert not testing.violations(method, asked, models=networks, expected_bytes=fedin_local_bytes)
+    assert not testing.violations(method, asked, models=networks, expected_bytes=fedin_normed_bytes)
 
 
 @pytest.mark.slow

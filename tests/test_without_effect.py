@@ -37,7 +37,6 @@ KNOBS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (FedIN, {"noise": 0.8, "noise_where": "message", "train_in": False}, "noise_where = 'message' does nothing beside"),
     (FedIN, {"noise_where": "forward"}, "noise_where = 'forward' does nothing beside noise = 0.0"),
     (FedIN, {"combine": "none", "lambda_": 2.0}, "lambda = 2.0 does nothing beside combine = 'none'"),
-    (FedIN, {"projection": "fixed", "projection_lr": 0.1}, "projection_lr = 0.1 does nothing beside projection"),
     (
         FedHeNN,
         {"kernel": {"width": 2.0}},

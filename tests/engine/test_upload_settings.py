@@ -304,7 +304,6 @@ def test_statistics_are_not_bounded(method: Method) -> None:
 @pytest.mark.parametrize(
     ("method", "kinds"),
     [
-        (FedIN(bn_buffers="local"), {"norm": True}),
         (LGFedAvg(), {"norm": True}),
         (FedGH(), {"norm": True}),
         (FD(outputs="logits"), {}),

@@ -138,7 +138,7 @@ class RoundRunner:
         progress: told (jobs of the exchange, those done).
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a round needs of a federation
         self,
         method: Method,
         server: Server,

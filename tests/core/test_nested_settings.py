@@ -10,14 +10,14 @@ import pytest
 from pydantic import Field
 
 from polyfed.config.recipe import Recipe
-from polyfed.core.acting import ActsWith
-from polyfed.core.hyperparameters import flat_settings, knobs, table
 from polyfed.core.method import Method
 from polyfed.errors import RequestError
 from polyfed.experiments.method_table import hyperparameters
 from polyfed.experiments.method_table import page as described
 from polyfed.methods import FedHeNN
 from polyfed.methods.building_blocks.kernel_alignment import AlignmentData, MeanKernel
+from polyfed.validation.effect import ActsWith
+from polyfed.validation.hyperparameters import flat_settings, knobs, table
 
 TEXT = """
 [data]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyfed.core.hyperparameters import flat_fields
 from polyfed.methods import FedHeNN
+from polyfed.validation.hyperparameters import flat_fields
 
 TABLE_OF = {inner: table for table, _, inner in (name.partition(".") for name in flat_fields(FedHeNN)) if inner}
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyfed.config.schema import SECTIONS
-from polyfed.core.acting import idle
-from polyfed.core.hyperparameters import flat_fields
 from polyfed.registry import METHODS
 from polyfed.results.read import flat_table
+from polyfed.validation.effect import idle
+from polyfed.validation.hyperparameters import flat_fields
 
 __all__ = ["drop_idle", "join", "merge"]
 

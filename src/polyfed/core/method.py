@@ -17,9 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.core.hyperparameters import knobs as knobs
-from polyfed.core.hyperparameters import repr_of_changes
-from polyfed.core.hyperparameters import table as table
 from polyfed.core.message import Message, flatten, nbytes
 from polyfed.core.model_factory import Companion
 from polyfed.core.modules import trainable
@@ -29,6 +26,9 @@ from polyfed.core.settings import Stage, Training
 from polyfed.core.upload_forms import Form
 from polyfed.functional.losses import cross_entropy
 from polyfed.models.split import Part
+from polyfed.validation.hyperparameters import knobs as knobs
+from polyfed.validation.hyperparameters import repr_of_changes
+from polyfed.validation.hyperparameters import table as table
 
 Context = Mapping[str, Any]  # tensors and groups of tensors that the loss needs
 BY_ROW = "gradient by row"  # in a context: takes the gradient of the loss in its own way, see `engine.dp_sgd`
@@ -188,10 +188,11 @@ class Method:
     up: ClassVar[str] = "nothing"  # what it sends
     states: ClassVar[str] = "none"  # what outlives a round beside the clients' weights: "client: c_i; server: w, c"
     # groups of an upload that are trained weights, what came down under the same names being where they started: a
-    # setting that clips, hides or thins out uploads treats their difference (core/uploads.py)
+    # setting that clips, hides or thins out uploads treats their difference (engine/uploads.py)
     changes: ClassVar[tuple[str, ...]] = ()
     # entries of an upload that mean the same, number by number, at every client (outputs on common inputs): a setting
-    # that holds uploads to one another compares them (core/defence.py), as it does `changes` and rows by "labels"
+    # that holds uploads to one another compares them (plugins/robust_aggregation.py), as it does `changes` and rows by
+    # "labels"
     comparable: ClassVar[tuple[str, ...]] = ()
     # what an upload may hold, by name (core/upload_forms.py): a server refuses what is otherwise. None: it is not said
     form: ClassVar[Form | None] = None

@@ -13,7 +13,6 @@ import torch
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
-from polyfed.core.hyperparameters import flat_settings
 from polyfed.core.message import nbytes
 from polyfed.core.method import Exchange
 from polyfed.data.samples import Samples
@@ -23,6 +22,7 @@ from polyfed.experiments.cost_estimate import ArchitectureCheck, Check
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.trial_rounds import TRIED_BATCHES, TrialRounds
 from polyfed.plugins.device_simulation import Effort, spent
+from polyfed.validation.hyperparameters import flat_settings
 
 __all__ = ["ArchitectureCheck", "Check", "check", "estimate_costs", "message_bytes"]
 

@@ -14,7 +14,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.hyperparameters import flat_settings
 from polyfed.core.message import Message, copied, flatten, not_finite, shallow
 from polyfed.core.method import Batch, Context, Method
 from polyfed.core.server import Server
@@ -24,6 +23,7 @@ from polyfed.errors import PolyfedError
 from polyfed.testing import fixtures as worlds
 from polyfed.testing.fixtures import SHORT, World
 from polyfed.testing.spy import Spy, global_draws, live, storages, tensors
+from polyfed.validation.hyperparameters import flat_settings
 
 
 class Nonconformance(AssertionError):

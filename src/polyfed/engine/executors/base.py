@@ -21,7 +21,6 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message, State, copied, in_plain_order, nbytes, not_finite, read_only, shallow
 from polyfed.core.method import Exchange, Method, Trained, numbers
 from polyfed.core.model_factory import Architectures
-from polyfed.core.profiling import timed
 from polyfed.core.randomness import derive, scoped_global
 from polyfed.engine.evaluation import Memory, Score, score_model
 from polyfed.engine.local_training import train
@@ -30,6 +29,7 @@ from polyfed.engine.rejected import Rejected
 from polyfed.engine.weight_store import Row, Store
 from polyfed.errors import PolyfedError, RunError
 from polyfed.models.split import SplitModel
+from polyfed.profiling import timed
 
 
 @dataclass(frozen=True)

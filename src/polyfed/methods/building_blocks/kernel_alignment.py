@@ -24,9 +24,7 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.core import inference
-from polyfed.core.acting import ActsWith
 from polyfed.core.client import Client, Public
-from polyfed.core.hyperparameters import knobs
 from polyfed.core.message import Group, Message, group, tensor
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import Entry, Form, Known, Members
@@ -34,6 +32,8 @@ from polyfed.errors import RunError
 from polyfed.functional.kernel_factor import FactorStream
 from polyfed.functional.kernel_similarity import Similarity, features
 from polyfed.functional.quantization import Precision, pack, unpack
+from polyfed.validation.effect import ActsWith
+from polyfed.validation.hyperparameters import knobs
 
 _SENT_AS = ("rad", "rad_rows", "rad_seed")  # entries of a message, one of them by `transport`
 _STATE = ("rad", "rad_draw", "rad_sent", "rad_holders", "rad_live")

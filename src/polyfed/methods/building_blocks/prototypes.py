@@ -22,13 +22,13 @@ from polyfed.core.inference import represent
 from polyfed.core.message import Group, Message, group, nbytes, tensor
 from polyfed.core.method import Batch, Context, Exposed, Method, Needs, Trained, knobs
 from polyfed.core.modules import split
-from polyfed.core.profiling import timed
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.core.upload_forms import COUNTS, LABELS, Form, rows_of
 from polyfed.functional.class_prototypes import class_means
 from polyfed.functional.class_targets import dense, nearest, pull
 from polyfed.functional.losses import cross_entropy
+from polyfed.profiling import timed
 
 _OWNED = "classes"
 

@@ -9,8 +9,9 @@ from polyfed.core.message import flatten, not_finite
 from polyfed.core.randomness import scoped_global
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
-from polyfed.core.upload_forms import Known, misfit
+from polyfed.core.upload_forms import Known
 from polyfed.data.samples import Samples
+from polyfed.engine.upload_check import misfit
 from polyfed.testing.fixtures import CLASSES, SHORT, draw
 from polyfed.testing.kit import Kit, Nonconformance, NotAsked, Scene, beside, subsets
 

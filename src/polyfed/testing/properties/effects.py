@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.core.hyperparameters import flat_settings
 from polyfed.core.message import Message, flatten
 from polyfed.core.method import Method
 from polyfed.core.server import Server
@@ -20,6 +19,7 @@ from polyfed.testing import fixtures as worlds
 from polyfed.testing.fixtures import CLASSES, SHORT, SIZES, World, received
 from polyfed.testing.kit import Bite, Kit, Nonconformance, is_fixed, others, replaced
 from polyfed.testing.spy import Spy
+from polyfed.validation.hyperparameters import flat_settings
 
 _LONGER = SHORT.model_copy(update={"rounds": 4, "epochs": 2, "participation": 0.5})  # for knobs slow to bite
 

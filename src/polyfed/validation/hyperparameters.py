@@ -22,8 +22,8 @@ from typing import Any, dataclass_transform
 from pydantic import BeforeValidator, ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
-from polyfed.core.acting import without_effect
-from polyfed.core.complaints import WrongSettings, in_one_line, one_line
+from polyfed.validation.effect import without_effect
+from polyfed.validation.error_lines import WrongSettings, in_one_line, one_line
 
 __all__ = ["flat_fields", "flat_settings", "knobs", "repr_of_changes", "table"]
 
@@ -31,7 +31,7 @@ __all__ = ["flat_fields", "flat_settings", "knobs", "repr_of_changes", "table"]
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def knobs(cls: type[Any]) -> type[Any]:
     """Makes a class a frozen dataclass whose fields are checked: type, range, unknown names, NaN, and whether those act
-    that were given (`core.acting`).
+    that were given (`validation.effect`).
 
     What is wrong with them is said in one line, a `RequestError`.
     """

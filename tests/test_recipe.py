@@ -426,7 +426,7 @@ def test_fedhenns_small_profile_is_as_agreed() -> None:
     recipe = Recipe.load(ROOT / "recipes" / "fedhenn" / "table2-hetero.toml", profile="small")
     assert (recipe.data.clients, recipe.training.rounds, recipe.training.epochs) == (100, 20, 2)
     method = recipe.chosen_method
-    assert (method.rad_size, method.rad_every, method.kernel_pool) == (500, 10, "seen")
+    assert (method.alignment_data.size, method.alignment_data.every, method.kernel.pool) == (500, 10, "seen")
 
 
 @pytest.mark.parametrize("profile", [None, "slices"])

@@ -35,7 +35,7 @@ from polyfed.testing.fixtures import difference, everything, received, records, 
 from polyfed.testing.spy import Spy
 
 ALL = range(6)
-METHODS = (Local(), FedAvg(), FedGH(), FedHeNN(rad_size=8, eta0=0.1), FedIN())
+METHODS = (Local(), FedAvg(), FedGH(), FedHeNN(alignment_data={"size": 8}, eta0=0.1), FedIN())
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
 
 

@@ -47,7 +47,7 @@ from typing import Any, ClassVar
 import tomli_w
 from pydantic import Field, PrivateAttr, ValidationError
 
-from polyfed.config.changes import merge
+from polyfed.config.changes import join, merge
 from polyfed.config.loading import module_folders, read_recipe, recipe_stem, without_run
 from polyfed.config.overrides import apply_overrides
 from polyfed.config.own_plugins import OwnPlugin, read_plugin
@@ -207,7 +207,7 @@ class Recipe(Settings):
         own = self._own or self.method
         overlaid = own.name == name and bool(own.knobs)
         if overlaid:
-            knobs |= own.knobs
+            knobs = join(knobs, own.knobs)
         chosen = self.model_copy(update={"method": MethodChoice(name=method, **knobs)})
         if overlaid or table is None:
             chosen._method = chosen._build(chosen.method, "method")

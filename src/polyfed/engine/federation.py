@@ -90,7 +90,7 @@ class Federation:
             not there, the executor is not possible here, there are no clients, or a tracker or a metric is none.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a user may choose, each by its name
         self,
         clients: Sequence[Client],
         method: Method,

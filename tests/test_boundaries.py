@@ -61,7 +61,11 @@ MAY_IMPORT = {
     },
 }
 MAY_IMPORT["plugins"] = {*MAY_IMPORT["engine"], "engine"}
-ONLY = {"dp_accounting": "polyfed.engine.accounting", "opacus": "polyfed.engine.dp_sgd"}  # package -> who may
+ONLY = {  # package -> who may
+    "dp_accounting": "polyfed.engine.accounting",
+    "opacus": "polyfed.engine.dp_sgd",
+    "ray": "polyfed.engine.executors.ray_executor",
+}
 MAY_NOT_IMPORT = {
     "experiments": {"analysis", "attacks", "cli", "deploy", "testing"},
     "report": {"engine", "core", "data", "models", "methods", "analysis", "config", "experiments", "cli"},

@@ -94,7 +94,7 @@ NAMES = [
     ("methods.fedgh.heder_lr=3", "unknown key 'methods.fedgh.heder_lr'; did you mean 'header_lr'?"),
     (
         "run.executor=pol",
-        "expected 'auto', 'serial', 'pool', 'cohort' or 'flower-sim', came 'pol'; did you mean 'pool'?",
+        "expected 'auto', 'serial', 'pool', 'cohort' or 'ray', came 'pol'; did you mean 'pool'?",
     ),
     ("evaluation.stage=recieved", "came 'recieved'; did you mean 'received'?"),
     ("training.augment=flip", "training.augment: unknown augmentation 'flip'"),

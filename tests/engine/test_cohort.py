@@ -581,7 +581,7 @@ def test_auto_takes_a_cohort_on_a_gpu_only() -> None:
     assert isinstance(choose("serial", "cuda"), Serial)
     assert isinstance(choose("auto", "cpu"), Serial)
     assert isinstance(choose("cohort", "cpu"), Cohort)
-    with pytest.raises(RequestError, match="'cohort' or 'flower-sim', came 'cohorts'"):
+    with pytest.raises(RequestError, match="'cohort' or 'ray', came 'cohorts'"):
         choose("cohorts", "cpu")
     with pytest.raises(RequestError, match=r"expected 2 or more workers, as the executor 'cohort'.*came 1"):
         choose("cohort", "cpu", workers=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,13 @@ def build_federation(
             label_column=source.label_column,
         ),
         executor=Execution(
-            recipe.run.executor, recipe.run.workers, recipe.run.device, recipe.run.precision, timings, wrap_executor
+            recipe.run.executor,
+            recipe.run.workers,
+            recipe.run.device,
+            recipe.run.precision,
+            timings,
+            wrap_executor,
+            functools.partial(rebuild_federation, recipe.dumps()) if recipe.run.executor == "ray" else None,
         ),
         out=Output(out, recipe.run.checkpoint_every, recipe.run.keep, recipe.run.label, recipe.to_dict()),
         seed=recipe.run.seed,
@@ -97,6 +104,17 @@ def build_federation(
         },
         trackers=watching,
     )
+
+
+def rebuild_federation(recipe: str) -> Federation:
+    """The federation of a recipe once more, in another process that does clients' work for the first one.
+
+    Args:
+        recipe: in TOML.
+    """
+    settings = tomllib.loads(recipe)
+    settings["run"] = {**settings["run"], "executor": "serial", "workers": 1, "track": []}
+    return build_federation(Recipe.from_dict(settings))
 
 
 def assign_architectures(recipe: Recipe, count: int) -> list[str]:

@@ -88,6 +88,20 @@ class Outcome:
         return self.refused is None and not self.dropped
 
 
+@dataclass(frozen=True)
+class Crew:
+    """What is worked on.
+
+    clients: by number. store: of their weights. auc: scores come with the area under the ROC curve.
+    """
+
+    method: Method
+    architectures: Architectures
+    clients: Sequence[Client]
+    store: Store
+    auc: bool
+
+
 class Executor(Protocol):
     """Runs the jobs of an exchange and scores clients; what comes of it is in the order of what was asked.
 

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, in_plain_order, nbytes, read_only
+from polyfed.core.message import Message, in_plain_order, read_only
 from polyfed.core.method import Exchange, Method
 from polyfed.core.profiling import Section, section
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
+from polyfed.core.uploads import sent_nbytes
 from polyfed.engine.evaluation import NOT_EVALUATED, Score
 from polyfed.engine.evaluator import Evaluator
 from polyfed.engine.executors.base import Executor, Job, Outcome
@@ -91,7 +92,7 @@ class RoundTotals:
     def add(self, job: Job, outcome: Outcome, method: Method, heard: bool) -> None:
         """Count one outcome. Bytes count when sent, also those of a rejected upload, unless nothing left the client."""
         number = outcome.client_id
-        self.down[number] = self.down.get(number, 0) + nbytes(job.message)
+        self.down[number] = self.down.get(number, 0) + sent_nbytes(method, job.message)
         self.up[number] = self.up.get(number, 0) + (outcome.bytes_up if heard else 0)
         self.in_paper[0] += method.paper_nbytes(job.message)
         self.in_paper[1] += method.paper_nbytes(outcome.message) if heard else 0

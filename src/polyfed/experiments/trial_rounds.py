@@ -20,6 +20,7 @@ import torch
 from polyfed.core.client import Client
 from polyfed.core.message import Message, copied, nbytes, read_only, tensor
 from polyfed.core.method import Context, Exchange, Phase, Trained
+from polyfed.core.uploads import sent_nbytes
 from polyfed.engine.compatibility import one_input
 from polyfed.engine.evaluation import CHUNK, score_model
 from polyfed.engine.executors.base import at_work, encoded
@@ -190,8 +191,8 @@ class TrialRounds:
             self._batches[member.id] = max(1, min(self._most, int(_TRIED_SECONDS / max(cost.batch, 1e-6))))
             member.weights = {name: tensor.detach().cpu().clone() for name, tensor in client.model.state_dict().items()}
             cost.kept = nbytes({"weights": member.weights}) + nbytes(member.state)
-        cost.down += nbytes(message)
-        cost.up += nbytes(leaves)
+        cost.down += sent_nbytes(method, message)
+        cost.up += sent_nbytes(method, leaves)
         return read_only(restored_upload(federation.plugin("compression").settings, leaves, message))
 
     def _training_operations(self, client: Client, context: Context, exchange: Exchange) -> int:

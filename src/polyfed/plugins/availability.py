@@ -44,6 +44,12 @@ class ClientAvailability(Plugin):
         Raises:
             RequestError: nobody would be there in round 1, or a setting could not act.
         """
+        if setup.method.alone and (self.settings.late or self.has_deadline):
+            what = "uploads that are late" if self.settings.late else "a deadline (devices.deadline)"
+            raise RequestError(
+                f"{setup.method.name}, alone: expected rounds in which every client's own server waits for it, came "
+                f"{what}; run it without"
+            )
         joiners = self.settings.joiners
         rounds = setup.training.rounds
         count = len(setup.clients)

@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 import torch
 
 from polyfed.core.client import Client
-from polyfed.core.message import nbytes
 from polyfed.core.method import Method
 from polyfed.core.model_factory import Architectures
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
+from polyfed.core.uploads import sent_nbytes
 from polyfed.engine.executors.base import Job, Outcome, at_work
 from polyfed.engine.operation_counter import Operations, step_memory
 from polyfed.engine.plugin import Plugin, Setup, find
@@ -153,7 +153,7 @@ class DeviceSimulation(Plugin):
         if not self.enabled:
             return
         efforts = {
-            outcome.client_id: Effort(nbytes(job.message), outcome.operations, outcome.bytes_up)
+            outcome.client_id: Effort(sent_nbytes(round.method, job.message), outcome.operations, outcome.bytes_up)
             for job, outcome in zip(jobs, read, strict=True)
         }
         answered = {outcome.client_id for outcome in read if not outcome.dropped}

@@ -22,6 +22,7 @@ from polyfed.core.upload_forms import Known, misfit
 from polyfed.data.samples import Samples
 from polyfed.engine.federation import Federation
 from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError
+from polyfed.testing import alone_properties
 from polyfed.testing import fixtures as worlds
 from polyfed.testing.fixtures import CLASSES, SHORT, SIZES, World, draw, received, tiny
 from polyfed.testing.kit import Bite, Kit, Nonconformance, NotAsked, Scene, beside, is_fixed, others, replaced, subsets
@@ -886,6 +887,10 @@ def learns(kit: Kit) -> None:
     for name, values in messages.items():
         if len(values) > 2 and all(torch.equal(values[0], later) for later in values[1:]):
             kit.fail(f"the server sends the same '{name}' in every round: nothing trains it")
+
+
+_property(alone_properties.alone_with_one_client)
+_property(alone_properties.alone_knows_nobody)
 
 
 def _parameters(federation: Federation, client: Client) -> list[tuple[str, nn.Parameter]]:

@@ -20,7 +20,8 @@ _PLACES = {  # __init__.pyi says the same to type checkers and editors
     "Training": "core.settings", "Evaluation": "core.settings", "Availability": "core.settings",
     "Privacy": "core.settings", "Compression": "core.settings", "Defence": "core.settings", "Hostile": "core.settings",
     "Client": "core.client", "Public": "core.client", "Method": "core.method", "SplitModel": "models.split",
-    "split": "models.adapt", "load": "data.datasets", "from_tensors": "data.dataset", "PolyfedError": "errors",
+    "alone": "core.alone", "split": "models.adapt", "load": "data.datasets", "from_tensors": "data.dataset",
+    "PolyfedError": "errors",
 }  # fmt: skip
 __all__ = [*_PLACES, "methods"]
 

@@ -1,5 +1,6 @@
 from polyfed import methods as methods
 from polyfed.config.recipe import Recipe as Recipe
+from polyfed.core.alone import alone as alone
 from polyfed.core.client import Client as Client
 from polyfed.core.client import Public as Public
 from polyfed.core.method import Method as Method

@@ -292,7 +292,7 @@ class Federation:
     @property
     def averaged(self) -> str:
         """What the method averages with whom, in a line; "" where it averages no networks."""
-        if not hasattr(self.method, "aggregation"):
+        if self.method.alone or not hasattr(self.method, "aggregation"):
             return ""
         owners = [client.architecture for client in self.clients]
         templates = {name: self.architectures.template(name, alone=True) for name in first_of(self.clients)}

@@ -11,14 +11,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import ClassVar
 
 import torch
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import Message
-from polyfed.core.method import Context, Method, Phase, Trained, knobs
+from polyfed.core.method import Context, Method, Phase, Trained
 from polyfed.core.settings import Training
 from polyfed.data.samples import ClientData, Samples
 from polyfed.engine.executors.base import Executor, Job, Outcome, Scores, Scoring
@@ -77,20 +76,24 @@ def pooled_method(recipe: Recipe, clients: Sequence[ClientData]) -> Method:
     return LocalByRows(rows=max(1, round(recipe.training.epochs * mean)))
 
 
-@knobs
 class LocalByRows(Local):
-    """Local training on so many rows in every round, drawn anew: without replacement as long as there are others."""
+    """Local training on so many rows in every round, drawn anew: without replacement as long as there are others.
 
-    name: ClassVar[str] = "local"
+    Args:
+        rows: per round, each seen once. No hyperparameter: it follows from the data.
+    """
 
-    rows: int = 1  # per round, each seen once
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        vars(self)["rows"] = rows
 
     def receive(self, client: Client, message: Message) -> Context:
         """Draw the round's rows: (M,) int64."""
         draws = client.generator("pooled rows")
-        passes = math.ceil(self.rows / client.n)
+        wanted: int = vars(self)["rows"]
+        passes = math.ceil(wanted / client.n)
         every = torch.cat([torch.randperm(client.n, generator=draws) for _ in range(passes)])
-        return {"rows": every[: self.rows]}
+        return {"rows": every[:wanted]}
 
     def phases(self, training: Training) -> Sequence[Phase]:
         """One pass over them."""

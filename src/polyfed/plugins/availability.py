@@ -44,11 +44,10 @@ class ClientAvailability(Plugin):
         Raises:
             RequestError: nobody would be there in round 1, or a setting could not act.
         """
-        if setup.method.alone and (self.settings.late or self.has_deadline):
-            what = "uploads that are late" if self.settings.late else "a deadline (devices.deadline)"
+        if setup.method.alone and self.settings.late:
             raise RequestError(
-                f"{setup.method.name}, alone: expected rounds in which every client's own server waits for it, came "
-                f"{what}; run it without"
+                f"{setup.method.name}, alone: expected no availability.late, as nothing crosses that could be late, "
+                f"came {self.settings.late:g}"
             )
         joiners = self.settings.joiners
         rounds = setup.training.rounds

@@ -99,8 +99,13 @@ class DeviceSimulation(Plugin):
 
         Raises:
             RequestError: devices cannot be dealt to so many clients; or networks that do not fit are not to be left
-                out, or are all there are.
+                out, or are all there are; or a deadline where every client is alone.
         """
+        if setup.method.alone and self.settings.deadline is not None:
+            raise RequestError(
+                f"{setup.method.name}, alone: expected no devices.deadline, as every client's own server waits for it, "
+                f"came {self.settings.deadline:g}"
+            )
         availability = find(setup.plugins, ClientAvailability)
         if availability is not None:
             check_lateness(availability.settings, self.settings)

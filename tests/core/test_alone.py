@@ -39,8 +39,9 @@ def same(a: Federation, b: Federation) -> bool:
 
 def test_it_is_the_method_with_another_half_of_the_server() -> None:
     method = alone(FedGH(header_lr=0.3))
-    assert method.alone and not FedGH().alone
-    assert isinstance(method, FedGH) and method.header_lr == 0.3
+    assert (method.alone, FedGH().alone) == (True, False)
+    assert isinstance(method, FedGH)
+    assert method.header_lr == 0.3
     assert (method.name, method.form, method.scored) == ("fedgh", FedGH.form, FedGH().scored)
     assert repr(method) == "FedGH(header_lr=0.3)"
     assert type(method).upload is FedGH.upload

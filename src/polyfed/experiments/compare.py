@@ -25,8 +25,9 @@ from polyfed.report.html_report import write_page
 from polyfed.report.plot_style import save
 from polyfed.report.results_page import write_command
 from polyfed.report.run_records import find_runs
-from polyfed.report.statistics import Target
+from polyfed.report.statistics import SEEDS, Target
 from polyfed.tracking.console import Console
+from polyfed.units import human_count
 
 __all__ = ["Comparison", "compare"]
 
@@ -115,6 +116,13 @@ def compare(
     planned = _plan_runs(chosen.values(), list(dict.fromkeys(seeds)), folder)
     watchers: list[Tracker] = [Console()] if progress else []
     pending = check_planned_runs(planned, folder, force, data)
+    few = len(set(seeds))
+    if few < SEEDS:
+        for watcher in watchers:
+            watcher.message(
+                f"warning: {human_count(few, 'seed')}, by which no difference can be told from chance; it takes "
+                f"{SEEDS}: --seeds 0,1,2"
+            )
     failures = run_planned(planned, pending, force, data, watchers)
     if len(failures) < len(planned) and not isinstance(recipe, Recipe):
         words = command_line(recipe, given, seeds, out, overrides, profile)

@@ -83,7 +83,8 @@ def pooled(base: Recipe, kind: Control) -> Recipe:
         "defence": Defence(),
         "devices": Devices(),
     }
-    return local.model_copy(update=plain).with_run(label=kind, control=kind)
+    executor = "auto" if local.run.executor == "flower-sim" else local.run.executor
+    return local.model_copy(update=plain).with_run(label=kind, control=kind, executor=executor)
 
 
 def _without_after_local(evaluation: Evaluation) -> Evaluation:

@@ -43,7 +43,7 @@ def test_it_is_the_method_with_another_half_of_the_server() -> None:
     assert isinstance(method, FedGH)
     assert method.header_lr == 0.3
     assert (method.name, method.form, method.scored) == ("fedgh", FedGH.form, FedGH().scored)
-    assert repr(method) == "FedGH(header_lr=0.3)"
+    assert repr(method) == "alone(FedGH(header_lr=0.3))"
     assert type(method).upload is FedGH.upload
     with pytest.raises(ValueError, match="alone already"):
         alone(method)

@@ -44,6 +44,10 @@ class _Alone(Method):
 
     alone: ClassVar[bool] = True
 
+    def __repr__(self) -> str:
+        """As it is made."""
+        return f"alone({super().__repr__()})"
+
     def start(self, server: Server) -> None:
         """Before round 1: every client's server fills its state."""
         start = super().start

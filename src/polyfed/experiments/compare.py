@@ -18,11 +18,10 @@ from polyfed.experiments.planned_runs import PlannedRun, check_planned_runs, not
 from polyfed.markup import Line, notes, paragraph
 from polyfed.report.comparison import Table, comparison, to_text, write
 from polyfed.report.comparison_formats import to_html
-from polyfed.report.decomposition_figure import decompositions
+from polyfed.report.decomposition_figure import write_decompositions
 from polyfed.report.figures import Series, axes_of, curves, series
 from polyfed.report.grouping import group_runs
 from polyfed.report.html_report import write_page
-from polyfed.report.plot_style import save
 from polyfed.report.results_page import write_command
 from polyfed.report.run_records import find_runs
 from polyfed.report.statistics import SEEDS, Target
@@ -179,8 +178,7 @@ def _summarize(
     table = comparison(runs, target=target)
     axes = [axis for axis in axes_of(runs) if axis in ("round", "simulated")]
     drawn = [file for axis in axes for file in curves(runs, folder, axis)]
-    if any(section.decompositions for section in table.sections):
-        drawn += [file for drawing in decompositions(runs) for file in save(drawing.figure, folder, drawing.stem)]
+    drawn += write_decompositions(runs, table, folder)
     files = [*write(table, folder), *drawn, write_page(runs, table, folder)]
     groups, _ = group_runs(runs)
     lines = tuple(tuple(_line(one) for one in series(group)) for group in groups)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from polyfed.errors import RequestError
+from polyfed.report.atomic_files import make_folder
+from polyfed.report.comparison_formats import Table
 from polyfed.report.decomposition import Decomposition, decompose
 from polyfed.report.grouping import Group, group_runs
-from polyfed.report.plot_style import Drawing, canvas, fills, legend, tidy
+from polyfed.report.plot_style import Drawing, canvas, fills, legend, save, tidy
 from polyfed.report.run_records import RunRecord
 
-__all__ = ["decompositions"]
+__all__ = ["decompositions", "write_decompositions"]
 
 _ROW = 0.5  # inches, of a method
 _THICK = 0.36  # of a bar, the distance of two methods being 1
@@ -38,6 +41,24 @@ def decompositions(runs: Iterable[RunRecord], stage: str | None = None) -> list[
         stem = f"decomposition-{number}" if len(found) > 1 else "decomposition"
         drawings.append(_draw(group, [one for one in ours if one.gain.mean is not None], stage, stem))
     return drawings
+
+
+def write_decompositions(
+    runs: Sequence[RunRecord], table: Table, folder: str | Path, stage: str | None = None
+) -> list[Path]:
+    """Write ``decomposition.png`` and ``.svg`` into the folder; nothing where no method of the table ran alone, too.
+
+    Args:
+        runs, stage: as for `decompositions`. table: their `comparison`, in the same stage.
+
+    Raises:
+        RequestError: the folder cannot be written to.
+    """
+    if not any(one.gain.mean is not None for section in table.sections for one in section.decompositions):
+        return []
+    drawings = decompositions(runs, stage)
+    place = make_folder(folder)
+    return [file for drawing in drawings for file in save(drawing.figure, place, drawing.stem)]
 
 
 def _draw(group: Group, found: Sequence[Decomposition], stage: str | None, stem: str) -> Drawing:

@@ -23,7 +23,7 @@ import typer.main
 from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.core.settings import Training
-from polyfed.core.uploads import sends
+from polyfed.engine.uploads import sends
 from polyfed.experiments.sweep import parse
 from polyfed.registry import METHODS
 

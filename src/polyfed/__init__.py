@@ -16,12 +16,12 @@ _PLACES = {  # __init__.pyi says the same to type checkers and editors
     "federate": "experiments.data_cache", "predict": "experiments.prediction",
     "Recipe": "config.recipe", "Federation": "engine.federation", "Run": "engine.federation",
     "Devices": "plugins.device_profiles", "Task": "engine.task", "Execution": "engine.task",
-    "Output": "engine.task", "Plugin": "engine.plugin",
-    "Training": "core.settings", "Evaluation": "core.settings", "Availability": "core.settings",
-    "Privacy": "core.settings", "Compression": "core.settings", "Defence": "core.settings", "Hostile": "core.settings",
+    "Output": "engine.task", "Plugin": "engine.plugin", "alone": "engine.alone",
+    "Training": "core.settings", "Evaluation": "core.settings", "Availability": "plugins.settings",
+    "Privacy": "core.settings", "Compression": "plugins.settings", "Defence": "plugins.settings",
+    "Hostile": "plugins.settings",
     "Client": "core.client", "Public": "core.client", "Method": "core.method", "SplitModel": "models.split",
-    "alone": "core.alone", "split": "models.adapt", "load": "data.datasets", "from_tensors": "data.dataset",
-    "PolyfedError": "errors",
+    "split": "models.adapt", "load": "data.datasets", "from_tensors": "data.dataset", "PolyfedError": "errors",
 }  # fmt: skip
 __all__ = [*_PLACES, "methods"]
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from polyfed.core.message import Message
-from polyfed.core.upload_forms import Known, misfit
+from polyfed.core.upload_forms import Known
+from polyfed.engine.upload_check import misfit
 from polyfed.methods import FedAvg, FedGH, FedProto
 from polyfed.registry import METHODS
 from polyfed.testing import Kit

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from polyfed.core import profiling
-from polyfed.core.profiling import SECTIONS, Stopwatch, section, timed, watching
+from polyfed import profiling
+from polyfed.profiling import SECTIONS, Stopwatch, section, timed, watching
 
 Turn = Callable[[float], None]
 

@@ -16,12 +16,13 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message, group
 from polyfed.core.method import Context, Exchange, Method, Phase, Trained
 from polyfed.core.server import Server
-from polyfed.core.settings import Availability, Evaluation, Training
+from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
 from polyfed.engine.history import best_by_validation
 from polyfed.errors import Interrupted
 from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import FedAvg, Local
+from polyfed.plugins.settings import Availability
 from polyfed.report.comparison import comparison
 from polyfed.report.figures import series
 from polyfed.report.grouping import group_runs

@@ -23,7 +23,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message
 from polyfed.core.method import Batch, Context, Gradients, Method, Phase, Unstackable
 from polyfed.core.modules import frozen
-from polyfed.core.settings import Availability, Evaluation, Training
+from polyfed.core.settings import Evaluation, Training
 from polyfed.data.samples import Samples
 from polyfed.engine.executors import process_pool, stacked_clients
 from polyfed.engine.executors.base import Serial
@@ -47,6 +47,7 @@ from polyfed.methods import (
     FjORD,
     Local,
 )
+from polyfed.plugins.settings import Availability
 from polyfed.registry import METHODS
 from polyfed.testing import Kit
 from polyfed.testing.fixtures import difference, everything

@@ -19,13 +19,14 @@ from typing import Any
 
 import pytest
 
-from polyfed.core.settings import Availability, Training
+from polyfed.core.settings import Training
 from polyfed.engine import checkpoint
 from polyfed.engine.federation import Federation
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import PolyfedError, RequestError, RunError
 from polyfed.experiments.prediction import load_model
 from polyfed.methods import FedGH
+from polyfed.plugins.settings import Availability
 from polyfed.report.run_records import find_runs
 from polyfed.results.fields import validated
 from polyfed.results.read import parse_json, parse_toml, seal, unseal

@@ -19,13 +19,14 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message
 from polyfed.core.method import Batch, Context, Method, Trained
 from polyfed.core.server import Server
-from polyfed.core.settings import Availability, Evaluation, Training
+from polyfed.core.settings import Evaluation, Training
 from polyfed.engine import evaluation as scoring
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Execution, Task
 from polyfed.errors import Interrupted, RequestError, RunError
 from polyfed.functional.modes import evaluating
 from polyfed.methods import FedAvg, FedGH, Local
+from polyfed.plugins.settings import Availability
 from polyfed.testing import Kit
 from polyfed.testing.fixtures import SHORT, difference, draw, everything, received, records, state, tiny, weights
 from polyfed.testing.spy import Spy

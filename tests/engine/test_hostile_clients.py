@@ -16,11 +16,12 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten
 from polyfed.core.method import Method
 from polyfed.core.server import Server
-from polyfed.core.settings import Availability, Defence, Evaluation, Hostile, Training
+from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
 from polyfed.errors import Interrupted, RequestError
 from polyfed.experiments.build import build_federation
 from polyfed.methods import FedAvg, FedFomo, FedIN, FedL2G, FedProto, Local
+from polyfed.plugins.settings import Availability, Defence, Hostile
 from polyfed.registry import METHODS
 from polyfed.report.comparison import comparison
 from polyfed.report.grouping import group_runs

@@ -13,13 +13,14 @@ import pytest
 from scipy import optimize, special
 
 from polyfed.core.releases import Release
-from polyfed.core.settings import Availability, Evaluation, Privacy, Training
+from polyfed.core.settings import Evaluation, Privacy, Training
 from polyfed.engine.accounting import counted, epsilon_of
 from polyfed.engine.federation import Federation
 from polyfed.engine.privacy_ledger import Ledger, read, told
 from polyfed.engine.round import draw_cohort
 from polyfed.errors import Interrupted, RequestError
 from polyfed.methods import FD, FedAvg, FedIN, FedRep, Local
+from polyfed.plugins.settings import Availability
 from polyfed.testing import Kit
 from polyfed.testing.fixtures import difference, everything, records
 

@@ -18,7 +18,7 @@ from polyfed.core.message import Message
 from polyfed.core.method import Method
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
-from polyfed.core.settings import Availability, Evaluation, Training
+from polyfed.core.settings import Evaluation, Training
 from polyfed.engine import checkpoint
 from polyfed.engine.checkpoint import Snapshot
 from polyfed.engine.federation import Federation
@@ -29,6 +29,7 @@ from polyfed.experiments.build import build_federation
 from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import FedAvg, FedGH, FedHeNN, FedIN, Local
 from polyfed.plugins.availability import ClientAvailability
+from polyfed.plugins.settings import Availability
 from polyfed.testing import Kit
 from polyfed.testing.fixtures import difference, everything, received, records, state, weights
 from polyfed.testing.spy import Spy

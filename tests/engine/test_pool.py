@@ -23,7 +23,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message, tensor
 from polyfed.core.method import Batch, Context, Exchange, Method, Phase, Trained
 from polyfed.core.server import Server
-from polyfed.core.settings import Availability, Evaluation, Training
+from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.executors import process_pool, worker
 from polyfed.engine.executors.base import Job, Serial
 from polyfed.engine.executors.worker import Worker
@@ -31,6 +31,7 @@ from polyfed.engine.federation import Federation
 from polyfed.engine.task import Task
 from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError
 from polyfed.methods import FML, SCAFFOLD, FedAvg, FedDPA, FedGH, FedHeNN, FedIN, FedProto, HeteroFL, Local
+from polyfed.plugins.settings import Availability
 from polyfed.registry import METHODS
 from polyfed.testing import Kit
 from polyfed.testing.fixtures import difference, everything, records

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import polyfed as pf
-from polyfed.core.profiling import SECTIONS
 from polyfed.methods import fedhenn
+from polyfed.profiling import SECTIONS
 
 RECIPE: dict[str, Any] = {
     "data": {"name": "digits", "clients": 3, "max_train": 10, "max_test": 10, "holdout": 20},

@@ -17,7 +17,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten, group
 from polyfed.core.method import Method
 from polyfed.core.server import Server
-from polyfed.core.settings import Availability, Compression, Privacy, Training
+from polyfed.core.settings import Privacy, Training
 from polyfed.engine.executors.base import Outcome, Serial
 from polyfed.engine.federation import Federation
 from polyfed.errors import Interrupted, RequestError
@@ -38,6 +38,7 @@ from polyfed.methods import (
     LGFedAvg,
     Local,
 )
+from polyfed.plugins.settings import Availability, Compression
 from polyfed.registry import METHODS
 from polyfed.report.grouping import group_runs
 from polyfed.report.run_records import find_runs

@@ -17,7 +17,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.core.method import Trained
 from polyfed.core.randomness import generator
-from polyfed.core.settings import Availability, Training
+from polyfed.core.settings import Training
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Execution, Task
 from polyfed.errors import RequestError
@@ -25,6 +25,7 @@ from polyfed.experiments.prediction import load_model
 from polyfed.methods import FedGH, Local
 from polyfed.models import adapt, zoo
 from polyfed.models.split import Staged
+from polyfed.plugins.settings import Availability
 
 MIXED = ["shallow", "deep", "wide"]  # different extractors, one feature width
 

@@ -25,7 +25,7 @@ from toys import (
 )
 
 from polyfed.core.client import Client, Public
-from polyfed.core.settings import Availability, Evaluation
+from polyfed.core.settings import Evaluation
 from polyfed.data.samples import Samples
 from polyfed.engine.federation import Federation, Training
 from polyfed.engine.task import Task
@@ -35,6 +35,7 @@ from polyfed.functional.quantization import unpack
 from polyfed.methods import FedHeNN, fedhenn
 from polyfed.methods.building_blocks import mean_kernel
 from polyfed.models.split import Staged
+from polyfed.plugins.settings import Availability
 
 MIXED = ["shallow", "deep", "wide", "broad"]  # widths of their representations: 5, 5, 5, 8
 FLOATS = {name: sum(t.numel() for t in net().state_dict().values()) for name, net in NETS.items() if "-" not in name}

@@ -13,11 +13,12 @@ from toys import CLASSES, INPUTS, clients, federation, public, rounds, same, sam
 from polyfed import testing
 from polyfed.core.client import Client, Public
 from polyfed.core.message import nbytes
-from polyfed.core.settings import Availability, Training
+from polyfed.core.settings import Training
 from polyfed.errors import RequestError
 from polyfed.experiments.estimate import estimate_costs
 from polyfed.functional.losses import absolute_error
 from polyfed.methods import FedMD, Local
+from polyfed.plugins.settings import Availability
 from polyfed.testing import Kit
 
 LINEAR = {"linear": lambda: nn.Linear(INPUTS, CLASSES)}

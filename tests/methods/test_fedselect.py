@@ -13,9 +13,9 @@ from toys import NETS, clients, federation, rounds, same
 
 from polyfed.core.client import Client
 from polyfed.core.message import flatten, nbytes
-from polyfed.core.settings import Availability
 from polyfed.methods import FedAvg, Local
 from polyfed.methods.fedselect import FedSelect
+from polyfed.plugins.settings import Availability
 
 
 class Flat(nn.Module):

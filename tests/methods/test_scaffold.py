@@ -29,7 +29,7 @@ from toys import (
 from polyfed.core import inference
 from polyfed.core.message import nbytes
 from polyfed.core.method import knobs
-from polyfed.core.settings import Availability, Training
+from polyfed.core.settings import Training
 from polyfed.engine.federation import Federation
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.task import Task
@@ -37,6 +37,7 @@ from polyfed.errors import RequestError
 from polyfed.functional.losses import cross_entropy
 from polyfed.functional.modes import evaluating, untracked_statistics
 from polyfed.methods import SCAFFOLD, FedAvg
+from polyfed.plugins.settings import Availability
 
 
 def shared(state):

@@ -11,10 +11,10 @@ from torch import nn
 
 from polyfed.core.client import Client
 from polyfed.core.method import Method
-from polyfed.core.settings import Hostile
 from polyfed.errors import RequestError
 from polyfed.plugins import adversaries
 from polyfed.plugins.adversaries import Adversaries, Kind, assign_attacks, colluded
+from polyfed.plugins.settings import Hostile
 
 
 class Sends(Method):

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from polyfed.config.recipe import Recipe
-from polyfed.core.settings import Availability
 from polyfed.errors import RequestError
 from polyfed.plugins.device_profiles import BUILT_IN, Devices, Profile, attendance_in_effect, dealt
+from polyfed.plugins.settings import Availability
 
 PAGE = (Path(__file__).parents[2] / "docs" / "devices.md").read_text(encoding="utf-8")
 RECIPE: dict[str, Any] = {

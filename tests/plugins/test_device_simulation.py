@@ -18,13 +18,14 @@ from polyfed.core.client import Client
 from polyfed.core.message import group
 from polyfed.core.method import Method
 from polyfed.core.randomness import generator
-from polyfed.core.settings import Availability, Evaluation, Training
+from polyfed.core.settings import Evaluation, Training
 from polyfed.deploy.server import Deployed
 from polyfed.engine.federation import Federation, Run
 from polyfed.errors import Interrupted, RequestError
 from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import FedAvg, FedGH, FedHeNN, Local
 from polyfed.plugins.device_profiles import Devices, Profile
+from polyfed.plugins.settings import Availability
 from polyfed.testing import Kit
 
 FAST = Profile(compute=1e6, memory=1e6, down=8e4, up=4e4, latency=0.5)

@@ -13,10 +13,10 @@ from torch import Tensor
 from polyfed.core.message import Message, flatten
 from polyfed.core.method import Method, Trained
 from polyfed.core.server import Server
-from polyfed.core.settings import Defence
 from polyfed.errors import RequestError
 from polyfed.methods import FedFomo, FedGH, FedHeNN, Local
 from polyfed.plugins.robust_aggregation import Watch, check_rule, defended, objection
+from polyfed.plugins.settings import Defence
 from polyfed.registry import METHODS
 
 NOWHERE = cast(Server, None)

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten, nbytes, not_finite
 from polyfed.core.method import Method
-from polyfed.core.settings import Compression, Privacy
+from polyfed.core.settings import Privacy
 from polyfed.errors import RequestError, RunError
 from polyfed.plugins.compression import UploadCompression, restored_upload
+from polyfed.plugins.settings import Compression
 from polyfed.plugins.upload_privacy import UploadPrivacy
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyfed.config.schema import SECTIONS
-from polyfed.core.acting import idle
 from polyfed.registry import METHODS
+from polyfed.validation.effect import idle
 
 __all__ = ["drop_idle", "merge"]
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from polyfed.core.complaints import one_line
 from polyfed.engine.plugin import Plugin
 from polyfed.errors import RequestError
 from polyfed.registry import PLUGINS, import_object
+from polyfed.validation.error_lines import one_line
 
 
 def build_plugin(name: str, settings: Mapping[str, Any], beside: Sequence[str]) -> Plugin:

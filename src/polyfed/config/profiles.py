@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from polyfed.config.changes import drop_idle, merge
-from polyfed.core.complaints import shown
 from polyfed.errors import RequestError
 from polyfed.registry import nearest
+from polyfed.validation.error_lines import shown
 
 __all__ = ["LABEL", "apply_profiles", "profile_names"]
 

@@ -15,7 +15,7 @@ is asked for by name (``--method NAME``, ``compare --methods NAME,...``), so tha
     name = "fedgh"
     header_lr = 0.0
 
-    [methods.fedgh-alone]            # every client a federation of its own (`core.alone`)
+    [methods.fedgh-alone]            # every client a federation of its own (`engine.alone`)
     name = "fedgh"
     alone = true
     header_epochs = 100
@@ -58,25 +58,17 @@ from polyfed.config.overrides import apply_overrides
 from polyfed.config.own_plugins import build_plugin
 from polyfed.config.profiles import LABEL, apply_profiles, profile_names
 from polyfed.config.schema import SECTIONS, Data, MethodChoice, Models, PluginChoice, RunSettings
-from polyfed.core.alone import alone
-from polyfed.core.complaints import WrongSettings, one_line
-from polyfed.core.settings import (
-    Availability,
-    Compression,
-    Defence,
-    Evaluation,
-    Hostile,
-    Privacy,
-    Settings,
-    Training,
-)
+from polyfed.core.settings import Evaluation, Privacy, Settings, Training
 from polyfed.data.transforms import augmentation
+from polyfed.engine.alone import alone
 from polyfed.errors import RequestError
 from polyfed.own_methods import label_of, method_class, with_knobs
 from polyfed.places import check_characters
 from polyfed.plugins.device_profiles import Devices, attendance_in_effect, check_lateness
+from polyfed.plugins.settings import Availability, Compression, Defence, Hostile
 from polyfed.registry import check_trusted, folders_of, texts
 from polyfed.results.read import check_links
+from polyfed.validation.error_lines import WrongSettings, one_line
 
 __all__ = ["Recipe"]
 

@@ -9,24 +9,15 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from polyfed.core.acting import ActsWith
 from polyfed.core.model_factory import Precision
-from polyfed.core.settings import (
-    Availability,
-    Compression,
-    Defence,
-    Evaluation,
-    Hostile,
-    Positive,
-    Privacy,
-    Settings,
-    Training,
-)
+from polyfed.core.settings import Evaluation, Positive, Privacy, Settings, Training
 from polyfed.data.options import PartitionOptions, SourceOptions
 from polyfed.data.text import TextConfig
 from polyfed.plugins.device_profiles import Devices
+from polyfed.plugins.settings import Availability, Compression, Defence, Hostile
 from polyfed.registry import MODELS, PARTITIONS, nearest
 from polyfed.results import paper_tables
+from polyfed.validation.effect import ActsWith
 
 __all__ = ["SECTIONS", "Control", "Data", "MethodChoice", "Models", "RunSettings"]
 
@@ -247,7 +238,7 @@ class Models(Settings):
 
 
 class MethodChoice(BaseModel):
-    """``[method]``: a method's name, and whether every client is alone (`core.alone`); every other key is a knob."""
+    """``[method]``: a method's name, and whether every client is alone (`engine.alone`); every other key is a knob."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 

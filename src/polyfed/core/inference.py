@@ -11,9 +11,9 @@ from polyfed.core.client import Client, Prepare
 from polyfed.core.message import Group
 from polyfed.core.method import Batch
 from polyfed.core.modules import load, trainable
-from polyfed.core.profiling import timed
 from polyfed.functional.fisher import squared_gradients
 from polyfed.functional.modes import evaluating, has_batchnorm, untracked_statistics
+from polyfed.profiling import timed
 
 CHUNK = 128  # rows per pass: what goes in and out of a layer then fits the caches
 _BACKWARD = 64  # rows of a pass whose graph, and what went in and out of every layer, is kept

@@ -19,9 +19,7 @@ from pydantic import ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from torch import Tensor, nn
 
-from polyfed.core.acting import without_effect
 from polyfed.core.client import Client
-from polyfed.core.complaints import in_one_line, one_line
 from polyfed.core.message import Message, flatten, nbytes
 from polyfed.core.model_factory import Companion
 from polyfed.core.modules import trainable
@@ -31,6 +29,8 @@ from polyfed.core.settings import Stage, Training
 from polyfed.core.upload_forms import Form
 from polyfed.functional.losses import cross_entropy
 from polyfed.models.split import Part
+from polyfed.validation.effect import without_effect
+from polyfed.validation.error_lines import in_one_line, one_line
 
 Context = Mapping[str, Any]  # tensors and groups of tensors that the loss needs
 BY_ROW = "gradient by row"  # in a context: takes the gradient of the loss in its own way, see `engine.dp_sgd`
@@ -39,7 +39,7 @@ BY_ROW = "gradient by row"  # in a context: takes the gradient of the loss in it
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def knobs(cls: type[Any]) -> type[Any]:
     """Makes a method class a frozen dataclass whose fields are checked: type, range, unknown names, NaN, and whether
-    those act that were given (`core.acting`).
+    those act that were given (`validation.effect`).
 
     What is wrong with them is said in one line, a `RequestError`.
     """
@@ -225,10 +225,11 @@ class Method:
     up: ClassVar[str] = "nothing"  # what it sends
     states: ClassVar[str] = "none"  # what outlives a round beside the clients' weights: "client: c_i; server: w, c"
     # groups of an upload that are trained weights, what came down under the same names being where they started: a
-    # setting that clips, hides or thins out uploads treats their difference (core/uploads.py)
+    # setting that clips, hides or thins out uploads treats their difference (engine/uploads.py)
     changes: ClassVar[tuple[str, ...]] = ()
     # entries of an upload that mean the same, number by number, at every client (outputs on common inputs): a setting
-    # that holds uploads to one another compares them (core/defence.py), as it does `changes` and rows by "labels"
+    # that holds uploads to one another compares them (plugins/robust_aggregation.py), as it does `changes` and rows by
+    # "labels"
     comparable: ClassVar[tuple[str, ...]] = ()
     # what an upload may hold, by name (core/upload_forms.py): a server refuses what is otherwise. None: it is not said
     form: ClassVar[Form | None] = None
@@ -239,7 +240,7 @@ class Method:
     # that the engine need not draw (and for every evaluation draw again) a start that nobody sees
     starts_blank: ClassVar[bool] = False
 
-    # True: every client is a federation of its own (core/alone.py), so that nothing crosses
+    # True: every client is a federation of its own (engine/alone.py), so that nothing crosses
     alone: ClassVar[bool] = False
 
     # True: the heads of clients' own networks begin alike wherever they have the same layers, not each as its client

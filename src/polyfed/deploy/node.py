@@ -16,9 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from polyfed.config.recipe import Recipe
-from polyfed.core.build_models import architectures_of
 from polyfed.core.client import Client
-from polyfed.core.device import named_device
 from polyfed.core.message import Message, read_only
 from polyfed.core.method import Method, scores_are_outputs
 from polyfed.core.modules import exported, split
@@ -39,8 +37,10 @@ from polyfed.deploy.protocol import (
     score_told,
     unpack,
 )
+from polyfed.engine.architectures import architectures_of
 from polyfed.engine.arguments import plugins_of
 from polyfed.engine.compatibility import check_fit
+from polyfed.engine.device import named_device
 from polyfed.engine.evaluation import Memory
 from polyfed.engine.executors.base import Job, Outcome, Scores, Scoring, at_work, carry_out, score_parts
 from polyfed.engine.model_readme import Guide

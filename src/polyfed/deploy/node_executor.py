@@ -15,12 +15,13 @@ import torch
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, State, flatten, nbytes, not_finite, read_only, shallow, tensor
 from polyfed.core.method import Trained
-from polyfed.core.upload_forms import Entry, Known, misfit
+from polyfed.core.upload_forms import Entry, Known
 from polyfed.deploy.node_checkpoints import mark
 from polyfed.deploy.node_registry import Answer, Diary, Office, Roster
 from polyfed.deploy.protocol import Kind, Letter, Report, Task, Trouble, pack, parted, read, score_read, unpack
 from polyfed.engine.evaluation import Score
 from polyfed.engine.executors.base import Job, Outcome, Scores, Scoring
+from polyfed.engine.upload_check import misfit
 from polyfed.errors import PolyfedError, RunError
 from polyfed.plugins.robust_aggregation import Watch, defended
 

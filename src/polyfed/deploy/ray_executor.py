@@ -31,7 +31,6 @@ from typing import TYPE_CHECKING, Any
 
 from polyfed.core.message import read_only
 from polyfed.core.method import Trained
-from polyfed.core.profiling import timed
 from polyfed.deploy import remote_jobs
 from polyfed.deploy.node_registry import Answer
 from polyfed.deploy.protocol import Letter, Trouble
@@ -40,6 +39,7 @@ from polyfed.engine.executors.base import Job, Outcome, Scores, Scoring
 from polyfed.engine.executors.process_pool import Say, cores, obstacle
 from polyfed.engine.executors.worker import Crew
 from polyfed.errors import RequestError, RunError
+from polyfed.profiling import timed
 
 if TYPE_CHECKING:
     from polyfed.deploy.flower_transport import FlowerWire

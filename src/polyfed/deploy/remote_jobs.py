@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from polyfed import profiling
 from polyfed.config.recipe import Recipe
-from polyfed.core import profiling
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, State, in_plain_order, read_only
 from polyfed.core.method import Trained

@@ -18,13 +18,13 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten
 from polyfed.core.method import Method, scores_are_outputs
 from polyfed.core.modules import split
-from polyfed.core.profiling import timed
 from polyfed.core.settings import Evaluation, Metric, Stage
 from polyfed.data.samples import Samples
 from polyfed.errors import RequestError, RunError
 from polyfed.functional import metrics
 from polyfed.functional.modes import evaluating
 from polyfed.models.split import SplitModel
+from polyfed.profiling import timed
 
 CHUNK = 128  # rows per forward pass: what goes in and out of a layer then fits the caches
 _REMEMBERED = 256 * 2**20  # bytes of representations that are kept at most

@@ -9,9 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from polyfed.core.build_models import architectures_of
 from polyfed.core.client import Client
-from polyfed.core.device import named_device
 from polyfed.core.message import Message
 from polyfed.core.method import Method
 from polyfed.core.model_factory import Builder
@@ -20,6 +18,7 @@ from polyfed.core.settings import Evaluation, Training
 from polyfed.data.classes import remarks
 from polyfed.data.partition import check_integer
 from polyfed.data.samples import ClientData, Samples
+from polyfed.engine.architectures import architectures_of
 from polyfed.engine.arguments import (
     builders_by_name,
     check_texts,
@@ -39,6 +38,7 @@ from polyfed.engine.arguments import (
 from polyfed.engine.averaging_summary import averaged
 from polyfed.engine.checkpointer import Checkpointer
 from polyfed.engine.compatibility import check_companion, check_fit
+from polyfed.engine.device import named_device
 from polyfed.engine.evaluation import Measure, check_measures
 from polyfed.engine.evaluator import Evaluator
 from polyfed.engine.executors.base import Executor

@@ -16,7 +16,6 @@ from polyfed.core.client import Client, Prepare
 from polyfed.core.message import Group, group, tensor
 from polyfed.core.method import Batch, Context, Method, Phase, Trained
 from polyfed.core.modules import split, steady
-from polyfed.core.profiling import timed
 from polyfed.data.samples import Samples
 from polyfed.data.transforms import augmentation
 from polyfed.engine.dp_sgd import by_row, draws_of
@@ -24,6 +23,7 @@ from polyfed.engine.optimizers import Optimiser
 from polyfed.errors import RunError
 from polyfed.functional.modes import has_batchnorm
 from polyfed.functional.secure_noise import KeyedUniforms
+from polyfed.profiling import timed
 
 
 @timed("train")

@@ -13,17 +13,17 @@ import torch
 from polyfed.core.client import Client
 from polyfed.core.message import Message, in_plain_order, read_only
 from polyfed.core.method import Exchange, Method
-from polyfed.core.profiling import Section, section
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
-from polyfed.core.uploads import sent_nbytes
 from polyfed.engine.evaluation import NOT_EVALUATED, Score
 from polyfed.engine.evaluator import Evaluator
 from polyfed.engine.executors.base import Executor, Job, Outcome
 from polyfed.engine.plugin import Plugin, Records
 from polyfed.engine.transaction import Transaction
+from polyfed.engine.uploads import sent_nbytes
 from polyfed.errors import PolyfedError, RunError
+from polyfed.profiling import Section, section
 from polyfed.registry import PLUGINS
 from polyfed.results.schema import RoundRecord, in_order
 

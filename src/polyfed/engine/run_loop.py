@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from polyfed.core.method import Exchange
-from polyfed.core.profiling import watching
 from polyfed.engine.plugin import RoundRefused
 from polyfed.engine.round import Round, server_stage
 from polyfed.errors import Interrupted
+from polyfed.profiling import watching
 
 if TYPE_CHECKING:
     from polyfed.engine.federation import Federation

@@ -1,6 +1,6 @@
 """What `polyfed compare --controls` runs beside the methods, so that a table can say what federation is worth.
 
-NAME-alone        the method with every client a federation of its own (`polyfed.core.alone`)
+NAME-alone        the method with every client a federation of its own (`polyfed.engine.alone`)
 local-longer-E    Local with E epochs a round: the fewest by which it takes as many steps as a method that takes more
 pooled            each network trained on the training rows of all clients (`polyfed.experiments.pooled`)
 pooled-steps      the same with as many steps as a client takes
@@ -16,13 +16,14 @@ from polyfed.config.recipe import Recipe
 from polyfed.config.schema import Control
 from polyfed.core.client import Client
 from polyfed.core.method import Exchange, Method
-from polyfed.core.settings import Availability, Compression, Defence, Evaluation, Privacy, Training
+from polyfed.core.settings import Evaluation, Privacy, Training
 from polyfed.engine.federation import Federation
 from polyfed.engine.local_training import data_of
 from polyfed.errors import RequestError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache
 from polyfed.plugins.device_profiles import Devices
+from polyfed.plugins.settings import Availability, Compression, Defence
 
 __all__ = ["controls_of", "epochs_of_local", "longer", "pooled"]
 

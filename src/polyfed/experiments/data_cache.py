@@ -11,7 +11,6 @@ import torch
 
 from polyfed.config.recipe import Recipe
 from polyfed.config.schema import Data
-from polyfed.core.acting import without_effect
 from polyfed.core.client import Public
 from polyfed.core.randomness import numpy_generator
 from polyfed.data.dataset import Source, with_declared
@@ -26,6 +25,7 @@ from polyfed.data.transforms import Prepare, resize
 from polyfed.errors import RequestError, described
 from polyfed.models.third_party import pretrained_normalization
 from polyfed.registry import PARTITIONS
+from polyfed.validation.effect import without_effect
 
 __all__ = ["DataCache", "federate", "input_normalization"]
 

@@ -25,9 +25,7 @@ from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from polyfed.core.build_models import architectures_of
 from polyfed.core.client import as_floats
-from polyfed.core.device import named_device
 from polyfed.core.message import Message, from_bytes
 from polyfed.core.method import Method
 from polyfed.core.modules import exported
@@ -35,6 +33,8 @@ from polyfed.core.randomness import scoped_global
 from polyfed.data.inference_inputs import InferenceInputs, InputSpec, from_tensor, read
 from polyfed.data.text import WORDS_FILE, TextConfig, Vocabulary
 from polyfed.data.transforms import Prepare
+from polyfed.engine.architectures import architectures_of
+from polyfed.engine.device import named_device
 from polyfed.errors import RequestError, described
 from polyfed.escaping import csv_text
 from polyfed.models.zoo import build

@@ -20,7 +20,6 @@ import torch
 from polyfed.core.client import Client
 from polyfed.core.message import Message, copied, nbytes, read_only, tensor
 from polyfed.core.method import Context, Exchange, Phase, Trained
-from polyfed.core.uploads import sent_nbytes
 from polyfed.engine.compatibility import one_input
 from polyfed.engine.evaluation import CHUNK, score_model
 from polyfed.engine.executors.base import at_work, encoded
@@ -28,6 +27,7 @@ from polyfed.engine.federation import Federation
 from polyfed.engine.local_training import data_of, train
 from polyfed.engine.operation_counter import Operations, training_operations
 from polyfed.engine.round_costs import Allocations, flops
+from polyfed.engine.uploads import sent_nbytes
 from polyfed.errors import PolyfedError, RunError
 from polyfed.experiments.cost_estimate import ArchitectureCheck
 from polyfed.models.split import SplitModel, cuts

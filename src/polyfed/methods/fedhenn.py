@@ -24,7 +24,8 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from polyfed.core import inference, profiling
+from polyfed import profiling
+from polyfed.core import inference
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group, tensor
 from polyfed.core.method import Batch, Context, Exchange, Gradients, Method, Needs, Trained, knobs

@@ -19,7 +19,6 @@ from typing import Annotated, ClassVar, Literal
 from torch import Tensor, nn
 
 from polyfed.core import upload_forms
-from polyfed.core.acting import ActsWith
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group
 from polyfed.core.method import Context, Method, Needs, Trained, knobs
@@ -27,6 +26,7 @@ from polyfed.core.modules import BODY, HEAD, floats, head_names, load
 from polyfed.core.server import Server
 from polyfed.functional.averaging import layer_wise_mean
 from polyfed.methods.building_blocks import weight_averaging
+from polyfed.validation.effect import ActsWith
 
 _SHARED = {"none": (), "head": HEAD, "upper": (*BODY[1:], *HEAD), "all": (*BODY, *HEAD)}
 

@@ -30,13 +30,13 @@ from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, not_finite
 from polyfed.core.method import Method
 from polyfed.core.randomness import generator
-from polyfed.core.settings import Hostile
-from polyfed.core.uploads import counterparts, running_statistics
 from polyfed.data.samples import ClientData, Samples
 from polyfed.engine.executors.base import Job, Outcome
 from polyfed.engine.plugin import Plugin, Rejected, Setup
 from polyfed.engine.round import Round
+from polyfed.engine.uploads import counterparts, running_statistics
 from polyfed.errors import RequestError
+from polyfed.plugins.settings import Hostile
 from polyfed.plugins.upload_segments import Copy, holders_of, parts_of
 
 Kind = Literal["label_flip", "sign_flip", "inner_product", "alie"]

@@ -13,11 +13,11 @@ import torch
 
 from polyfed.core.message import Message
 from polyfed.core.randomness import generator
-from polyfed.core.settings import Availability
 from polyfed.engine.late_uploads import UploadQueue
 from polyfed.engine.plugin import Plugin, Setup
 from polyfed.engine.round import Round
 from polyfed.errors import RequestError
+from polyfed.plugins.settings import Availability
 
 
 class ClientAvailability(Plugin):

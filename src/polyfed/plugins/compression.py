@@ -18,11 +18,10 @@ from torch import Tensor
 from polyfed.core.client import Client
 from polyfed.core.message import Message, State, group
 from polyfed.core.method import Method
-from polyfed.core.settings import Compression
-from polyfed.core.uploads import counterparts, every_tensor, members, running_statistics, sends, sent_nbytes
 from polyfed.engine.executors.base import Job
 from polyfed.engine.plugin import Plugin, Setup
 from polyfed.engine.round import Round
+from polyfed.engine.uploads import counterparts, every_tensor, members, running_statistics, sends, sent_nbytes
 from polyfed.errors import RequestError, RunError
 from polyfed.functional.quantization import Precision
 from polyfed.functional.sparsification import (
@@ -34,6 +33,7 @@ from polyfed.functional.sparsification import (
     spread,
     thinned,
 )
+from polyfed.plugins.settings import Compression
 
 _CHANGE = " change"
 _SCALE = " scale"

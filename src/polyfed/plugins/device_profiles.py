@@ -12,11 +12,12 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field, field_validator, model_validator
 
-from polyfed.core.acting import ActsWith
 from polyfed.core.randomness import generator, numpy_generator
-from polyfed.core.settings import Availability, Finite, Settings, Share
+from polyfed.core.settings import Finite, Settings, Share
 from polyfed.errors import RequestError
+from polyfed.plugins.settings import Availability
 from polyfed.registry import nearest
+from polyfed.validation.effect import ActsWith
 
 __all__ = ["BUILT_IN", "Devices", "Profile", "attendance_in_effect", "check_lateness", "dealt"]
 

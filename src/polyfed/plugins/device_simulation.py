@@ -25,11 +25,11 @@ from polyfed.core.method import Method
 from polyfed.core.model_factory import Architectures
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
-from polyfed.core.uploads import sent_nbytes
 from polyfed.engine.executors.base import Job, Outcome, at_work
 from polyfed.engine.operation_counter import Operations, step_memory
 from polyfed.engine.plugin import Plugin, Setup, find
 from polyfed.engine.round import Round
+from polyfed.engine.uploads import sent_nbytes
 from polyfed.errors import RequestError
 from polyfed.plugins.availability import ClientAvailability
 from polyfed.plugins.device_profiles import Devices, Profile, check_lateness, dealt

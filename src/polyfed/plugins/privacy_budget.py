@@ -9,7 +9,6 @@ from typing import Any
 from polyfed.core.method import Exchange
 from polyfed.core.releases import Release
 from polyfed.core.settings import Privacy
-from polyfed.core.uploads import sends
 from polyfed.engine import accounting
 from polyfed.engine.dp_sgd import check_rows
 from polyfed.engine.dp_sgd import releases as of_training
@@ -17,6 +16,7 @@ from polyfed.engine.executors.base import Job, Outcome
 from polyfed.engine.plugin import Plugin, Records, RoundRefused, Setup, find
 from polyfed.engine.privacy_ledger import Ledger, told
 from polyfed.engine.round import Round
+from polyfed.engine.uploads import sends
 from polyfed.errors import RequestError
 from polyfed.functional.gaussian_mechanism import analytic_sigma
 from polyfed.plugins.upload_privacy import UploadPrivacy, bounded

@@ -32,14 +32,14 @@ from torch import Tensor
 from polyfed.core.message import Group, Message
 from polyfed.core.method import Method
 from polyfed.core.server import Server
-from polyfed.core.settings import Defence
 from polyfed.core.upload_forms import MOST
-from polyfed.core.uploads import counterparts, every_tensor, sends
 from polyfed.engine.executors.base import Job
 from polyfed.engine.plugin import Plugin, Rejected, Setup
 from polyfed.engine.round import Round
+from polyfed.engine.uploads import counterparts, every_tensor, sends
 from polyfed.errors import RequestError
 from polyfed.functional import robust
+from polyfed.plugins.settings import Defence
 from polyfed.plugins.upload_segments import Copy, Pieces, chunks_of, floats_of, holders_of, parts_of, vectors_of
 
 _FEW = 3  # below so many nobody can be outvoted

@@ -23,8 +23,8 @@ from polyfed.core.message import Group, Message, State, to_bytes
 from polyfed.core.method import Method
 from polyfed.core.modules import static_statistics
 from polyfed.core.settings import Privacy
-from polyfed.core.uploads import counterparts, endings, members, running_statistics, sends
 from polyfed.engine.plugin import Plugin, Setup
+from polyfed.engine.uploads import counterparts, endings, members, running_statistics, sends
 from polyfed.errors import RequestError
 from polyfed.functional.drift import Normals, released
 from polyfed.functional.secure_noise import KeyedNormals

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from polyfed.core.message import Message, State, read_only, shallow
 from polyfed.core.method import Method
-from polyfed.core.uploads import counterparts, every_tensor
+from polyfed.engine.uploads import counterparts, every_tensor
 
 Place = tuple[str, str | None, int | None]  # entry, name within the group, row
 

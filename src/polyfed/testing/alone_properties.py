@@ -1,10 +1,10 @@
-"""Properties of a method with every client a federation of its own (`polyfed.core.alone`)."""
+"""Properties of a method with every client a federation of its own (`polyfed.engine.alone`)."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from polyfed.core.alone import alone
+from polyfed.engine.alone import alone
 from polyfed.engine.federation import Federation
 from polyfed.testing import fixtures as worlds
 from polyfed.testing.fixtures import LABELS, SIZES, draw

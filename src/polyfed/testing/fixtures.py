@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from polyfed.core.client import Client, Prepare, Public, as_floats
 from polyfed.core.message import Message, flatten, read_only
 from polyfed.core.method import Method, Needs
-from polyfed.core.settings import Availability, Compression, Defence, Evaluation, Hostile, Privacy, Training
+from polyfed.core.settings import Evaluation, Privacy, Training
 from polyfed.data.samples import Samples
 from polyfed.engine.executors.base import Executor, at_work
 from polyfed.engine.federation import Federation, Tracker
@@ -28,6 +28,7 @@ from polyfed.engine.task import Execution, Output, Task
 from polyfed.functional.modes import evaluating
 from polyfed.models.split import Staged
 from polyfed.plugins.device_profiles import Devices
+from polyfed.plugins.settings import Availability, Compression, Defence, Hostile
 
 CLASSES = 3
 SIZES = (24, 16, 10, 20, 13, 17)

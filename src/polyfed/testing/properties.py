@@ -18,9 +18,10 @@ from polyfed.core.method import Batch, Context, Gradients, Method, Needs, not_a_
 from polyfed.core.randomness import scoped_global
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Stage, Training
-from polyfed.core.upload_forms import Known, misfit
+from polyfed.core.upload_forms import Known
 from polyfed.data.samples import Samples
 from polyfed.engine.federation import Federation
+from polyfed.engine.upload_check import misfit
 from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError
 from polyfed.testing import alone_properties
 from polyfed.testing import fixtures as worlds

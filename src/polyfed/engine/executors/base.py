@@ -21,16 +21,16 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message, State, copied, in_plain_order, not_finite, read_only, shallow
 from polyfed.core.method import Exchange, Method, Trained, numbers
 from polyfed.core.model_factory import Architectures
-from polyfed.core.profiling import timed
 from polyfed.core.randomness import derive, scoped_global
-from polyfed.core.uploads import sent_nbytes
 from polyfed.engine.evaluation import Memory, Score, score_model
 from polyfed.engine.local_training import train
 from polyfed.engine.operation_counter import Operations, training_operations
 from polyfed.engine.rejected import Rejected
+from polyfed.engine.uploads import sent_nbytes
 from polyfed.engine.weight_store import Row, Store
 from polyfed.errors import PolyfedError, RunError
 from polyfed.models.split import SplitModel
+from polyfed.profiling import timed
 
 
 @dataclass(frozen=True)

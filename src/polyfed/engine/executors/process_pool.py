@@ -20,12 +20,12 @@ from typing import Any
 from polyfed.core.client import Client
 from polyfed.core.message import read_only
 from polyfed.core.method import Trained
-from polyfed.core.profiling import timed
 from polyfed.core.settings import Training
 from polyfed.engine.executors.base import Executor, Job, Outcome, Scores, Scoring, Serial
 from polyfed.engine.executors.vectorized import Cohort, stack_size
 from polyfed.engine.executors.worker import Crew, Died, Unable, Worker
 from polyfed.errors import PolyfedError, RequestError, RunError
+from polyfed.profiling import timed
 from polyfed.registry import EXECUTORS
 
 _STEP, _SAMPLE = 3e-4, 4e-10  # seconds per training step; per sample and parameter. Rough: for convolutions too little

@@ -27,7 +27,6 @@ from polyfed.core.client import Client
 from polyfed.core.message import group
 from polyfed.core.method import Batch, Context, Gradients, Method, Phase, Solved, Trained, Unstackable
 from polyfed.core.modules import load, trainable
-from polyfed.core.profiling import timed
 from polyfed.engine.executors.context_stacking import Packed, Partial, Watched, outline
 from polyfed.engine.executors.stack_parts import (
     Kind,
@@ -43,6 +42,7 @@ from polyfed.engine.executors.stack_parts import (
 )
 from polyfed.engine.local_training import only
 from polyfed.functional.modes import has_batchnorm
+from polyfed.profiling import timed
 
 _CLOSE = {"cpu": 1e-4}  # of the largest entry: how far a gradient may be off, by type of device
 _ELSEWHERE, _HALF = 1e-2, 1e-1  # where products may be taken in reduced precision, and where they are asked to be

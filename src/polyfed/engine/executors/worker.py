@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from polyfed.core import profiling
+from polyfed import profiling
 from polyfed.core.client import Client
 from polyfed.core.message import read_only
 from polyfed.core.method import Method, Trained

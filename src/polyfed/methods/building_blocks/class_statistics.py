@@ -10,9 +10,9 @@ from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group, tensor
-from polyfed.core.profiling import timed
 from polyfed.core.server import Server
 from polyfed.functional.class_prototypes import class_means
+from polyfed.profiling import timed
 
 _OWNED = "classes"
 

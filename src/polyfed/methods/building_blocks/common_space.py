@@ -26,13 +26,13 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.core import inference
-from polyfed.core.acting import ActsWith
 from polyfed.core.client import Client
 from polyfed.core.message import Group, group
 from polyfed.core.method import Context, Trained
 from polyfed.core.modules import split
 from polyfed.core.randomness import generator
 from polyfed.functional.feature_pooling import from_common, layout, nearest_orthogonal, orthogonal, to_common
+from polyfed.validation.effect import ActsWith
 
 Projection = Literal["none", "fixed", "trained"]
 Size = Annotated[int, Field(ge=1), ActsWith("projection", ("fixed", "trained"))]  # of the common shape

@@ -14,7 +14,6 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from polyfed.core import inference
-from polyfed.core.acting import ActsWith
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group
 from polyfed.core.method import Context
@@ -25,6 +24,7 @@ from polyfed.core.upload_forms import Entry, Form, Known, Members, as_sent
 from polyfed.functional.clipping import rows_clipped
 from polyfed.functional.modes import has_batchnorm
 from polyfed.functional.noise import add_noise
+from polyfed.validation.effect import ActsWith
 
 # of pairs that nobody sends there is none to hide: FedIN without them has noise in the training pass alone
 Where = Annotated[Literal["both", "message", "forward"], ActsWith("noise"), ActsWith("train_in", of=("message",))]

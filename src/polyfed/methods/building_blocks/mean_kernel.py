@@ -17,7 +17,6 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.core import inference
-from polyfed.core.acting import ActsWith
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group, tensor
 from polyfed.core.server import Server
@@ -26,6 +25,7 @@ from polyfed.errors import RunError
 from polyfed.functional.kernel_similarity import Similarity, features
 from polyfed.functional.kernels import FactorStream
 from polyfed.functional.quantization import Precision, pack, unpack
+from polyfed.validation.effect import ActsWith
 
 _REMEMBERED = 2**28  # bytes of representations in all that are not computed again while weights and RAD are the same
 _EXACT_RANK = 256  # columns up to which the factor is exact

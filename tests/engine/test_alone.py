@@ -11,15 +11,16 @@ from torch import Tensor
 
 import polyfed
 from polyfed import testing
-from polyfed.core import alone as module
-from polyfed.core.alone import alone
 from polyfed.core.method import Method
 from polyfed.core.server import Server
-from polyfed.core.settings import Availability, Compression, Defence, Evaluation
+from polyfed.core.settings import Evaluation
+from polyfed.engine import alone as module
+from polyfed.engine.alone import alone
 from polyfed.engine.federation import Federation
 from polyfed.errors import Interrupted, RequestError
 from polyfed.methods import FD, FedAvg, FedGH, FedProto, FedTGP, Local
 from polyfed.plugins.device_profiles import Devices
+from polyfed.plugins.settings import Availability, Compression, Defence
 from polyfed.registry import METHODS
 from polyfed.testing import fixtures as worlds
 from polyfed.testing.fixtures import SHORT

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from polyfed.core import device as room
-from polyfed.core.device import named_device
+from polyfed.engine import device as room
+from polyfed.engine.device import named_device
 from polyfed.errors import RequestError
 
 Machine = Callable[..., None]

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from polyfed.core.complaints import shown
+from polyfed.validation.error_lines import shown
 
 __all__ = ["ActsWith", "idle", "without_effect"]
 

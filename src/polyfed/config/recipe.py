@@ -15,6 +15,11 @@ is asked for by name (``--method NAME``, ``compare --methods NAME,...``), so tha
     name = "fedgh"
     header_lr = 0.0
 
+    [methods.fedgh-alone]            # every client a federation of its own (`engine.alone`)
+    name = "fedgh"
+    alone = true
+    header_epochs = 100
+
 The knobs of NAME are those of ``[methods.NAME]``, overlaid by those of ``[method]`` if that has the same name.
 
 ``[profiles.NAME]`` holds settings that ``--profile NAME`` lays over all of this, in sections of the same names. Several
@@ -55,6 +60,7 @@ from polyfed.config.profiles import LABEL, apply_profiles, profile_names
 from polyfed.config.schema import SECTIONS, Data, MethodChoice, Models, PluginChoice, RunSettings
 from polyfed.core.settings import Evaluation, Privacy, Settings, Training
 from polyfed.data.transforms import augmentation
+from polyfed.engine.alone import alone
 from polyfed.errors import RequestError
 from polyfed.own_methods import label_of, method_class, with_knobs
 from polyfed.places import check_characters
@@ -204,19 +210,35 @@ class Recipe(Settings):
         table = self.methods.get(name)
         knobs = {} if table is None else table.knobs
         method = name if table is None else table.name
+        is_alone = table is not None and table.alone
         own = self._own or self.method
-        overlaid = own.name == name and bool(own.knobs)
-        if overlaid:
+        overlaid = own.name == name and bool(own.knobs or own.alone)
+        if own.name == name:
             knobs = join(knobs, own.knobs)
-        chosen = self.model_copy(update={"method": MethodChoice(name=method, **knobs)})
-        if overlaid or table is None:
-            chosen._method = chosen._build(chosen.method, "method")
-        else:
-            chosen._method = self._variants[name]
+            is_alone = is_alone or own.alone
+        ready = None if overlaid or table is None else self._variants[name]
+        return self._with_method(MethodChoice(name=method, alone=is_alone, **knobs), name, ready)
+
+    def choose_alone(self, name: str) -> Recipe:
+        """As `choose`, with every client a federation of its own; called NAME-alone.
+
+        Raises:
+            RequestError: as `choose`.
+        """
+        method = self.choose(name).method
+        chosen = self._with_method(method.model_copy(update={"alone": True}), name)
+        return chosen.with_run(label=f"{label_of(name)}-alone")
+
+    def _with_method(self, method: MethodChoice, name: str, ready: Any = None) -> Recipe:
+        """The same experiment with this method, called so. ready: it, where it is built already."""
+        chosen = self.model_copy(update={"method": method})
+        chosen._method = chosen._build(method, "method") if ready is None else ready
         knobs = {knob.rstrip("_"): value for knob, value in dataclasses.asdict(chosen._method).items()}
         chosen._knobs = {knob: value for knob, value in knobs.items() if value is not None}
         label = label_of(name)  # a method of one's own has one, too, as its name has a colon
-        return chosen.with_run(label=None if label == method else label)
+        if method.alone and label == method.name:
+            label = f"{label}-alone"
+        return chosen.with_run(label=None if label == method.name else label)
 
     def with_run(self, **changes: Any) -> Recipe:
         """The same recipe with other values in ``[run]``.
@@ -295,9 +317,10 @@ class Recipe(Settings):
         # a knob may be a word that Python keeps for itself: the paper's `lambda` is the field `lambda_`
         knobs = {f"{k}_" if keyword.iskeyword(k) and f"{k}_" in known else k: v for k, v in choice.knobs.items()}
         try:
-            return kind(**knobs)
+            method = kind(**knobs)
+            return alone(method) if choice.alone else method
         except WrongSettings as problem:
-            spelled = ["name", *(name.rstrip("_") for name in known)]
+            spelled = ["name", "alone", *(name.rstrip("_") for name in known)]
             said = one_line(problem.complaints, kind, (*place.split("."),), spelled, self.sections())
             raise RequestError(said) from None
 
@@ -305,6 +328,8 @@ class Recipe(Settings):
         """The resolved settings as TOML has them: every knob, no None, no ``[methods]``, no key without effect."""
         settings = self.model_dump(exclude={"methods"}, exclude_none=True)
         settings["method"] = {"name": self.method.name, **copy.deepcopy(self._knobs)}
+        if self.method.alone:
+            settings["method"]["alone"] = True
         optional = ("privacy", "compression", "defence", "hostile", "devices")
         for section in ("data", "training", "evaluation", *optional, "run"):
             settings[section] = getattr(self, section).in_effect()

@@ -203,6 +203,9 @@ class Method:
     # that the engine need not draw (and for every evaluation draw again) a start that nobody sees
     starts_blank: ClassVar[bool] = False
 
+    # True: every client is a federation of its own (engine/alone.py), so that nothing crosses
+    alone: ClassVar[bool] = False
+
     # True: the heads of clients' own networks begin alike wherever they have the same layers, not each as its client
     # draws it. Like all that clients begin with they are a function of the seed, so that nobody sends them
     common_head: ClassVar[bool] = False

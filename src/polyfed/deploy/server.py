@@ -114,6 +114,10 @@ class Deployed(Federation):
                 f"privacy.target: expected noise in numbers, which every node reads in its own recipe, came "
                 f"{recipe.privacy.target:g}"
             )
+        if recipe.method.alone or recipe.run.control:
+            raise RequestError(
+                "expected a federation's own method in a deployment, came a control: run it at one place"
+            )
         method = recipe.chosen_method
         if known is None:
             known = roster.known

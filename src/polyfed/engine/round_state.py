@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from polyfed.core.message import nbytes
 from polyfed.core.method import Exchange, Method
 from polyfed.core.server import Server
 from polyfed.engine.evaluation import Score
 from polyfed.engine.executors.base import Job, Outcome
+from polyfed.engine.uploads import sent_nbytes
 
 Records = Sequence[Mapping[str, Any]]
 
@@ -80,7 +80,7 @@ class RoundTotals:
     def add(self, job: Job, outcome: Outcome, method: Method, heard: bool) -> None:
         """Count one outcome. Bytes count when sent, also those of a rejected upload, unless nothing left the client."""
         number = outcome.client_id
-        self.down[number] = self.down.get(number, 0) + nbytes(job.message)
+        self.down[number] = self.down.get(number, 0) + sent_nbytes(method, job.message)
         self.up[number] = self.up.get(number, 0) + (outcome.bytes_up if heard else 0)
         self.in_paper[0] += method.paper_nbytes(job.message)
         self.in_paper[1] += method.paper_nbytes(outcome.message) if heard else 0

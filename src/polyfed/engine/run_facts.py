@@ -51,6 +51,8 @@ def settings_of_python(federation: FederationParts) -> dict[str, Any]:
     size = stack_size(federation.execution.executor, str(federation.execution.device), federation.execution.workers)
     stacked = {"executor": "cohort", "workers": size} if size > 1 else {}
     sections = {p.name: federation.facts[p.name] for p in federation.plugins if p.name in federation.facts}
+    if federation.method.alone:
+        knobs["alone"] = True
     return {
         "method": {"name": federation.facts["method"], **knobs},
         "training": federation.training.in_effect(),

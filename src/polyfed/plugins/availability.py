@@ -44,6 +44,11 @@ class ClientAvailability(Plugin):
         Raises:
             RequestError: nobody would be there in round 1, or a setting could not act.
         """
+        if setup.method.alone and self.settings.late:
+            raise RequestError(
+                f"{setup.method.name}, alone: expected no availability.late, as nothing crosses that could be late, "
+                f"came {self.settings.late:g}"
+            )
         joiners = self.settings.joiners
         rounds = setup.training.rounds
         count = len(setup.clients)

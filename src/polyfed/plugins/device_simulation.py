@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from polyfed.core.message import nbytes
 from polyfed.core.randomness import generator
 from polyfed.engine.executors.base import Job, Outcome, at_work
 from polyfed.engine.operation_counter import Operations, step_memory
 from polyfed.engine.plugin import Plugin, Setup, find
 from polyfed.engine.round_state import Round
+from polyfed.engine.uploads import sent_nbytes
 from polyfed.errors import RequestError
 from polyfed.plugins.availability import ClientAvailability
 from polyfed.plugins.device_profiles import Devices, Profile, check_lateness, dealt
@@ -95,8 +95,13 @@ class DeviceSimulation(Plugin):
 
         Raises:
             RequestError: devices cannot be dealt to so many clients; or networks that do not fit are not to be left
-                out, or are all there are.
+                out, or are all there are; or a deadline where every client is alone.
         """
+        if setup.method.alone and self.settings.deadline is not None:
+            raise RequestError(
+                f"{setup.method.name}, alone: expected no devices.deadline, as every client's own server waits for it, "
+                f"came {self.settings.deadline:g}"
+            )
         availability = find(setup.plugins, ClientAvailability)
         if availability is not None:
             check_lateness(availability.settings, self.settings)
@@ -149,7 +154,7 @@ class DeviceSimulation(Plugin):
         if not self.enabled:
             return
         efforts = {
-            outcome.client_id: Effort(nbytes(job.message), outcome.operations, outcome.bytes_up)
+            outcome.client_id: Effort(sent_nbytes(round.method, job.message), outcome.operations, outcome.bytes_up)
             for job, outcome in zip(jobs, read, strict=True)
         }
         answered = {outcome.client_id for outcome in read if not outcome.dropped}

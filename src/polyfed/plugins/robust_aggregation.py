@@ -72,8 +72,13 @@ class RobustAggregation(Plugin):
         """A rule can be applied to what the method uploads.
 
         Raises:
-            RequestError: it cannot; says what the method sends.
+            RequestError: it cannot; says what the method sends. Or every client is alone.
         """
+        if setup.method.alone and (self.settings.rule != "none" or self.settings.max_norm):
+            raise RequestError(
+                f"{setup.method.name}, alone: expected no [defence], came one, which holds clients' uploads to one "
+                "another where no client has others beside it"
+            )
         check_rule(setup.method, self.settings.rule)
 
     def decode(self, upload: Message, job: Job, method: Method) -> Message:

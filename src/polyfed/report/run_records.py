@@ -75,9 +75,19 @@ class RunRecord:
 
     @property
     def label_or_method(self) -> str:
-        """The variant's name or, where it has none, the method's."""
+        """The variant's name or, where it has none, what the run is a control for, or the method's."""
         label = None if self.stored is None else self.stored.label
-        return label or self.method
+        return label or self.recipe.run.control or self.method
+
+    @property
+    def control(self) -> str:
+        """What the run is a control for: "alone", "longer", "pooled", "pooled-steps"; "" for a method's own run."""
+        return "alone" if self.recipe.method.get("alone") else self.recipe.run.control or ""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is the run of Local that others are compared with."""
+        return self.method == "local" and not self.control
 
     @property
     def seed(self) -> int:
@@ -118,6 +128,8 @@ class RunRecord:
             for key, value in self.recipe.section(section).items():
                 if key != "rounds":  # a different number of rounds makes a different table
                     found.setdefault(key, value)
+        if self.control == "alone":
+            found["alone"] = True
         return found
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, State, copied, in_plain_order, nbytes, not_finite, read_only, shallow
+from polyfed.core.message import Message, State, copied, in_plain_order, not_finite, read_only, shallow
 from polyfed.core.method import Exchange, Method, Trained, numbers
 from polyfed.core.model_factory import Architectures
 from polyfed.core.randomness import derive, scoped_global
@@ -26,6 +26,7 @@ from polyfed.engine.evaluation import Memory, Score, score_model
 from polyfed.engine.local_training import train
 from polyfed.engine.operation_counter import Operations, training_operations
 from polyfed.engine.rejected import Rejected
+from polyfed.engine.uploads import sent_nbytes
 from polyfed.engine.weight_store import Row, Store
 from polyfed.errors import PolyfedError, RunError
 from polyfed.models.split import SplitModel
@@ -258,7 +259,7 @@ def hand_in(
         job.client.weights if same else fresh().write(after),
         in_plain_order(client.state),
         trained,
-        nbytes(message),
+        sent_nbytes(method, message),
         {} if bad else numbers(trained.sums),
         None if bad else score,
         bad,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from polyfed.testing.kit import Kit
 from polyfed.testing.properties import (
     aggregation,
+    alone,
     declarations,
     effects,
     losses,
@@ -48,6 +49,8 @@ _IN_ORDER: tuple[Callable[[Kit], None], ...] = (
     effects.knobs_bite,
     effects.reductions,
     effects.learns,
+    alone.alone_with_one_client,
+    alone.alone_knows_nobody,
 )
 PROPERTIES = {check.__name__: check for check in _IN_ORDER}
 # where one of these does not hold, no other is asked

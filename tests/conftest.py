@@ -40,6 +40,8 @@ def _let_torchvision_import() -> None:
 # Properties of the kit that the engine answers for more than the method does, and the longest, a run for every knob.
 # `make test` asks them of the methods that everything else stands on, `make test-all` of all.
 OF_SOME = {
+    "alone_knows_nobody",
+    "alone_with_one_client",
     "awkward_data",
     "data_are_shuffled",
     "global_generators_untouched",

@@ -13,6 +13,7 @@ from polyfed.registry import METHODS
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (
     *("python.md", "own-method.md", "own-plugin.md", "evaluation.md", "reproducibility.md", "uploads.md", "devices.md"),
+    "federation-worth.md",
 )
 RESULTS = ("any-architecture.md", "shared-weights.md")
 

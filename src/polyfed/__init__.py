@@ -16,7 +16,7 @@ _PLACES = {  # __init__.pyi says the same to type checkers and editors
     "federate": "experiments.data_cache", "predict": "experiments.prediction",
     "Recipe": "config.recipe", "Federation": "engine.federation", "Run": "engine.federation",
     "Devices": "plugins.device_profiles", "Task": "engine.task", "Execution": "engine.task",
-    "Output": "engine.task", "Plugin": "engine.plugin",
+    "Output": "engine.task", "Plugin": "engine.plugin", "alone": "engine.alone",
     "Training": "core.settings", "Evaluation": "core.settings", "Availability": "plugins.settings",
     "Privacy": "core.settings", "Compression": "plugins.settings", "Defence": "plugins.settings",
     "Hostile": "plugins.settings",

@@ -209,7 +209,7 @@ def test_sums_rounds_and_scores_are_recorded_as_ever() -> None:
 
 
 def test_phases_closing_rounds_public_and_other_data() -> None:
-    closing = FedHeNN(setting="homogeneous", final_average=True, rad_size=8, rad_batch=8)
+    closing = FedHeNN(setting="homogeneous", final_average=True, alignment_data={"size": 8, "batch": 8})
     assert same(of_kit(closing, one=True)).history[-1]["closing"]
 
     class Thrice(Local):

@@ -121,16 +121,17 @@ def test_every_method_has_one_result(name: str) -> None:
 @pytest.mark.parametrize(
     "form",
     [
-        {"uploads": "kernels", "rad_refresh": 0},
-        {"rad_refresh": 2, "rad_source": "train"},
+        {"uploads": "kernels", "alignment_data": {"refresh": 0}},
+        {"alignment_data": {"refresh": 2}},
         {"setting": "homogeneous", "final_average": True},
-        {"control": "own"},
-        {"control": "permuted"},
+        {"kernel": {"control": "own"}},
+        {"kernel": {"control": "permuted"}},
     ],
     ids=str,
 )
 def test_fedhenn_in_its_forms_has_one_result(form: dict[str, Any]) -> None:
-    same(FedHeNN(rad_size=20, rad_batch=10, **form), (1, 2, 3))
+    data = {"size": 20, "batch": 10, **form.get("alignment_data", {})}
+    same(FedHeNN(**{**form, "alignment_data": data}), (1, 2, 3))
 
 
 def test_dropout_batchnorm_and_a_shared_test_set() -> None:

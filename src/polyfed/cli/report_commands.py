@@ -66,6 +66,7 @@ def report(
     polyfed report runs/fedgh runs/fedin --results results.md
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.report.comparison import comparison, to_text, write
+    from polyfed.report.decomposition_figure import write_decompositions
     from polyfed.report.figures import curves
     from polyfed.report.html_report import write_page
     from polyfed.report.run_records import find_runs
@@ -80,7 +81,8 @@ def report(
     runs = find_runs(folders)
     table = comparison(runs, stage, target)
     place = folders[0] if out is None else out
-    files = [*curves(runs, place, x, stage, metric), *write(table, place), write_page(runs, table, place, stage)]
+    files = [*curves(runs, place, x, stage, metric), *write_decompositions(runs, table, place, stage)]
+    files += [*write(table, place), write_page(runs, table, place, stage)]
     print_text(to_text(table, terminal_width(), metrics=metrics))
     print_files(files)
 

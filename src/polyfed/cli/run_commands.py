@@ -128,6 +128,10 @@ def compare(
     track: Trackers = None,
     profile: ProfileNames = None,
     target: TargetAccuracy = None,
+    controls: Annotated[
+        bool,
+        typer.Option("--controls", help="Also what tells the others' part in a gain: methods alone, pooled data, ..."),
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Run methods side by side.
@@ -138,6 +142,7 @@ def compare(
     \b
     polyfed compare recipes/quickstart.toml --methods fedavg,fedgh --seeds 0,1
     polyfed compare recipes/fedgh/table3.toml --profile small
+    polyfed compare recipes/quickstart.toml --controls --seeds 0,1,2
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.experiments.compare import compare
     from polyfed.report.comparison import to_text
@@ -156,6 +161,7 @@ def compare(
         workers=workers,
         profile=profile,
         target=target,
+        controls=controls,
     )
     print_table(to_text, done)
 

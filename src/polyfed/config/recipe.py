@@ -15,6 +15,11 @@ is asked for by name (``--method NAME``, ``compare --methods NAME,...``), so tha
     name = "fedgh"
     header_lr = 0.0
 
+    [methods.fedgh-alone]            # every client a federation of its own (`engine.alone`)
+    name = "fedgh"
+    alone = true
+    header_epochs = 100
+
 The knobs of NAME are those of ``[methods.NAME]``, overlaid by those of ``[method]`` if that has the same name.
 
 ``[profiles.NAME]`` holds settings that ``--profile NAME`` lays over all of this, in sections of the same names. Several
@@ -47,14 +52,15 @@ from typing import Any, ClassVar
 import tomli_w
 from pydantic import Field, PrivateAttr, ValidationError
 
-from polyfed.config.changes import merge
+from polyfed.config.changes import join, merge
 from polyfed.config.loading import module_folders, read_recipe, recipe_stem, without_run
 from polyfed.config.overrides import apply_overrides
-from polyfed.config.own_plugins import build_plugin
+from polyfed.config.own_plugins import OwnPlugin, read_plugin
 from polyfed.config.profiles import LABEL, apply_profiles, profile_names
 from polyfed.config.schema import SECTIONS, Data, MethodChoice, Models, PluginChoice, RunSettings
 from polyfed.core.settings import Evaluation, Privacy, Settings, Training
 from polyfed.data.transforms import augmentation
+from polyfed.engine.alone import alone
 from polyfed.errors import RequestError
 from polyfed.own_methods import label_of, method_class, with_knobs
 from polyfed.places import check_characters
@@ -90,7 +96,9 @@ class Recipe(Settings):
     _beside: tuple[str, ...] = PrivateAttr(())  # where modules of one's own are looked for, too
     _own: MethodChoice | None = PrivateAttr(None)  # [method] as the file has it, before `choose`
     _knobs: dict[str, Any] = PrivateAttr(default_factory=dict)  # all of the method's, in TOML's names
-    _planned: str = PrivateAttr("")
+    _method: Any = PrivateAttr(None)  # a `polyfed.Method`
+    _variants: dict[str, Any] = PrivateAttr(default_factory=dict)  # label -> what [methods.label] alone makes
+    _own_plugins: list[OwnPlugin] = PrivateAttr(default_factory=list)
 
     # making -------------------------------------------------------------------------------------------------
 
@@ -186,9 +194,9 @@ class Recipe(Settings):
             augmentation(recipe.training.augment)
         except RequestError as problem:
             raise RequestError(f"training.augment: {problem}") from None
-        recipe.build_plugins()
-        for label in recipe.methods:
-            recipe._build(recipe.methods[label], f"methods.{label}")
+        recipe._own_plugins = [read_plugin(own.name, own.settings, recipe._beside) for own in recipe.plugins]
+        for label, table in recipe.methods.items():
+            recipe._variants[label] = recipe._build(table, f"methods.{label}")
         label = recipe.run.label
         recipe = recipe.choose(recipe.method.name)
         return recipe if label is None else recipe.with_run(label=label)
@@ -202,16 +210,35 @@ class Recipe(Settings):
         table = self.methods.get(name)
         knobs = {} if table is None else table.knobs
         method = name if table is None else table.name
+        is_alone = table is not None and table.alone
         own = self._own or self.method
+        overlaid = own.name == name and bool(own.knobs or own.alone)
         if own.name == name:
-            knobs |= own.knobs
-        chosen = self.model_copy(update={"method": MethodChoice(name=method, **knobs)})
-        built = chosen.build_method()
-        knobs = {knob.rstrip("_"): value for knob, value in dataclasses.asdict(built).items()}
+            knobs = join(knobs, own.knobs)
+            is_alone = is_alone or own.alone
+        ready = None if overlaid or table is None else self._variants[name]
+        return self._with_method(MethodChoice(name=method, alone=is_alone, **knobs), name, ready)
+
+    def choose_alone(self, name: str) -> Recipe:
+        """As `choose`, with every client a federation of its own; called NAME-alone.
+
+        Raises:
+            RequestError: as `choose`.
+        """
+        method = self.choose(name).method
+        chosen = self._with_method(method.model_copy(update={"alone": True}), name)
+        return chosen.with_run(label=f"{label_of(name)}-alone")
+
+    def _with_method(self, method: MethodChoice, name: str, ready: Any = None) -> Recipe:
+        """The same experiment with this method, called so. ready: it, where it is built already."""
+        chosen = self.model_copy(update={"method": method})
+        chosen._method = chosen._build(method, "method") if ready is None else ready
+        knobs = {knob.rstrip("_"): value for knob, value in dataclasses.asdict(chosen._method).items()}
         chosen._knobs = {knob: value for knob, value in knobs.items() if value is not None}
-        chosen._planned = built.planned
         label = label_of(name)  # a method of one's own has one, too, as its name has a colon
-        return chosen.with_run(label=None if label == method else label)
+        if method.alone and label == method.name:
+            label = f"{label}-alone"
+        return chosen.with_run(label=None if label == method.name else label)
 
     def with_run(self, **changes: Any) -> Recipe:
         """The same recipe with other values in ``[run]``.
@@ -264,24 +291,22 @@ class Recipe(Settings):
     @property
     def planned(self) -> str:
         """What of the method depends on the number of rounds (`Method.planned`)."""
-        return self._planned
+        planned: str = self._method.planned
+        return planned
 
     def variants(self) -> list[str]:
         """The names that the recipe itself offers to `choose`: its own method, and ``[methods]``."""
         return list(dict.fromkeys([(self._own or self.method).name, *self.methods]))
 
     def build_plugins(self) -> list[Any]:
-        """What `Federation` takes as its plugins: settings of the library's, new objects of the user's own.
-
-        Raises:
-            RequestError: one of the user's own cannot be had, or not with these settings.
-        """
+        """What `Federation` takes as its plugins: settings of the library's, new objects of the user's own."""
         ours = [self.availability, self.devices, self.defence, self.hostile, self.privacy, self.compression]
-        return [*ours, *(build_plugin(own.name, own.settings, self._beside) for own in self.plugins)]
+        return [*ours, *(own.build() for own in self._own_plugins)]
 
-    def build_method(self) -> Any:
-        """A new method, a `polyfed.Method`, with its knobs: one for every federation."""
-        return self._build(self.method, "method")
+    @property
+    def chosen_method(self) -> Any:
+        """The method, a `polyfed.Method`, with its knobs: built when the recipe was read, one for all federations."""
+        return self._method
 
     def _build(self, choice: MethodChoice, place: str) -> Any:
         try:
@@ -292,9 +317,10 @@ class Recipe(Settings):
         # a knob may be a word that Python keeps for itself: the paper's `lambda` is the field `lambda_`
         knobs = {f"{k}_" if keyword.iskeyword(k) and f"{k}_" in known else k: v for k, v in choice.knobs.items()}
         try:
-            return kind(**knobs)
+            method = kind(**knobs)
+            return alone(method) if choice.alone else method
         except WrongSettings as problem:
-            spelled = ["name", *(name.rstrip("_") for name in known)]
+            spelled = ["name", "alone", *(name.rstrip("_") for name in known)]
             said = one_line(problem.complaints, kind, (*place.split("."),), spelled, self.sections())
             raise RequestError(said) from None
 
@@ -302,6 +328,8 @@ class Recipe(Settings):
         """The resolved settings as TOML has them: every knob, no None, no ``[methods]``, no key without effect."""
         settings = self.model_dump(exclude={"methods"}, exclude_none=True)
         settings["method"] = {"name": self.method.name, **copy.deepcopy(self._knobs)}
+        if self.method.alone:
+            settings["method"]["alone"] = True
         optional = ("privacy", "compression", "defence", "hostile", "devices")
         for section in ("data", "training", "evaluation", *optional, "run"):
             settings[section] = getattr(self, section).in_effect()

@@ -19,7 +19,9 @@ from polyfed.registry import MODELS, PARTITIONS, nearest
 from polyfed.results import paper_tables
 from polyfed.validation.effect import ActsWith
 
-__all__ = ["SECTIONS", "Data", "MethodChoice", "Models", "RunSettings"]
+__all__ = ["SECTIONS", "Control", "Data", "MethodChoice", "Models", "RunSettings"]
+
+Control = Literal["longer", "pooled", "pooled-steps"]
 
 _FLWR = "flwr:"  # before the name of a partitioner of flwr-datasets
 _CLIENTS = "clients:"  # before the path of a folder with one folder per client
@@ -236,11 +238,12 @@ class Models(Settings):
 
 
 class MethodChoice(BaseModel):
-    """``[method]``: a method's name; every other key is one of its knobs."""
+    """``[method]``: a method's name, and whether every client is alone (`engine.alone`); every other key is a knob."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
     name: str
+    alone: bool = False
 
     @property
     def knobs(self) -> dict[str, Any]:
@@ -292,12 +295,18 @@ class RunSettings(Settings):
     profile: str | None = Field(None, description="kept by a run: the profiles that were laid over its recipe")
     profile_note: str | None = Field(None, description="kept by a run: their notes")
     changed: list[str] = Field([], description="kept by a run: what --set has changed of its recipe")
+    control: Control | None = Field(
+        None,
+        description="pooled: clients of one network share one that learns from all clients' training rows; "
+        "pooled-steps: the same with as many steps as a client takes; longer: kept by `compare --controls`",
+    )
+    control_of: list[str] = Field([], description="kept by `compare --controls`: whose steps a longer Local takes")
     modules: list[str] = Field(
         [], description="kept by a run: folders that hold the modules of one's own that its recipe names"
     )
 
     def _idle(self) -> set[str]:
-        off = {key for key in ("track", "published", "changed", "modules") if not getattr(self, key)}
+        off = {key for key in ("track", "published", "changed", "control_of", "modules") if not getattr(self, key)}
         return super()._idle() | off | ({"keep"} if self.keep == "last" else set())
 
     @field_validator("published")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -92,6 +93,25 @@ class Server:
         if numbers != list(self.clients):
             self.clients = {number: self._members[number] for number in numbers}
 
+    def of_one(self, client_id: int) -> Server:
+        """A server that knows this client alone, with the part of the state that `keep_one` has kept of it."""
+        member = self._members[client_id]
+        mark = _mark(client_id)
+        own = copy.copy(self)
+        own.state = {name.removeprefix(mark): value for name, value in self.state.items() if name.startswith(mark)}
+        own.clients = {client_id: member}
+        own.log = {}
+        own.memory = self.memory.setdefault(("server of one", client_id), {})
+        own._members = {client_id: member}
+        own._names = (member.architecture,)
+        return own
+
+    def keep_one(self, client_id: int, own: Server) -> None:
+        """Keep the state of the server that knows this client alone as a part of this one's."""
+        mark = _mark(client_id)
+        others = {name: value for name, value in self.state.items() if not name.startswith(mark)}
+        self.state = others | {f"{mark}{name}": value for name, value in own.state.items()}
+
     def generator(self, purpose: str, *ids: int) -> torch.Generator:
         """The server's stream for `purpose` in this round."""
         return generator(self._seed, f"server {purpose}", self.round, *ids)
@@ -119,3 +139,8 @@ class Server:
     def model(self, architecture: str, weights: Group, variant: str = "") -> nn.Module:
         """The template of an architecture holding `weights`, in eval mode, for a pass at the server."""
         return self._architectures.bound(architecture, variant, weights, alone=True).eval()
+
+
+def _mark(client_id: int) -> str:
+    """How the names of a state begin that belongs to the server of one client."""
+    return f"client {client_id}: "

@@ -18,7 +18,7 @@ from polyfed.core.settings import Evaluation, Training
 from polyfed.data.classes import remarks
 from polyfed.data.partition import check_integer
 from polyfed.data.samples import ClientData, Samples
-from polyfed.engine.architectures import architectures_of
+from polyfed.engine.architectures import architectures_of, trained_counts
 from polyfed.engine.arguments import (
     builders_by_name,
     check_texts,
@@ -47,7 +47,8 @@ from polyfed.engine.history import History, result_of
 from polyfed.engine.model_export import ModelExport
 from polyfed.engine.notebook import of_federation
 from polyfed.engine.plugin import Plugin, Setup
-from polyfed.engine.round import Round, RoundRunner, draw_cohort
+from polyfed.engine.round import RoundRunner, draw_cohort
+from polyfed.engine.round_state import Round
 from polyfed.engine.run import PersonalModels
 from polyfed.engine.run import Run as Run
 from polyfed.engine.run_facts import facts_of, settings_of_python
@@ -88,7 +89,7 @@ class Federation:
             not there, the executor is not possible here, there are no clients, or a tracker or a metric is none.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a user may choose, each by its name
         self,
         clients: Sequence[Client],
         method: Method,
@@ -286,21 +287,16 @@ class Federation:
         return f"Federation({facts['method']}, {who}, {facts['dataset']}, {what})"
 
     def _repr_html_(self) -> str:
-        return of_federation(self.facts, self.clients, {name: self._trained(name) for name in first_of(self.clients)})
+        return of_federation(self.facts, self.clients, trained_counts(self.architectures, first_of(self.clients)))
 
     @property
     def averaged(self) -> str:
         """What the method averages with whom, in a line; "" where it averages no networks."""
-        if not hasattr(self.method, "aggregation"):
+        if self.method.alone or not hasattr(self.method, "aggregation"):
             return ""
         owners = [client.architecture for client in self.clients]
         templates = {name: self.architectures.template(name, alone=True) for name in first_of(self.clients)}
         return averaged(self.method, owners, {name: self.method.personal(one) for name, one in templates.items()})
-
-    def _trained(self, architecture: str) -> int:
-        """How many numbers of a client's own network are trained."""
-        network = self.architectures.as_built(architecture)
-        return sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
 
     # running ------------------------------------------------------------------------------------------------
 
@@ -407,7 +403,7 @@ class Federation:
 
     def _seen(self) -> list[dict[str, Any]]:
         """Of each client what only whoever has its network and its data can tell."""
-        parameters = {name: self._trained(name) for name in first_of(self.clients)}
+        parameters = trained_counts(self.architectures, first_of(self.clients))
         return [
             {"parameters": parameters[client.architecture], "labels": client.data.train.counts()}
             for client in self.clients

@@ -7,13 +7,18 @@ from collections.abc import Iterable, Iterator
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from polyfed.core.message import Group, Message
+from polyfed.core.message import Group, Message, nbytes
 from polyfed.core.method import Method
 
 
 def sends(method: Method) -> bool:
     """Whether anything goes up."""
     return getattr(method.upload, "__func__", None) is not Method.upload
+
+
+def sent_nbytes(method: Method, message: Message) -> int:
+    """Bytes of a message on the wire; 0 where every client is alone with its server, as nothing crosses."""
+    return 0 if method.alone else nbytes(message)
 
 
 def counterparts(method: Method, name: str, value: Tensor | Group, received: Message) -> Group:

@@ -13,12 +13,14 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.method import Method
 from polyfed.core.randomness import numpy_generator
+from polyfed.data.samples import ClientData
 from polyfed.engine.arguments import list_of
 from polyfed.engine.executors.base import Executor
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Execution, Output, Task
 from polyfed.errors import RequestError, described
 from polyfed.experiments.data_cache import DataCache, input_normalization
+from polyfed.experiments.pooled import SharedByNetwork, check_pooled, is_pooled, pooled_method, with_pooled_rows
 from polyfed.models.zoo import build
 from polyfed.places import check_name
 from polyfed.registry import MODELS, TRACKERS
@@ -48,7 +50,7 @@ def build_federation(
     Raises:
         RequestError: data that are not there or cannot be dealt so, models or a method that do not fit.
     """
-    method = recipe.build_method()
+    method = recipe.chosen_method
     live = [TRACKERS[name]() for name in recipe.run.track]  # whether they can be had is asked of a check, too
     watching = list(trackers)
     if out is not None:
@@ -60,6 +62,12 @@ def build_federation(
     if recipe.training.augment != "none" and source.train.x.dim() != 4:
         raise RequestError(f"training.augment '{recipe.training.augment}' expects images, '{source.name}' has none")
     names = assign_architectures(recipe, len(federated.clients))
+    rows_of_clients: Sequence[ClientData] = federated.clients
+    if is_pooled(recipe):
+        check_pooled(recipe)
+        method = pooled_method(recipe, federated.clients)
+        rows_of_clients = with_pooled_rows(federated.clients)
+        wrap_executor = SharedByNetwork
     in_shape = tuple(source.train.x.shape[1:])
     width = recipe.models.feature_dim
     return Federation(
@@ -71,7 +79,7 @@ def build_federation(
                 validation=own.validation,
                 prepare=prepare,
             )
-            for name, own in zip(names, federated.clients, strict=True)
+            for name, own in zip(names, rows_of_clients, strict=True)
         ],
         method,
         recipe.training,

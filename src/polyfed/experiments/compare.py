@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,18 +12,21 @@ from polyfed.engine.arguments import list_of
 from polyfed.engine.federation import Tracker
 from polyfed.errors import RequestError
 from polyfed.experiments.build import resolve_recipe
+from polyfed.experiments.controls import controls_of
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.planned_runs import PlannedRun, check_planned_runs, nothing_learnt_in, run_planned
 from polyfed.markup import Line, notes, paragraph
 from polyfed.report.comparison import Table, comparison, to_text, write
 from polyfed.report.comparison_formats import to_html
+from polyfed.report.decomposition_figure import write_decompositions
 from polyfed.report.figures import Series, axes_of, curves, series
 from polyfed.report.grouping import group_runs
 from polyfed.report.html_report import write_page
 from polyfed.report.results_page import write_command
 from polyfed.report.run_records import find_runs
-from polyfed.report.statistics import Target
+from polyfed.report.statistics import SEEDS, Target
 from polyfed.tracking.console import Console
+from polyfed.units import human_count
 
 __all__ = ["Comparison", "compare"]
 
@@ -56,7 +59,7 @@ class Comparison:
         return f"{shown}{failed}{paragraph(f'In {self.folder}')}"
 
 
-def compare(
+def compare(  # noqa: PLR0913 - what a user may choose, each by its name
     recipe: str | Path | Recipe,
     methods: Sequence[str] | None = None,
     seeds: Sequence[int] = (0,),
@@ -69,6 +72,7 @@ def compare(
     workers: int | None = None,
     profile: str | None = None,
     target: str | float | None = None,
+    controls: bool = False,
 ) -> Comparison:
     """Run methods x seeds on the same data, and put them side by side. Local is always among them.
 
@@ -86,6 +90,8 @@ def compare(
         device, workers, profile: as for `run`.
         target: an accuracy (0.6 or "60 %"), or a share of another row's ("90 % of local", "90 % of best"): also tell
             the rounds, bytes and seconds that it took.
+        controls: also run what says how much of a method's gain needs the other clients: every method alone, a longer
+            Local, and training on all clients' rows (`polyfed.experiments.controls`).
 
     Raises:
         RequestError: the request is wrong; nothing has been written.
@@ -102,13 +108,25 @@ def compare(
         raise RequestError("expected at least one seed, came none")
     wanted = None if target is None else Target.parse(target)
     folder = Path(out if out is not None else base.run.out or f"runs/{base.stem}")
-    planned = _plan_runs(base, given or base.variants(), list(dict.fromkeys(seeds)), folder)
-    watchers: list[Tracker] = [Console()] if progress else []
     data = DataCache()
+    chosen = _choose(base, given or base.variants())
+    if controls:
+        chosen |= controls_of(base, chosen, data)
+    planned = _plan_runs(chosen.values(), list(dict.fromkeys(seeds)), folder)
+    watchers: list[Tracker] = [Console()] if progress else []
     pending = check_planned_runs(planned, folder, force, data)
+    few = len(set(seeds))
+    if few < SEEDS:
+        for watcher in watchers:
+            watcher.message(
+                f"warning: {human_count(few, 'seed')}, by which no difference can be told from chance; it takes "
+                f"{SEEDS}: --seeds 0,1,2"
+            )
     failures = run_planned(planned, pending, force, data, watchers)
     if len(failures) < len(planned) and not isinstance(recipe, Recipe):
         words = command_line(recipe, given, seeds, out, overrides, profile)
+        if controls:
+            words.append("--controls")
         write_command(folder, shlex.join(["polyfed", "compare", *words]), ran=bool(pending))
     return _summarize(folder, planned, failures, wanted)
 
@@ -132,15 +150,21 @@ def command_line(
     return [str(recipe), *named, *(word for text in overrides for word in ("--set", text))]
 
 
-def _plan_runs(base: Recipe, names: Sequence[str], seeds: Sequence[int], folder: Path) -> list[PlannedRun]:
-    """All runs, Local first; seed by seed, so that the runs of a seed share the data in memory."""
+def _choose(base: Recipe, names: Sequence[str]) -> dict[str, Recipe]:
+    """What is compared, by name; Local is always among them."""
     chosen = {name: base.choose(name) for name in names}
     if not any(recipe.method.name == "local" for recipe in chosen.values()):
         chosen = {"local": base.choose("local"), **chosen}
+    return chosen
+
+
+def _plan_runs(recipes: Iterable[Recipe], seeds: Sequence[int], folder: Path) -> list[PlannedRun]:
+    """All runs; seed by seed, so that the runs of a seed share the data in memory."""
+    chosen = list(recipes)
     return [
         PlannedRun(recipe.name, recipe.with_run(seed=seed, out=None), folder / recipe.name / f"seed-{seed}")
         for seed in seeds
-        for recipe in chosen.values()
+        for recipe in chosen
     ]
 
 
@@ -154,6 +178,7 @@ def _summarize(
     table = comparison(runs, target=target)
     axes = [axis for axis in axes_of(runs) if axis in ("round", "simulated")]
     drawn = [file for axis in axes for file in curves(runs, folder, axis)]
+    drawn += write_decompositions(runs, table, folder)
     files = [*write(table, folder), *drawn, write_page(runs, table, folder)]
     groups, _ = group_runs(runs)
     lines = tuple(tuple(_line(one) for one in series(group)) for group in groups)

@@ -15,7 +15,7 @@ from polyfed.core.message import Message
 from polyfed.core.randomness import generator
 from polyfed.engine.late_uploads import UploadQueue
 from polyfed.engine.plugin import Plugin, Setup
-from polyfed.engine.round import Round
+from polyfed.engine.round_state import Round
 from polyfed.errors import RequestError
 from polyfed.plugins.settings import Availability
 
@@ -44,6 +44,11 @@ class ClientAvailability(Plugin):
         Raises:
             RequestError: nobody would be there in round 1, or a setting could not act.
         """
+        if setup.method.alone and self.settings.late:
+            raise RequestError(
+                f"{setup.method.name}, alone: expected no availability.late, as nothing crosses that could be late, "
+                f"came {self.settings.late:g}"
+            )
         joiners = self.settings.joiners
         rounds = setup.training.rounds
         count = len(setup.clients)

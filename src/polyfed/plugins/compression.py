@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, State, group, nbytes
+from polyfed.core.message import Message, State, group
 from polyfed.core.method import Method
 from polyfed.engine.executors.base import Job
 from polyfed.engine.plugin import Plugin, Setup
-from polyfed.engine.round import Round
-from polyfed.engine.uploads import counterparts, every_tensor, members, running_statistics, sends
+from polyfed.engine.round_state import Round
+from polyfed.engine.uploads import counterparts, every_tensor, members, running_statistics, sends, sent_nbytes
 from polyfed.errors import RequestError, RunError
 from polyfed.functional.quantization import Precision
 from polyfed.functional.sparsification import (
@@ -84,7 +84,8 @@ class UploadCompression(Plugin):
         if not self.settings.on:
             return
         heard = [outcome for outcome in read if outcome.client_id not in round.silenced]
-        round.notes[self.name] = round.notes.get(self.name, 0) + sum(nbytes(outcome.message) for outcome in heard)
+        sent_now = sum(sent_nbytes(round.method, outcome.message) for outcome in heard)
+        round.notes[self.name] = round.notes.get(self.name, 0) + sent_now
 
     def record(self, round: Round) -> dict[str, Any]:
         """Bytes that would have gone up without compression."""

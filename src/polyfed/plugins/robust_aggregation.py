@@ -35,7 +35,7 @@ from polyfed.core.server import Server
 from polyfed.core.upload_forms import MOST
 from polyfed.engine.executors.base import Job
 from polyfed.engine.plugin import Plugin, Rejected, Setup
-from polyfed.engine.round import Round
+from polyfed.engine.round_state import Round
 from polyfed.engine.uploads import counterparts, every_tensor, sends
 from polyfed.errors import RequestError
 from polyfed.functional import robust
@@ -72,8 +72,13 @@ class RobustAggregation(Plugin):
         """A rule can be applied to what the method uploads.
 
         Raises:
-            RequestError: it cannot; says what the method sends.
+            RequestError: it cannot; says what the method sends. Or every client is alone.
         """
+        if setup.method.alone and (self.settings.rule != "none" or self.settings.max_norm):
+            raise RequestError(
+                f"{setup.method.name}, alone: expected no [defence], came one, which holds clients' uploads to one "
+                "another where no client has others beside it"
+            )
         check_rule(setup.method, self.settings.rule)
 
     def decode(self, upload: Message, job: Job, method: Method) -> Message:

@@ -19,6 +19,7 @@ from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.comparison_columns import sub_tables
 from polyfed.report.comparison_formats import FORMATS, Table, to_csv, to_json, to_latex, to_markdown, to_text
 from polyfed.report.comparison_rows import Facts, OneRun, Row, Section
+from polyfed.report.decomposition import decompose, remarks
 from polyfed.report.findings import finding
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.run_records import RunRecord
@@ -83,6 +84,8 @@ def _section(group: Group, stage: str | None, target: Target | None) -> Section:
     numbers = {name: number for number, name in enumerate(footnotes, start=1)}
     notes = [_about_columns(rows), *group.notes, *told, *_about_epsilon(group, rows), *_about_scores(rows)]
     notes += _about_leaders(leaders)
+    decompositions = decompose(group.rows, stages)
+    notes += remarks(decompositions)
     if target is not None and wanted is not None:
         notes.append(_about_target(target, wanted, group))
     notes += _about_published(group, rows)
@@ -99,12 +102,13 @@ def _section(group: Group, stage: str | None, target: Target | None) -> Section:
         published=first.published,
         footnotes=numbers,
         leaders=leaders,
+        decompositions=decompositions,
     )
 
 
 def _local_of(group: Group, notes: list[str]) -> str | None:
     """The row of Local; None, and a note, where there are several."""
-    local = [name for name, runs in group.rows.items() if runs[0].method == "local"]
+    local = [name for name, runs in group.rows.items() if runs[0].is_local]
     if len(local) > 1:
         notes.append(f"several Local rows ({', '.join(local)}): no difference to Local is shown")
     return local[0] if len(local) == 1 else None
@@ -155,7 +159,7 @@ def _leaders(
     group: Group, stages: Mapping[str, str], scores: Mapping[str, Mapping[int, float | None]]
 ) -> dict[str, str]:
     """Who leads in accuracy, in that of the best round, and in each stage; runs that learnt nothing lead nowhere."""
-    rows = {n: runs for n, runs in group.rows.items() if not any(run.result.nothing_learnt for run in runs)}
+    rows = {name: runs for name, runs in group.rows.items() if _may_lead(runs)}
     best = {name: {run.seed: _best(run, stages[name]) for run in runs} for name, runs in rows.items()}
     columns: dict[str, dict[str, dict[int, float | None]]] = {"best_by_validation": best}
     columns["accuracy"] = {name: dict(scores[name]) for name in rows}
@@ -163,6 +167,11 @@ def _leaders(
         columns[stage] = {name: _by_seed(runs, stage) for name, runs in rows.items()}
     found = {column: leader(of_rows) for column, of_rows in columns.items()}
     return {column: name for column, name in found.items() if name is not None}
+
+
+def _may_lead(runs: Sequence[RunRecord]) -> bool:
+    """Whether a row is a method's own, and all of its runs have learnt something."""
+    return not runs[0].control and not any(run.result.nothing_learnt for run in runs)
 
 
 def _about_leaders(leaders: Mapping[str, str]) -> Iterator[str]:
@@ -239,14 +248,15 @@ def _about_published(group: Group, rows: Sequence[Row]) -> Iterator[str]:
 def _rival(name: str, group: Group, scores: Mapping[str, Mapping[int, float | None]]) -> tuple[str, Paired]:
     """The best other row but Local, and the difference to it: of those that share most seeds, the highest on these."""
     none = ("", Paired())
-    if group.rows[name][0].method == "local":
+    if group.rows[name][0].is_local or group.rows[name][0].control:
         return none
     mine = scores[name]
     found = []
     for other, runs in group.rows.items():
         shared = [scores[other][seed] for seed in mine if seed in scores[other]]
         mean = mean_of(shared)
-        if other != name and runs[0].method != "local" and mean is not None:
+        is_method = not runs[0].is_local and not runs[0].control
+        if other != name and is_method and mean is not None:
             found.append((len(shared), mean, other))
     if not found:
         return none
@@ -272,6 +282,7 @@ def _row(
     return Row(
         name=name,
         method=runs[0].method,
+        control=runs[0].control,
         stage=stage,
         seeds=tuple(run.seed for run in runs),
         accuracy=mean_of(accuracies),
@@ -301,7 +312,7 @@ def _row(
         against_rival=rival[1],
         to_target=None if target is None else to_target(runs, target, stage),
         epsilon=_largest([result.epsilon for result in results]),
-        published=paper_results.beside(runs, stage),
+        published=() if runs[0].control else paper_results.beside(runs, stage),
         runs=tuple(_run_of(run, score) for run, score in zip(runs, scores, strict=True)),
     )
 
@@ -346,7 +357,7 @@ def _difference(
     runs: Sequence[RunRecord], stage: str, local: Sequence[RunRecord], notes: list[str], name: str
 ) -> Paired:
     """The row's accuracy minus Local's, seed by seed."""
-    if not local or runs[0].method == "local":
+    if not local or runs[0].is_local:
         return Paired()
     mine = _by_seed(runs, stage)
     compared = stage

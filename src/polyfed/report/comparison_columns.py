@@ -15,6 +15,7 @@ __all__ = [
     "SubTable",
     "architecture_tables",
     "columns_of",
+    "decomposition_tables",
     "interval_tables",
     "metrics_of",
     "notes_of",
@@ -26,6 +27,8 @@ __all__ = [
 
 _BY_ARCHITECTURE = "Accuracy in % by architecture"
 _OVER_SEEDS = "95 % intervals of the mean over seeds, in %; differences are paired by seed, in percentage points"
+_WORTH = "What federation is worth: gain over Local = gain alone + federated gain, in percentage points, paired by seed"
+_INTERVALS = {"gain": "interval\nof gain", "alone": "interval\nalone", "federated": "interval\nfederated"}
 _REFUSED = "refused"
 _SIMULATED = "simulated\ntime"
 COSTS = ("bytes\nup", "bytes\ndown", "time", _REFUSED, _SIMULATED)
@@ -165,6 +168,22 @@ def interval_tables(section: Section) -> list[SubTable]:
     return [(_OVER_SEEDS, [_names_of(section), *(column for column in columns if set(column.cells) != {"-"})])]
 
 
+def decomposition_tables(section: Section) -> list[SubTable]:
+    """Gains alone and together; nothing where no method ran alone, too."""
+    found = section.decompositions
+    if not found:
+        return []
+    parts = {"gain over\nLocal": "gain", "gain\nalone": "alone", "federated\ngain": "federated"}
+    columns = [Column("method", [one.name for one in found], words=True)]
+    for heading, part in parts.items():
+        differences = [getattr(one, part) for one in found]
+        columns.append(Column(heading, [percent(one.mean, "+") for one in differences]))
+        columns.append(Column(_INTERVALS[part], [interval(one.mean, one.margin, "+") for one in differences]))
+    columns.append(Column("minus Local\nof its steps", [percent(one.longer.mean, "+") for one in found]))
+    columns.append(Column("way to\npooled", ["-" if one.way is None else f"{100 * one.way:.0f} %" for one in found]))
+    return [(_WORTH, [column for column in columns if set(column.cells) != {"-"}])]
+
+
 def target_tables(section: Section) -> list[SubTable]:
     """Rounds, bytes and seconds; nothing where no target was asked for."""
     needed = [row.to_target for row in section.rows]
@@ -228,5 +247,6 @@ def _footnotes(section: Section, one: Beside) -> str:
 
 def sub_tables(section: Section) -> list[SubTable]:
     """All that people see of a section: the table under its caption (no title), then those with titles of their own."""
-    more = [*interval_tables(section), *target_tables(section), *paper_tables(section), *architecture_tables(section)]
+    more = [*decomposition_tables(section), *interval_tables(section), *target_tables(section)]
+    more += [*paper_tables(section), *architecture_tables(section)]
     return [("", columns_of(section, metrics=True)), *more]

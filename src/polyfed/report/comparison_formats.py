@@ -18,6 +18,7 @@ from polyfed.report.comparison_columns import (
     METRICS,
     architecture_tables,
     columns_of,
+    decomposition_tables,
     interval_tables,
     metrics_of,
     notes_of,
@@ -27,6 +28,7 @@ from polyfed.report.comparison_columns import (
     target_tables,
 )
 from polyfed.report.comparison_rows import Row, Section
+from polyfed.report.decomposition import Decomposition
 from polyfed.report.text_tables import (
     Column,
     latex,
@@ -68,6 +70,7 @@ def to_csv(table: Table) -> str:
     keys = {group: dict.fromkeys(key for row in rows for key in getattr(row, group)) for group in groups}
     lines: list[dict[str, Any]] = []
     for number, section in enumerate(table.sections, start=1):
+        decomposed = {one.name: _decomposed(one) for one in section.decompositions}
         for row in section.rows:
             line = {"table": number, **asdict(section.facts), "name": row.name, **asdict(row)}
             line["seeds"] = " ".join(map(str, row.seeds))
@@ -77,10 +80,13 @@ def to_csv(table: Table) -> str:
             for group, prefix in groups.items():
                 found = line.pop(group)
                 line |= {_head(prefix, key): found.get(key) for key in keys[group]}
-            lines.append(line | _more(row))
+            lines.append(line | _more(row) | decomposed.get(row.name, {}))
     if all(row.simulated_seconds is None for row in rows):
         for line in lines:
             _drop_simulated(line)
+    if not any(row.control for row in rows):
+        for line in lines:
+            del line["control"]
     heads = dict.fromkeys(["table", *(key for line in lines for key in line)])
     return csv_text(list(heads), lines)
 
@@ -112,6 +118,15 @@ def _more(row: Row) -> dict[str, Any]:
     return cells
 
 
+def _decomposed(one: Decomposition) -> dict[str, Any]:
+    """A decomposition, as cells."""
+    cells: dict[str, Any] = {}
+    parts = {"gain": one.gain, "gain_alone": one.alone, "federated_gain": one.federated, "over_longer": one.longer}
+    for name, difference in parts.items():
+        cells |= {name: difference.mean, f"{name}_std": difference.std, f"{name}_margin": difference.margin}
+    return cells | {"gain_seeds": " ".join(map(str, one.gain.seeds)), "way_to_pooled": one.way}
+
+
 def to_json(table: Table) -> str:
     """Everything, exact, with what each run gave."""
     tables = [_plain(section) for section in table.sections]
@@ -124,6 +139,10 @@ def _plain(section: Section) -> dict[str, Any]:
         for row in found["rows"]:
             _drop_simulated(row)
             _drop_simulated(row["to_target"] or {})
+    if not any(row.control for row in section.rows):
+        del found["decompositions"]
+        for row in found["rows"]:
+            del row["control"]
     return {"finding": found.pop("finding"), "caption": found.pop("caption"), **found.pop("facts"), **found}
 
 
@@ -222,7 +241,7 @@ def _text_section(section: Section, width: int, metrics: bool) -> str:
         known = [c for c in metrics_of(section) if set(c.cells) != {"-"} and c.heading not in hidden]
         blocks += [[columns[0], *known]] if known else []
     texts = [render_text(block, width) for block in blocks]
-    more = [*interval_tables(section), *target_tables(section), *paper_tables(section)]
+    more = [*decomposition_tables(section), *interval_tables(section), *target_tables(section), *paper_tables(section)]
     if metrics:
         more += architecture_tables(section)
     for title, columns in more:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from polyfed.report.decomposition import Decomposition
 from polyfed.report.paper_results import Beside
 from polyfed.report.statistics import Paired, ToTarget
 
@@ -21,6 +22,8 @@ class Row:
     Attributes:
         name: method or label, with the knobs that tell variants apart.
         method: the method's registered name.
+        control: what the row is a control for: "alone", "longer", "pooled", "pooled-steps"; "" for a method itself.
+            A control leads nowhere, is nobody's rival, and stands beside no paper.
         stage: the stage that the accuracies were scored in.
         seeds: the seeds averaged over.
         accuracy: last round, mean over clients.
@@ -57,6 +60,7 @@ class Row:
 
     name: str
     method: str
+    control: str
     stage: str
     seeds: tuple[int, ...]
     accuracy: float | None
@@ -133,6 +137,7 @@ class Section:
         footnotes: a footnote's name -> its number among the notes.
         leaders: "accuracy", "best_by_validation" or a stage -> the row that leads there
             (`polyfed.report.statistics.leader`); what nobody leads is left out.
+        decompositions: of the gains of the methods that also ran alone (`polyfed.report.decomposition`).
     """
 
     finding: str
@@ -145,6 +150,7 @@ class Section:
     published: tuple[str, ...]
     footnotes: Mapping[str, int]
     leaders: Mapping[str, str]
+    decompositions: tuple[Decomposition, ...] = ()
 
     @property
     def extra_stages(self) -> list[str]:

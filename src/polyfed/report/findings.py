@@ -22,7 +22,7 @@ _NUMBERS = {1: "one seed", 2: "two seeds"}
 def finding(rows: Sequence[Row]) -> str:
     """One or two sentences: who leads, by how much, and what may be claimed of it."""
     lost = [row for row in rows if row.nothing_learnt]
-    known = [row for row in rows if row.accuracy is not None and row not in lost]
+    known = [row for row in rows if row.accuracy is not None and row not in lost and not row.control]
     if not known:
         return "Nothing was learnt." if lost else "No accuracy is known."
     warning = f" Nothing was learnt by {', '.join(row.name for row in lost)}." if lost else ""

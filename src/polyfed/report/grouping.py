@@ -124,7 +124,7 @@ def _context(run: RunRecord) -> dict[str, Any]:
 
 def _group(runs: list[RunRecord], differing: Iterable[str]) -> Group:
     rows: dict[str, list[RunRecord]] = {}
-    for run in sorted(runs, key=lambda run: run.method != "local"):  # stable: Local first, then as found
+    for run in sorted(runs, key=_place):  # stable: as found, Local before all and controls behind
         rows.setdefault(run.name or run.method, []).append(run)
     for name, members in rows.items():
         members.sort(key=lambda run: run.seed)
@@ -135,6 +135,13 @@ def _group(runs: list[RunRecord], differing: Iterable[str]) -> Group:
     seeds = tuple(sorted({run.seed for run in runs}))
     notes = (*_unlike(rows), *_ended(rows))
     return Group(rows, _about(runs[0], differing), seeds, runs[0].result.evaluation, notes)
+
+
+def _place(run: RunRecord) -> int:
+    """Which part of a table a run belongs to."""
+    if run.control:
+        return 2
+    return 0 if run.is_local else 1
 
 
 def _unlike(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:

@@ -139,7 +139,7 @@ def page_data(runs: Iterable[RunRecord], table: Table, stage: str | None = None)
 
 def _look(group: Group, name: str) -> dict[str, Any]:
     """A row's name, and its place in the cycle of colors, markers and dashes; -1 for Local, which has its own."""
-    others = [other for other, runs in group.rows.items() if runs[0].method != "local"]
+    others = [other for other, runs in group.rows.items() if not runs[0].is_local]
     return {"name": name, "look": others.index(name) if name in others else -1}
 
 

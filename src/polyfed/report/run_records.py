@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from polyfed.errors import RequestError
 from polyfed.places import check_name
 from polyfed.results.fields import Record, validated
-from polyfed.results.read import check_links, parse_json, parse_toml, unseal
+from polyfed.results.read import check_links, flat_table, parse_json, parse_toml, unseal
 from polyfed.results.schema import RoundRecord, RunResult
 from polyfed.results.stored_files import StoredRecipe
 
@@ -75,9 +75,19 @@ class RunRecord:
 
     @property
     def label_or_method(self) -> str:
-        """The variant's name or, where it has none, the method's."""
+        """The variant's name or, where it has none, what the run is a control for, or the method's."""
         label = None if self.stored is None else self.stored.label
-        return label or self.method
+        return label or self.recipe.run.control or self.method
+
+    @property
+    def control(self) -> str:
+        """What the run is a control for: "alone", "longer", "pooled", "pooled-steps"; "" for a method's own run."""
+        return "alone" if self.recipe.method.get("alone") else self.recipe.run.control or ""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is the run of Local that others are compared with."""
+        return self.method == "local" and not self.control
 
     @property
     def seed(self) -> int:
@@ -113,11 +123,13 @@ class RunRecord:
     def settings(self) -> dict[str, Any]:
         """What may tell two runs of one method apart: its knobs, how clients trained, their networks. Not the seed."""
         knobs = None if self.stored is None else self.stored.knobs
-        found = dict(knobs or {key: value for key, value in self.recipe.method.items() if key != "name"})
+        found = flat_table(knobs or {key: value for key, value in self.recipe.method.items() if key != "name"})
         for section in EXPERIMENT:
             for key, value in self.recipe.section(section).items():
                 if key != "rounds":  # a different number of rounds makes a different table
                     found.setdefault(key, value)
+        if self.control == "alone":
+            found["alone"] = True
         return found
 
 

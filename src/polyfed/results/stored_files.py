@@ -29,6 +29,8 @@ class RunSection(Record):
     profile_note: IfPresent[Text] = Field(None, description="how they make the experiment smaller")
     changed: list[Text] = Field([], description="what `--set` changed: `training.rounds=5`")
     label: IfPresent[Text] = Field(None, description="the variant's name")
+    control: IfPresent[Text] = Field(None, description="what the run is a control for: longer, pooled, pooled-steps")
+    control_of: list[Text] = Field([], description="longer: the rows whose methods take so many steps")
 
 
 class _Training(Record):
@@ -41,6 +43,7 @@ class _Models(Record):
 
 class _Method(Record):
     name: IfPresent[Text] = None
+    alone: IfPresent[Flag] = None
 
 
 _TYPED_SECTIONS: dict[str, type[Record]] = {"training": _Training, "models": _Models, "method": _Method}

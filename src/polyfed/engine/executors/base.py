@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, State, copied, in_plain_order, nbytes, not_finite, read_only, shallow
+from polyfed.core.message import Message, State, copied, in_plain_order, not_finite, read_only, shallow
 from polyfed.core.method import Exchange, Method, Trained, numbers
 from polyfed.core.model_factory import Architectures
 from polyfed.core.randomness import derive, scoped_global
@@ -26,6 +26,7 @@ from polyfed.engine.evaluation import Memory, Score, score_model
 from polyfed.engine.local_training import train
 from polyfed.engine.operation_counter import Operations, training_operations
 from polyfed.engine.rejected import Rejected
+from polyfed.engine.uploads import sent_nbytes
 from polyfed.engine.weight_store import Row, Store
 from polyfed.errors import PolyfedError, RunError
 from polyfed.models.split import SplitModel
@@ -157,12 +158,23 @@ class Serial:
         """See `Executor`."""
 
 
+def train_job(client: Client, job: Job, method: Method, architectures: Architectures) -> Trained:
+    """The training of a job; the client is at work."""
+    return train(client, method, client.context, phases=job.exchange.phases, step=architectures.training)
+
+
 @timed("messages")
-def carry_out(job: Job, method: Method, architectures: Architectures, fresh: Callable[[], Row]) -> Outcome:
+def carry_out(
+    job: Job,
+    method: Method,
+    architectures: Architectures,
+    fresh: Callable[[], Row],
+    training: Callable[[Client, Job, Method, Architectures], Trained] = train_job,
+) -> Outcome:
     """Receive, train, upload: on copies, so that a refused or failed client is as it was.
 
     Args:
-        fresh: gives the row for the client's new weights, if there are any.
+        fresh: gives the row for the client's new weights, if there are any. training: trains the client.
 
     Raises:
         RunError: the method failed; says for which client, in which round and at which stage.
@@ -174,8 +186,7 @@ def carry_out(job: Job, method: Method, architectures: Architectures, fresh: Cal
         trained = Trained()
         if job.exchange.trains:
             with at_stage(client, job, "training"):
-                phases = job.exchange.phases
-                trained = train(client, method, client.context, phases=phases, step=architectures.training)
+                trained = training(client, job, method, architectures)
         return hand_in(client, job, trained, method, architectures, fresh, before, operations)
 
 
@@ -248,7 +259,7 @@ def hand_in(
         job.client.weights if same else fresh().write(after),
         in_plain_order(client.state),
         trained,
-        nbytes(message),
+        sent_nbytes(method, message),
         {} if bad else numbers(trained.sums),
         None if bad else score,
         bad,

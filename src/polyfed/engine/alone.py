@@ -1,0 +1,104 @@
+"""A method with every client a federation of its own: the control that says what the other clients are worth.
+
+Networks, initial weights, batches, random streams and the method stay as they are, and every client has a server of its
+own, which knows of nobody else. Only the others are gone. Nothing leaves a client, so that no byte counts as sent.
+
+A server of a single client is that client's own already: there the method is called as it stands, so that with one
+client alone is the method, bit for bit. Where there are more, `Server.state` holds the state of client 3's server under
+names that begin with "client 3: ", in one state for checkpoints and for resuming. A network beside the clients' own
+(`Method.companion`) stays that of the whole federation.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import ClassVar
+
+from polyfed.core.message import Message
+from polyfed.core.method import Method
+from polyfed.core.server import Server
+
+__all__ = ["alone"]
+
+
+def alone(method: Method) -> Method:
+    """The same method, with the same hyperparameters, where every client is a federation of its own.
+
+    Its class extends the method's; only the half of the server is another.
+
+    Raises:
+        ValueError: it is such a method already.
+    """
+    if method.alone:
+        raise ValueError(f"expected a method of clients together, got {method!r}, which is alone already")
+    kind = type(method)
+    extended = type(kind.__name__, (_Alone, kind), {"__doc__": kind.__doc__, "__module__": kind.__module__})
+    separate: Method = object.__new__(extended)
+    vars(separate).update(vars(method))
+    return separate
+
+
+class _Alone(Method):
+    """The server's half of a method, for a server for each client; stands before the method's own class."""
+
+    alone: ClassVar[bool] = True
+
+    def __repr__(self) -> str:
+        """As it is made."""
+        return f"alone({super().__repr__()})"
+
+    def start(self, server: Server) -> None:
+        """Before round 1: every client's server fills its state."""
+        start = super().start
+        for _, own in _own_servers(server, server.everybody):
+            start(own)
+
+    def plan(self, server: Server, selected: Sequence[int]) -> None:
+        """Every server that is there plans for its own client, as far as that is selected."""
+        plan = super().plan
+        for number, own in _own_servers(server, server.clients):
+            plan(own, [one for one in selected if one == number])
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        """What the client's own server sends to it."""
+        return super().broadcast(_own_server(server, client_id), client_id)
+
+    def variant(self, server: Server, client_id: int) -> str:
+        """What the client's own server says of its network."""
+        return super().variant(_own_server(server, client_id), client_id)
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        """Every server that is there takes in what came from its own client, if anything did."""
+        aggregate = super().aggregate
+        for number, own in _own_servers(server, server.clients):
+            aggregate(own, {one: message for one, message in uploads.items() if one == number})
+
+    def paper_nbytes(self, message: Message) -> int:
+        """Nothing crosses."""
+        return 0
+
+
+def _own_server(server: Server, client_id: int) -> Server:
+    """One client's own server, to be read."""
+    return server if len(server.everybody) == 1 else server.of_one(client_id)
+
+
+def _own_servers(server: Server, numbers: Iterable[int]) -> Iterator[tuple[int, Server]]:
+    """The own servers of these clients, to be worked with one after the other; what they then are is kept in `server`.
+
+    Numbers that several of them log stand in the record as their mean.
+    """
+    everybody = server.everybody
+    if len(everybody) == 1:
+        yield everybody[0], server
+        return
+    logged: dict[str, list[float]] = {}
+    for number in list(numbers):
+        own = server.of_one(number)
+        yield number, own
+        server.keep_one(number, own)
+        for name, value in own.log.items():
+            logged.setdefault(name, []).append(value)
+    for name, values in logged.items():
+        server.log[name] = statistics.fmean(values)

@@ -1,0 +1,138 @@
+"""What `polyfed compare --controls` runs beside the methods, so that a table can say what federation is worth.
+
+NAME-alone        the method with every client a federation of its own (`polyfed.engine.alone`)
+local-longer-E    Local with E epochs a round: the fewest by which it takes as many steps as a method that takes more
+pooled            each network trained on the training rows of all clients (`polyfed.experiments.pooled`)
+pooled-steps      the same with as many steps as a client takes
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+
+from polyfed.config.recipe import Recipe
+from polyfed.config.schema import Control
+from polyfed.core.client import Client
+from polyfed.core.method import Exchange, Method
+from polyfed.core.settings import Evaluation, Privacy, Training
+from polyfed.engine.federation import Federation
+from polyfed.engine.local_training import data_of
+from polyfed.errors import RequestError
+from polyfed.experiments.build import build_federation
+from polyfed.experiments.data_cache import DataCache
+from polyfed.plugins.device_profiles import Devices
+from polyfed.plugins.settings import Availability, Compression, Defence
+
+__all__ = ["controls_of", "epochs_of_local", "longer", "pooled"]
+
+
+def controls_of(base: Recipe, chosen: Mapping[str, Recipe], data: DataCache) -> dict[str, Recipe]:
+    """The controls of the methods that are compared, by name.
+
+    Args:
+        base: what they were chosen of. chosen: name -> recipe, as `Recipe.choose` gives it. data: kept between calls.
+
+    Raises:
+        RequestError: a control cannot be made of these settings.
+    """
+    federated = {name: one for name, one in chosen.items() if not one.method.alone and one.method.name != "local"}
+    controls = {f"{name}-alone": base.choose_alone(name) for name in federated}
+    same_epochs: dict[int, list[str]] = {}
+    for recipe in federated.values():
+        epochs = epochs_of_local(build_federation(recipe, data=data))
+        same_epochs.setdefault(epochs, []).append(recipe.name)
+    for epochs, names in sorted(same_epochs.items()):
+        if epochs > base.training.epochs:
+            found = longer(base, epochs, names)
+            controls[found.name] = found
+    for kind in ("pooled", "pooled-steps"):
+        controls[kind] = pooled(base, kind)
+    return {recipe.name: recipe for recipe in controls.values() if recipe.name not in _names_of(chosen)}
+
+
+def _names_of(chosen: Mapping[str, Recipe]) -> list[str]:
+    return [recipe.name for recipe in chosen.values()]
+
+
+def longer(base: Recipe, epochs: int, names: Sequence[str]) -> Recipe:
+    """Local with so many epochs a round. names: the rows whose methods take as many steps."""
+    local = base.choose("local")
+    training = local.training.model_copy(update={"epochs": epochs})
+    found = local.model_copy(update={"training": training})
+    return found.with_run(label=f"local-longer-{epochs}", control="longer", control_of=list(names))
+
+
+def pooled(base: Recipe, kind: Control) -> Recipe:
+    """The ceiling: plain training on the rows of all, by all clients, whatever else the recipe says of them.
+
+    Raises:
+        RequestError: some clients are hostile, who would spoil the rows of all.
+    """
+    if base.hostile.in_effect():
+        raise RequestError(
+            "controls: expected no [hostile], whose wrong labels would be among the rows of all, came one"
+        )
+    local = base.choose("local")
+    plain = {
+        "training": local.training.model_copy(update={"participation": 1.0}),
+        "evaluation": _without_after_local(local.evaluation),
+        "availability": Availability(),
+        "privacy": Privacy(),
+        "compression": Compression(),
+        "defence": Defence(),
+        "devices": Devices(),
+    }
+    executor = "auto" if local.run.executor == "ray" else local.run.executor
+    return local.model_copy(update=plain).with_run(label=kind, control=kind, executor=executor)
+
+
+def _without_after_local(evaluation: Evaluation) -> Evaluation:
+    """The evaluation without the scores that are taken in the middle of a round, by the client that trains alone."""
+    stage = "personal" if evaluation.stage == "after_local" else evaluation.stage
+    others = [extra for extra in evaluation.extra_stages if extra != "after_local"]
+    return evaluation.model_copy(update={"stage": stage, "extra_stages": others})
+
+
+def epochs_of_local(federation: Federation) -> int:
+    """The fewest epochs a round by which Local takes at least as many steps in all rounds as the federation's method.
+
+    Rows that a phase draws for itself count as all of its data. What is computed outside of phases is not counted.
+    """
+    training = federation.training
+    method = federation.method
+    taken = Fraction(0)
+    for number in range(1, training.rounds + 1):
+        taken += _steps(federation, method.exchanges(number))
+    taken += _steps(federation, method.closing())
+    drawn = _share_drawn(training, len(federation.clients))
+    epoch = sum(_batches(client, len(client.data.train)) for client in federation.clients)
+    return math.ceil(taken / (training.rounds * drawn * epoch))
+
+
+def _steps(federation: Federation, exchanges: Sequence[Exchange]) -> Fraction:
+    """Steps of all clients in these, on average over who is drawn."""
+    total = Fraction(0)
+    for exchange in exchanges:
+        if not exchange.trains:
+            continue
+        everybody = exchange.who == "all"
+        share = Fraction(1) if everybody else _share_drawn(federation.training, len(federation.clients))
+        total += share * sum(_steps_of(client, federation.method, exchange) for client in federation.clients)
+    return total
+
+
+def _steps_of(client: Client, method: Method, exchange: Exchange) -> int:
+    """Steps of one client in an exchange that trains."""
+    phases = method.phases(client.training) if exchange.phases is None else exchange.phases
+    return sum(phase.epochs * _batches(client, len(data_of(client, phase)[0])) for phase in phases)
+
+
+def _batches(client: Client, rows: int) -> int:
+    return math.ceil(rows / client.training.batch_size)
+
+
+def _share_drawn(training: Training, clients: int) -> Fraction:
+    """The share of the clients that take part in a round."""
+    return Fraction(training.drawn(clients), clients)

@@ -1,0 +1,136 @@
+"""The ceiling: each network trained on everybody's training rows, scored on each client's own test rows.
+
+No federated method, as it needs the data of all in one place. All clients of a network share one: the job of the first
+of them trains it, and the others take over its weights. With ``run.control = "pooled"`` a round has the epochs of
+``[training]`` over the rows of all clients; with "pooled-steps" as many steps as a client takes on average, each on
+rows that are drawn of all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from polyfed.config.recipe import Recipe
+from polyfed.core.client import Client
+from polyfed.core.message import Message
+from polyfed.core.method import Context, Method, Phase, Trained
+from polyfed.core.settings import Training
+from polyfed.data.samples import ClientData, Samples
+from polyfed.engine.executors.base import Executor, Job, Outcome, Scores, Scoring
+from polyfed.errors import RequestError
+from polyfed.methods.local import Local
+
+__all__ = ["LocalByRows", "SharedByNetwork", "check_pooled", "is_pooled", "pooled_method", "with_pooled_rows"]
+
+_SECTIONS = ("availability", "privacy", "compression", "devices", "defence", "hostile")
+
+
+def is_pooled(recipe: Recipe) -> bool:
+    """Whether clients train on the rows of all."""
+    return recipe.run.control in ("pooled", "pooled-steps")
+
+
+def check_pooled(recipe: Recipe) -> None:
+    """Whether a recipe can be that of a ceiling.
+
+    Raises:
+        RequestError: it cannot; says what is in the way.
+    """
+    on = [section for section in _SECTIONS if getattr(recipe, section).in_effect()]
+    wrong = ""
+    if recipe.method.name != "local":
+        wrong = f"the method '{recipe.method.name}'"
+    elif on:
+        wrong = f"[{on[0]}]"
+    elif recipe.training.participation < 1:
+        wrong = f"training.participation = {recipe.training.participation:g}"
+    elif recipe.run.executor == "ray":
+        wrong = "run.executor 'ray'"
+    if wrong:
+        raise RequestError(
+            f"run.control '{recipe.run.control}': expected plain training on the rows of all (method 'local', all "
+            f"clients, nothing else), came {wrong}"
+        )
+
+
+def with_pooled_rows(clients: Sequence[ClientData]) -> list[ClientData]:
+    """The clients' data, each with the training rows of all, in the order of the clients."""
+    x = torch.cat([client.train.x for client in clients])
+    y = torch.cat([client.train.y for client in clients])
+    everybody = Samples(x, y)
+    return [dataclasses.replace(client, train=everybody) for client in clients]
+
+
+def pooled_method(recipe: Recipe, clients: Sequence[ClientData]) -> Method:
+    """Local; where a round is to have a client's steps, with so many rows that are drawn.
+
+    clients: with their own training rows.
+    """
+    if recipe.run.control == "pooled":
+        return Local()
+    mean = sum(len(client.train) for client in clients) / len(clients)
+    return LocalByRows(rows=max(1, round(recipe.training.epochs * mean)))
+
+
+class LocalByRows(Local):
+    """Local training on so many rows in every round, drawn anew: without replacement as long as there are others.
+
+    Args:
+        rows: per round, each seen once. No hyperparameter: it follows from the data.
+    """
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        vars(self)["rows"] = rows
+
+    def receive(self, client: Client, message: Message) -> Context:
+        """Draw the round's rows: (M,) int64."""
+        draws = client.generator("pooled rows")
+        wanted: int = vars(self)["rows"]
+        passes = math.ceil(wanted / client.n)
+        every = torch.cat([torch.randperm(client.n, generator=draws) for _ in range(passes)])
+        return {"rows": every[:wanted]}
+
+    def phases(self, training: Training) -> Sequence[Phase]:
+        """One pass over them."""
+        return (Phase(1, rows="rows"),)
+
+
+class SharedByNetwork:
+    """Runs one job per network, and lets all clients of that network be what came of it.
+
+    Args:
+        inner: carries out the jobs.
+    """
+
+    def __init__(self, inner: Executor) -> None:
+        self._inner = inner
+        self.workers = inner.workers
+
+    def run(self, jobs: Sequence[Job], done: Callable[[int], None]) -> list[Outcome]:
+        """See `Executor`."""
+        first = {job.client.architecture: job for job in reversed(jobs)}
+        asked = sorted(first.values(), key=lambda job: job.client.id)
+        outcomes = self._inner.run(asked, done)
+        found = {job.client.architecture: outcome for job, outcome in zip(asked, outcomes, strict=True)}
+        done(len(jobs))
+        return [_of_client(found[job.client.architecture], job.client.id) for job in jobs]
+
+    def score(self, asked: Sequence[Scoring]) -> list[Scores]:
+        """See `Executor`."""
+        return self._inner.score(asked)
+
+    def close(self) -> None:
+        """See `Executor`."""
+        self._inner.close()
+
+
+def _of_client(outcome: Outcome, client_id: int) -> Outcome:
+    """The outcome as this client's; work counts where it was done."""
+    if outcome.client_id == client_id:
+        return outcome
+    return dataclasses.replace(outcome, client_id=client_id, trained=Trained(), sums={}, score=None, operations=0)

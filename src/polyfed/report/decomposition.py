@@ -1,0 +1,147 @@
+"""How much of a method's gain over Local needs the other clients, and how far it is on the way to pooled data.
+
+    gain over Local = gain alone + federated gain
+    accuracy together - Local = (accuracy alone - Local) + (accuracy together - accuracy alone)
+
+"Alone" is the row of the same method with the same hyperparameters in which every client is a federation of its own.
+All three differences are paired by seed, on the seeds that together, alone and Local have, so that the sum is exact.
+The way to pooled is the mean gain over the mean difference of pooled data to Local, on the seeds that all three have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from polyfed.report.run_records import RunRecord
+from polyfed.report.statistics import Paired, is_distinguishable, paired
+from polyfed.report.text_tables import finite, finite_ones, mean_of
+
+__all__ = ["Decomposition", "decompose", "remarks"]
+
+_Rows = Mapping[str, Sequence[RunRecord]]
+_BySeed = dict[int, float | None]
+
+
+@dataclass(frozen=True)
+class Decomposition:
+    """One method's gain over Local, taken apart. Accuracies and differences in [0, 1]; None is "not known".
+
+    Attributes:
+        name, alone_name: the rows.
+        local: Local's mean accuracy on the seeds that all three have.
+        gain: together minus Local. alone: alone minus Local. federated: together minus alone.
+        longer: together minus a Local that takes as many steps; of no seeds where there is no such row.
+        pooled: Local's mean accuracy plus the mean difference of pooled data to it.
+        way: the share of the way from Local to pooled; None where pooled data are not above Local.
+    """
+
+    name: str
+    alone_name: str
+    local: float | None
+    gain: Paired
+    alone: Paired
+    federated: Paired
+    longer: Paired
+    pooled: float | None
+    way: float | None
+
+
+def decompose(rows: _Rows, stages: Mapping[str, str]) -> tuple[Decomposition, ...]:
+    """The decompositions of all methods that also ran alone; none without a single row of Local.
+
+    Args:
+        rows: name -> runs, one per seed. stages: name -> the stage that is scored there.
+    """
+    local = [runs for runs in rows.values() if runs[0].is_local]
+    if len(local) != 1:
+        return ()
+    found = []
+    for name, runs in rows.items():
+        other = _alone_row(rows, runs) if not runs[0].control else None
+        if other is not None:
+            found.append(_decomposition(name, other, rows, stages, local[0]))
+    return tuple(found)
+
+
+def _decomposition(
+    name: str, alone_name: str, rows: _Rows, stages: Mapping[str, str], local: Sequence[RunRecord]
+) -> Decomposition:
+    together, separate = (_by_seed(rows[one], stages[one]) for one in (name, alone_name))
+    base = _by_seed(local, stages[name])
+    shared = [seed for seed in together if seed in separate and seed in base]
+    together, separate, base = (_only(scores, shared) for scores in (together, separate, base))
+    gain = paired(together, base)
+    ceiling = Paired()
+    if "pooled" in _controls(rows):
+        ceiling = paired(_by_seed(_controls(rows)["pooled"], stages[name]), base)
+    level = mean_of(list(base.values()))
+    return Decomposition(
+        name,
+        alone_name,
+        level,
+        gain,
+        paired(separate, base),
+        paired(together, separate),
+        _against_longer(name, rows, stages, together),
+        None if level is None or ceiling.mean is None else level + ceiling.mean,
+        _share(paired(together, _only(base, list(ceiling.seeds))), ceiling),
+    )
+
+
+def _share(gain: Paired, ceiling: Paired) -> float | None:
+    """The gain as a share of that of pooled data."""
+    if gain.mean is None or ceiling.mean is None or ceiling.mean <= 0:
+        return None
+    return gain.mean / ceiling.mean
+
+
+def _against_longer(name: str, rows: _Rows, stages: Mapping[str, str], together: _BySeed) -> Paired:
+    """Together minus the Local that was made for this row's steps."""
+    for runs in rows.values():
+        if runs[0].control == "longer" and name in runs[0].recipe.run.control_of:
+            return paired(together, _by_seed(runs, stages[name]))
+    return Paired()
+
+
+def _alone_row(rows: _Rows, runs: Sequence[RunRecord]) -> str | None:
+    """The row of the same method and settings in which clients are alone; None where there is none."""
+    for name, others in rows.items():
+        is_same = others[0].method == runs[0].method and others[0].settings == {**runs[0].settings, "alone": True}
+        if is_same and others[0].control == "alone":
+            return name
+    return None
+
+
+def _controls(rows: _Rows) -> _Rows:
+    """The rows of controls by what they are; of several, the first."""
+    return {runs[0].control: runs for runs in reversed(list(rows.values())) if runs[0].control}
+
+
+def _by_seed(runs: Sequence[RunRecord], stage: str) -> _BySeed:
+    """Seed -> accuracy in the stage; in the runs' own where they were not scored in it."""
+    found = {run.seed: finite(run.result.mean_accuracy(stage)) for run in runs}
+    if len(finite_ones(found.values())) == len(found):
+        return found
+    return {run.seed: finite(run.result.mean_accuracy(run.stage)) for run in runs}
+
+
+def _only(scores: _BySeed, seeds: Sequence[int]) -> _BySeed:
+    return {seed: scores[seed] for seed in seeds if seed in scores}
+
+
+def remarks(found: Sequence[Decomposition]) -> list[str]:
+    """What may be said of the decompositions, for the notes below a table."""
+    if not found:
+        return []
+    lines = [
+        "alone: the same method with every client a federation of its own; gain over Local = gain alone + federated "
+        "gain (together minus alone); way to pooled: the gain as a share of what training on all clients' rows gains"
+    ]
+    known = [one for one in found if is_distinguishable(one.federated) is not None]
+    if not known:
+        return [*lines, "federated gains: nothing can be claimed of them below three seeds"]
+    sure = [one for one in known if is_distinguishable(one.federated)]
+    sides = [f"{one.name} ({'above' if (one.federated.mean or 0) > 0 else 'below'} zero)" for one in sure]
+    told = ", ".join(sides) or "none"
+    return [*lines, f"federated gains whose 95 % interval leaves out zero: {told}"]

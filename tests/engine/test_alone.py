@@ -1,0 +1,197 @@
+"""A method with every client a federation of its own: what it equals, what it refuses, what it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+import polyfed
+from polyfed import testing
+from polyfed.core.method import Method
+from polyfed.core.server import Server
+from polyfed.core.settings import Evaluation
+from polyfed.engine import alone as module
+from polyfed.engine.alone import alone
+from polyfed.engine.federation import Federation
+from polyfed.errors import Interrupted, RequestError
+from polyfed.methods import FD, FedAvg, FedGH, FedProto, FedTGP, Local
+from polyfed.plugins.device_profiles import Devices
+from polyfed.plugins.settings import Availability, Compression, Defence
+from polyfed.registry import METHODS
+from polyfed.testing import fixtures as worlds
+from polyfed.testing.fixtures import SHORT
+from polyfed.testing.kit import Kit
+
+THREE = SHORT.model_copy(update={"rounds": 3, "participation": 0.7})
+
+
+def outcome(federation: Federation) -> dict[str, Tensor]:
+    """All that a run leaves behind but what was sent."""
+    return worlds.state(federation) | worlds.predictions(federation)
+
+
+def same(a: Federation, b: Federation) -> bool:
+    return worlds.difference(outcome(a), outcome(b)) is None
+
+
+def test_it_is_the_method_with_another_half_of_the_server() -> None:
+    method = alone(FedGH(header_lr=0.3))
+    assert (method.alone, FedGH().alone) == (True, False)
+    assert isinstance(method, FedGH)
+    assert method.header_lr == 0.3
+    assert (method.name, method.form, method.scored) == ("fedgh", FedGH.form, FedGH().scored)
+    assert repr(method) == "alone(FedGH(header_lr=0.3))"
+    assert type(method).upload is FedGH.upload
+    with pytest.raises(ValueError, match="alone already"):
+        alone(method)
+
+
+# what it equals -------------------------------------------------------------------------------------------------------
+
+
+def test_local_alone_is_local() -> None:
+    kit = Kit(method=Local())
+    assert same(kit.run(training=THREE), kit.run(alone(Local()), THREE))
+
+
+def test_a_server_that_passes_nothing_on_is_worth_nothing() -> None:
+    """FedGH whose header stays as it was drawn: every client is sent the same, whoever else is there."""
+    method = FedGH(header_lr=0.0)
+    kit = Kit(method=method)
+    one_architecture = kit.world(one=True)
+    together = one_architecture.run(method, THREE)
+    separate = one_architecture.run(alone(method), THREE)
+    assert worlds.difference(worlds.weights(together), worlds.weights(separate)) is None
+    assert worlds.difference(worlds.predictions(together), worlds.predictions(separate)) is None
+
+
+@pytest.mark.parametrize("method", [FD(), FedAvg(aggregation="same-shape"), FedGH(), FedProto(), FedTGP()], ids=repr)
+def test_the_others_are_gone(method: Method) -> None:
+    kit = Kit(method=method)
+    assert not same(kit.run(training=THREE), kit.run(alone(method), THREE))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_can_be_alone(name: str) -> None:
+    asked = ["alone_with_one_client", "alone_knows_nobody"]
+    assert testing.violations(METHODS[name](), only=asked) == {}
+
+
+# executors, resume ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [FedTGP(), FedProto()], ids=repr)
+def test_processes_do_as_one_after_the_other(method: Method) -> None:
+    kit = Kit(method=method)
+    assert same(kit.run(alone(method)), kit.run(alone(method), executor="pool", workers=2))
+
+
+@pytest.mark.parametrize("method", [FD(), FedProto()], ids=repr)
+def test_clients_as_one_do_as_one_after_the_other(method: Method) -> None:
+    kit = Kit(method=method)
+    serial = worlds.weights(kit.run(alone(method)))
+    stacked = worlds.weights(kit.run(alone(method), executor="cohort", workers=3))
+    assert worlds.difference(serial, stacked, 1e-4) is None
+
+
+@pytest.mark.parametrize("method", [FD(), FedTGP()], ids=repr)
+def test_resumed_as_if_never_stopped(method: Method, tmp_path: Path) -> None:
+    kit = Kit(method=method)
+    four = SHORT.model_copy(update={"rounds": 4})
+
+    class Stop:
+        """Stops in round 3."""
+
+        def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
+            if record["round"] == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises((Interrupted, KeyboardInterrupt)):
+        kit.usual.federation(alone(method), four, out=tmp_path, checkpoint_every=1, trackers=[Stop()]).run()
+    resumed = kit.usual.federation(alone(method), four, out=tmp_path, checkpoint_every=1)
+    resumed.run(resume=True)
+    assert len(resumed.history) == 4
+    assert same(resumed, kit.run(alone(method), four))
+
+
+# bytes ------------------------------------------------------------------------------------------------------------
+
+
+def test_no_byte_is_counted() -> None:
+    kit = Kit(method=FedAvg())
+    federation = kit.run(alone(FedAvg()), compression=Compression(precision="float16"))
+    for record in federation.history:
+        assert record["bytes_up"] == record["bytes_down"] == record["bytes_up_uncompressed"] == 0
+        assert record["bytes_up_as_in_paper"] == record["bytes_down_as_in_paper"] == 0
+        assert {tuple(sent.values()) for sent in record["bytes_by_client"].values()} == {(0, 0)}
+
+
+def test_no_time_is_spent_on_the_wire() -> None:
+    federation = Kit(method=FedAvg()).run(alone(FedAvg()), devices=Devices(names=["phone-mid"]))
+    spent = federation.history[-1]["simulated_by_client"]["0"]
+    assert spent["down"] == spent["up"] == 0 < spent["train"]
+
+
+# refused before round 1 -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"defence": Defence(rule="median")}, "expected no \\[defence\\]"),
+        ({"defence": Defence(max_norm=1.0)}, "expected no \\[defence\\]"),
+        ({"availability": Availability(late=0.5)}, "expected no availability.late"),
+        ({"devices": Devices(names=["phone-mid"], deadline=3.0)}, "expected no devices.deadline"),
+    ],
+)
+def test_what_needs_others_is_refused(settings: dict[str, Any], said: str) -> None:
+    kit = Kit(method=FedAvg(aggregation="same-shape"))
+    with pytest.raises(RequestError, match=f"fedavg, alone: .*{said}"):
+        kit.usual.federation(alone(kit.method), **settings)
+
+
+def test_who_drops_out_or_joins_late_may_be_alone() -> None:
+    availability = Availability(drop=0.3, joiners=2, join_round=2)
+    federation = Kit(method=FedTGP()).run(alone(FedTGP()), THREE, availability=availability)
+    assert len(federation.history) == 3
+
+
+# the property bites -----------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_hears_of_another_client_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mutant: what client 0 sent reaches client 1's server, too."""
+    honest: Callable[[Server, int], Server] = Server.of_one
+
+    def leaky(self: Server, client_id: int) -> Server:
+        own = honest(self, client_id)
+        if client_id == 1:
+            own.state |= honest(self, 0).state
+        return own
+
+    monkeypatch.setattr(Server, "of_one", leaky)
+    found = testing.violations(FedProto(), only=["alone_knows_nobody"])
+    assert "client 1 depends on the others' data" in found["alone_knows_nobody"]
+
+
+def test_a_server_that_serves_all_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mutant: every client's own server is the common one."""
+    monkeypatch.setattr(module, "_own_server", lambda server, client_id: server)
+    monkeypatch.setattr(module, "_own_servers", lambda server, numbers: iter([(0, server)]))
+    assert "alone_knows_nobody" in testing.violations(FedAvg(), only=["alone_knows_nobody"])
+
+
+def test_bytes_that_are_counted_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module._Alone, "alone", False)
+    found = testing.violations(FD(), only=["alone_knows_nobody"])
+    assert "bytes are counted" in found["alone_knows_nobody"]
+
+
+def test_it_can_be_had_from_the_front_door() -> None:
+    assert polyfed.alone is alone
+    assert Evaluation().stages(alone(FedProto()).scored) == ["received"]

@@ -321,6 +321,7 @@ def test_ray_has_a_token_of_its_own(monkeypatch: pytest.MonkeyPatch, ray: RayStu
     monkeypatch.setattr(ray, "init", init)
     run(recipe)
     assert (seen["RAY_AUTH_MODE"], seen["RAY_AUTH_TOKEN"], seen["RAY_USAGE_STATS_ENABLED"]) == ("token", "secret", "0")
+    assert seen["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"  # the loopback interface alone
     assert "RAY_AUTH_TOKEN" not in os.environ
 
 

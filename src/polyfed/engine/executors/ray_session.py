@@ -189,7 +189,7 @@ def _own_environment() -> dict[str, str]:
     """What Ray's processes here have in their environment besides ours."""
     own = {
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_ENABLE_WINDOWS_OR_OSXCLUSTER": "0",  # of this machine alone: it listens on the loopback interface
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # of this machine alone: it listens on the loopback interface
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_gcs_rpc_server_reconnect_timeout_s": _SOON,
         "PYTHONPATH": os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path),

@@ -75,8 +75,8 @@ format: install-dev ## let ruff put the style right
 install: ## .venv with polyfed and what it needs
 	$(call environment)
 
-install-dev: ## .venv with the tools of the tests, and the extras `flower` and `privacy`, besides
-	$(call environment,dev flower privacy)
+install-dev: ## .venv with the tools of the tests, and the extras `flower`, `privacy` and `ray`, besides
+	$(call environment,dev flower privacy ray)
 
 install-audit: ## .venv with pip-audit besides
 	$(call environment,audit)

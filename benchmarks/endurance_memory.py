@@ -36,7 +36,7 @@ TINY = [
     "data.max_test=5",
     "data.holdout=20",
     "evaluation.extra_stages=[]",
-    "methods.fedhenn.rad_size=20",
+    "methods.fedhenn.alignment_data.size=20",
     "methods.fedgh.header_epochs=2",
     "run.checkpoint_every=100",
 ]

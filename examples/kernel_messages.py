@@ -27,7 +27,8 @@ from _common import finished_run, representations
 from torch import Tensor
 
 from polyfed.functional.centering import centre
-from polyfed.functional.kernels import Factor, cka_to_factor, kernel_factor
+from polyfed.functional.kernel_factor import Factor, kernel_factor
+from polyfed.functional.kernels import cka_to_factor
 from polyfed.functional.quantization import PRECISIONS, pack, packed_nbytes, unpack
 from polyfed.functional.rbf_kernel import cka_of_kernels
 
@@ -89,7 +90,7 @@ def main() -> None:
     parser.add_argument("run", type=finished_run)
     parser.add_argument("--images", type=int, default=1000, help="L, at least 2")
     parser.add_argument("--ranks", type=int, nargs="+", default=[32, 128, 256])
-    parser.add_argument("--norm", choices=("none", "fro"), default="none", help="as FedHeNN's kernel_norm")
+    parser.add_argument("--norm", choices=("none", "fro"), default="none", help="as FedHeNN's kernel.norm")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     if arguments.images < 2 or min(arguments.ranks) < 1:

@@ -38,7 +38,7 @@ import safetensors
 RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "quickstart.toml"
 ROUNDS = 24
 SMALL = ["data.clients=5", "data.max_train=20", "data.max_test=10", "data.holdout=20", f"training.rounds={ROUNDS}"]
-SMALL += ["methods.fedhenn.rad_size=20", "methods.fedgh.header_epochs=2", "run.checkpoint_every=3"]
+SMALL += ["methods.fedhenn.alignment_data.size=20", "methods.fedgh.header_epochs=2", "run.checkpoint_every=3"]
 CASES: dict[str, tuple[str, list[str]]] = {
     "local": ("local", []),
     "fedavg": ("fedavg", ["training.participation=0.6"]),
@@ -209,7 +209,6 @@ def imported() -> None:
 
     for method, settings in CASES.values():
         recipe = Recipe.load(RECIPE, [*SMALL, *settings], method=method)
-        recipe.build_method()
     DataCache().federated(recipe)
 
 

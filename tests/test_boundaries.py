@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,7 +61,11 @@ MAY_IMPORT = {
     },
 }
 MAY_IMPORT["plugins"] = {*MAY_IMPORT["engine"], "engine"}
-ONLY = {"dp_accounting": "polyfed.engine.accounting", "opacus": "polyfed.engine.dp_sgd"}  # package -> who may
+ONLY = {  # package -> who may
+    "dp_accounting": "polyfed.engine.accounting",
+    "opacus": "polyfed.engine.dp_sgd",
+    "ray": "polyfed.engine.executors.ray_executor",
+}
 MAY_NOT_IMPORT = {
     "experiments": {"analysis", "attacks", "cli", "deploy", "testing"},
     "report": {"engine", "core", "data", "models", "methods", "analysis", "config", "experiments", "cli"},
@@ -81,7 +84,6 @@ class Import:
     importer: str
     imported: str
     line: int
-    for_types: bool  # inside `if TYPE_CHECKING:`
 
     def __str__(self) -> str:
         return f"{self.importer}:{self.line} imports {self.imported}"
@@ -102,20 +104,12 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def _walk(node: ast.AST, for_types: bool = False) -> Iterator[tuple[ast.AST, bool]]:
-    """Every node, with whether it stands under ``if TYPE_CHECKING:``."""
-    yield node, for_types
-    guarded = isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}
-    for child in ast.iter_child_nodes(node):
-        yield from _walk(child, for_types or (guarded and child in node.body))
-
-
 def imports(name: str, known: dict[str, Path]) -> list[Import]:
-    """All imports of a module, nested ones too; ``from package import module`` counts as the module."""
+    """All imports of a module, also nested ones and those for types; ``from package import module`` is the module."""
     path = known[name]
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     found = []
-    for node, for_types in _walk(parsed(path)):
+    for node in ast.walk(parsed(path)):
         targets: list[str] = []
         if isinstance(node, ast.Import):
             targets = [alias.name for alias in node.names]
@@ -131,7 +125,7 @@ def imports(name: str, known: dict[str, Path]) -> list[Import]:
         }:
             targets = [arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant)]
         if targets:
-            found += [Import(name, target, node.lineno, for_types) for target in dict.fromkeys(targets)]
+            found += [Import(name, target, node.lineno) for target in dict.fromkeys(targets)]
     return found
 
 
@@ -175,11 +169,11 @@ def trespasses(known: dict[str, Path]) -> list[str]:
 
 
 def circle(known: dict[str, Path], by_room: bool = False) -> list[str] | None:
-    """A circle of imports between files, or between rooms; None when there is none. Types alone do not count."""
+    """A circle of imports between files, or between rooms; None when there is none. Those for types count, too."""
     graph: dict[str, set[str]] = {}
     for name in known:
         for one in imports(name, known):
-            if one.imported in known and not one.for_types:
+            if one.imported in known:
                 here, there = (room(name), room(one.imported)) if by_room else (name, one.imported)
                 if not (by_room and here == there):
                     graph.setdefault(here, set()).add(there)
@@ -381,7 +375,7 @@ def test_a_circle_is_seen(tmp_path: Path) -> None:
     assert circle(known) is None
     assert circle(known, by_room=True) is not None
     typed = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import polyfed.a\nelse:\n    pass"
-    assert circle(build(tmp_path / "3", {"a.py": "import polyfed.b", "b.py": typed})) is None
+    assert circle(build(tmp_path / "3", {"a.py": "import polyfed.b", "b.py": typed})) is not None
 
 
 @pytest.mark.parametrize(

@@ -42,13 +42,13 @@ batch_size = 8
 aggregation = "same-shape"
 
 [methods.fedhenn]
-rad_size = 20
-rad_batch = 10
+alignment_data.size = 20
+alignment_data.batch = 10
 
 [methods.small-rad]
 name = "fedhenn"
-rad_size = 8
-rad_batch = 8
+alignment_data.size = 8
+alignment_data.batch = 8
 """
 FEW = ("local", "fedavg", "fedgh", "fedhenn", "fedin", "incoavg")
 
@@ -58,7 +58,7 @@ def recipe(tmp_path, monkeypatch):
     path = tmp_path / "small.toml"
     path.write_text(RECIPE, encoding="utf-8")
     monkeypatch.setattr(method_compatibility, "METHODS", {name: METHODS[name] for name in FEW})
-    monkeypatch.setattr("polyfed.experiments.trial_rounds._TRIED_SECONDS", 0.0)
+    monkeypatch.setattr("polyfed.experiments.measuring_executor._TRIED_SECONDS", 0.0)
     monkeypatch.chdir(tmp_path)
     return path
 
@@ -156,7 +156,7 @@ def test_settings_change_the_answer(recipe):
 
 def test_clients_with_many_rows_cost_no_more_and_tell_the_same(recipe):
     """The trial keeps the first rows of every class; knobs that count rows are heeded."""
-    settings = ["data.max_rows=600", "training.batch_size=2", "methods.fedgh.min_class_count=5"]
+    settings = ["data.max_rows=600", "training.batch_size=2"]
     settings += ["models.architectures=['digits-cnn1']", "methods.fedin.pairs=30"]
     found = {one.method: one for one in check_methods(recipe, settings)}
     for name in ("fedgh", "fedin", "fedhenn"):

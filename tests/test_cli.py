@@ -262,7 +262,7 @@ def test_check_measures_and_writes_nothing(polyfed_: Terminal) -> None:
 
 @pytest.mark.parametrize("method", ["local", "fedavg", "fedgh", "fedhenn", "fedin"])
 def test_what_check_says_of_bytes_is_what_a_run_sends(polyfed_: Terminal, method: str) -> None:
-    knobs = {"fedhenn": {"rad_size": 20}, "fedin": {"aggregation": "same-shape"}}.get(method, {})
+    knobs = {"fedhenn": {"alignment_data": {"size": 20}}, "fedin": {"aggregation": "same-shape"}}.get(method, {})
     settings = [f"methods.{method}.{key}={value}" for key, value in knobs.items()]
     settings += ["data.clients=2"]  # one client of each architecture: the estimate is then exact
     checked = polyfed.check("tiny.toml", method=method, overrides=settings)
@@ -323,7 +323,7 @@ def test_the_list_of_methods_holds_what_a_recipe_takes(polyfed_: Terminal) -> No
     for row in json.loads(polyfed_("methods", "--json").out):
         settings = [f"method.{key}={json.dumps(value)}" for key, value in row["knobs"].items() if value is not None]
         recipe = polyfed.Recipe.load("tiny.toml", settings, method=row["name"])
-        assert recipe.build_method().scored == row["scored"]
+        assert recipe.chosen_method.scored == row["scored"]
 
 
 def test_the_list_of_datasets_says_what_is_here(polyfed_: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,7 +346,7 @@ def test_run_tells_why_it_ended_early_and_what_a_closing_round_changed(polyfed_:
     words = ["--method", "local", "--set", "training.lr=0.0", "--set", "training.rounds=9", "-q", "--out"]
     assert "stopped after round 2" in polyfed_("run", "tiny.toml", "--set", "evaluation.patience=1", *words, "a").out
     same = ["--set", "models.architectures=['digits-cnn1']", "--set", "method.setting=homogeneous"]
-    close = ["--set", "method.rad_size=30", "--set", "method.final_average=true", "-q", "--out", "b"]
+    close = ["--set", "method.alignment_data.size=30", "--set", "method.final_average=true", "-q", "--out", "b"]
     assert " % before the closing round" in polyfed_("run", "tiny.toml", "--method", "fedhenn", *same, *close).out
 
 

@@ -244,10 +244,9 @@ def nested(model: Any, batch: Any, context: Any) -> float:
     return total
 
 
-def fedin_local_bytes(server: Any, client_id: int) -> tuple[int, int]:
-    """Float parameters without BatchNorm's statistics, 20 pairs."""
-    names = server.initial(server.clients[client_id].architecture).items()
-    p = sum(t.numel() for name, t in names if not name.rpartition(".")[2].startswith(("running", "num_batches")))
+def fedin_normed_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """Float parameters and BatchNorm's statistics, 20 pairs."""
+    p = numbers(server, client_id)
     return 4 * p + 4 * 20 * 42, 4 * p + 4 * min(20, SIZES[client_id]) * 42
 
 
@@ -517,61 +516,53 @@ test_fedgh_whole_round = also(
     )
 )
 
-test_fedgh_counts = also(
-    testing.conformance(
-        FedGH(header_batch="round", weight="count", header_epochs=5, header_lr=0.1),
-        counted="statistics",
-        skip={"knobs_bite": "asked of the plain form"},
-    )
-)
-
-test_fedgh_unit_length = also(
-    testing.conformance(
-        FedGH(normalize="l2", header_lr=0.1),
-        oracle=cross_entropy,
-        expected_bytes=fedgh_bytes,
-        skip={"order_of_uploads": ORDER, "numbering": ORDER, "knobs_bite": "asked of the plain form"},
-    )
-)
-
 NO_MEAN = "there is no K_bar"
-NO_RBF = {"width": "only RBF kernels have one"}
+NO_RBF = {"kernel.width": "only RBF kernels have one"}
 
 test_fedhenn = testing.conformance(
-    FedHeNN(rad_size=16, rad_batch=8, eta0=0.5),
+    FedHeNN(alignment_data={"size": 16, "batch": 8}, eta0=0.5),
     oracle=alignment,
     expected_bytes=fedhenn_bytes,
     reductions=[
         Reduction({"eta0": 0.0}, Local()),
         Reduction(
-            FedHeNN(rad_size=16, rad_batch=8, eta0=0.5, eta_schedule="constant", rad_refresh=0, uploads="kernels"),
-            FedHeNN(rad_size=16, rad_batch=8, eta0=0.5, eta_schedule="constant", rad_refresh=0, kernel_pool="seen"),
+            FedHeNN(
+                alignment_data={"size": 16, "batch": 8, "refresh": 0},
+                eta0=0.5,
+                eta_schedule="constant",
+                uploads="kernels",
+            ),
+            FedHeNN(
+                alignment_data={"size": 16, "batch": 8, "refresh": 0},
+                eta0=0.5,
+                eta_schedule="constant",
+                kernel={"pool": "seen"},
+            ),
         ),
     ],
     bites={
-        "similarity": "rbf",
-        "width": Bite(2.0, {"similarity": "rbf"}),
-        "rad_source": "noise",
-        "rad_refresh": Bite(0, {"eta_schedule": "constant"}),
-        "uploads": Bite("kernels", {"rad_refresh": 0}),
+        "kernel.similarity": "rbf",
+        "kernel.width": Bite(2.0, {"kernel.similarity": "rbf"}),
+        "alignment_data.refresh": Bite(0, {"eta_schedule": "constant"}),
+        "uploads": Bite("kernels", {"alignment_data.refresh": 0}),
     },
-    inert={"rank": "with few features in all the factor is exact", "final_average": "no weights are averaged"},
+    inert={"kernel.rank": "with few features in all the factor is exact", "final_average": "no weights are averaged"},
 )
 
 test_fedhenn_homogeneous = testing.conformance(
-    FedHeNN(setting="homogeneous", rad_size=16, rad_batch=8, eta0=0.5),
+    FedHeNN(setting="homogeneous", alignment_data={"size": 16, "batch": 8}, eta0=0.5),
     oracle=alignment,
     counted="updates",
     reductions=[Reduction({"eta0": 0.0}, FedAvg(), "received", one_architecture=True)],
-    bites={"rad_source": "noise", "rad_refresh": 0},
+    bites={"alignment_data.refresh": 0},
     inert={
         **dict.fromkeys(
             (
-                "kernel_pool",
-                "kernel_norm",
-                "control",
-                "rank",
-                "precision",
+                "kernel.pool",
+                "kernel.norm",
+                "kernel.control",
+                "kernel.rank",
+                "kernel.precision",
             ),
             NO_MEAN,
         ),
@@ -583,14 +574,10 @@ test_fedhenn_homogeneous = testing.conformance(
 test_fedhenn_kernel_uploads = also(
     testing.conformance(
         FedHeNN(
-            rad_size=16,
-            rad_batch=8,
+            alignment_data={"size": 16, "batch": 8, "refresh": 0, "transport": "indices"},
             eta0=0.5,
-            similarity="rbf",
+            kernel={"similarity": "rbf", "precision": "int8"},
             uploads="kernels",
-            rad_refresh=0,
-            rad_transport="indices",
-            precision="int8",
             eta_schedule="constant",
         ),
         skip={"knobs_bite": "asked of the plain form"},
@@ -599,7 +586,12 @@ test_fedhenn_kernel_uploads = also(
 
 test_fedhenn_own_kernel = also(
     testing.conformance(
-        FedHeNN(rad_size=16, rad_batch=8, eta0=0.5, eta_schedule="constant", control="own", kernel_norm="fro"),
+        FedHeNN(
+            alignment_data={"size": 16, "batch": 8},
+            eta0=0.5,
+            eta_schedule="constant",
+            kernel={"control": "own", "norm": "fro"},
+        ),
         skip={"knobs_bite": "asked of the plain form"},
     )
 )
@@ -607,13 +599,11 @@ test_fedhenn_own_kernel = also(
 test_fedhenn_permuted_kernel = also(
     testing.conformance(
         FedHeNN(
-            rad_size=16,
-            rad_batch=8,
+            alignment_data={"size": 16, "batch": 8, "refresh": 0},
             eta0=0.5,
             eta_schedule="constant",
-            control="permuted",
+            kernel={"control": "permuted"},
             uploads="kernels",
-            rad_refresh=0,
         ),
         skip={"knobs_bite": "asked of the plain form"},
     )
@@ -623,12 +613,9 @@ test_fedhenn_procrustes = also(
     testing.conformance(
         FedHeNN(
             setting="homogeneous",
-            similarity="procrustes",
-            rad_size=16,
-            rad_batch=8,
+            kernel={"similarity": "procrustes"},
+            alignment_data={"size": 16, "batch": 8, "refresh": 2},
             eta0=0.5,
-            rad_source="train",
-            rad_refresh=2,
         ),
         skip={"knobs_bite": "asked of the plain form"},
     )
@@ -641,7 +628,7 @@ OF_PAIRS = (
     "pairs",
     "feature_clip",
 )
-OF_PROJECTIONS = tuple(f"projection{what}" for what in ("", "_channels", "_grid", "_features", "_lr"))
+OF_PROJECTIONS = tuple(f"projection{what}" for what in ("", "_channels", "_grid", "_features"))
 
 test_fedin = testing.conformance(
     FedIN(mu=0.35),
@@ -655,7 +642,6 @@ test_fedin = testing.conformance(
         "projection_channels": Bite(3, {"projection": "fixed"}),
         "projection_grid": Bite(2, {"projection": "fixed"}),
         "projection_features": Bite(4, {"projection": "fixed"}),
-        "projection_lr": Bite(5.0, {"projection": "trained"}),
     },
     reductions=[
         Reduction(FedIN(train_in=False, mu=0.0), FedAvg(), "received", one_architecture=True, equal_sizes=True),
@@ -868,13 +854,13 @@ def test_the_oracles_see_a_difference(mu: float) -> None:
 
 
 @also
-def test_fedin_with_more_pairs_and_local_statistics() -> None:
+def test_fedin_with_more_pairs() -> None:
     """What depends on networks with BatchNorm or on state that clients keep."""
-    method = FedIN(pairs=20, bn_buffers="local")
+    method = FedIN(pairs=20)
     asked = ["any_subset", "expected_bytes", "nan_is_refused", "nothing_aliased", "nothing_written_in_place"]
     asked += ["same_seed_same_result", "scoring_changes_nothing", "state_is_explicit", "unselected_are_left_alone"]
     networks = [lambda depth=depth: tiny(depth, 4, 6, norm=True) for depth in (1, 2, 0)]
-    assert not testing.violations(method, asked, models=networks, expected_bytes=fedin_local_bytes)
+    assert not testing.violations(method, asked, models=networks, expected_bytes=fedin_normed_bytes)
 
 
 @pytest.mark.slow

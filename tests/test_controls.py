@@ -176,7 +176,7 @@ def test_pooled_does_as_well_in_processes_and_resumed(tmp_path: Path) -> None:
         ({"method": {"name": "fedgh"}}, "the method 'fedgh'"),
         ({"method": {"name": "local"}, "training": {"participation": 0.5}}, "training.participation = 0.5"),
         ({"method": {"name": "local"}, "availability": {"drop": 0.5}}, r"\[availability\]"),
-        ({"method": {"name": "local"}, "run": {"executor": "flower-sim"}}, "run.executor"),
+        ({"method": {"name": "local"}, "run": {"executor": "ray"}}, "run.executor"),
     ],
 )
 def test_what_cannot_be_pooled_is_refused(sections: dict[str, dict[str, Any]], said: str) -> None:

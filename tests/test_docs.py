@@ -53,7 +53,7 @@ def test_python_blocks_run(
 def test_the_recipe_is_valid_and_complete(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(blocks("toml")[0], encoding="utf-8")
     recipe = Recipe.load(tmp_path / "mine.toml")
-    assert recipe.build_method().name == "fedgh"
+    assert recipe.chosen_method.name == "fedgh"
 
 
 @pytest.mark.parametrize("command", [c for c in commands() if c[0] == "polyfed"], ids=" ".join)

@@ -8,7 +8,6 @@ a trailing underscore; the default as TOML, bare or in backticks, or a dash wher
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import runpy
@@ -24,6 +23,7 @@ from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.core.settings import Training
 from polyfed.engine.uploads import sends
+from polyfed.experiments.method_table import hyperparameters
 from polyfed.experiments.sweep import parse
 from polyfed.registry import METHODS
 
@@ -92,8 +92,7 @@ def check(words: list[str]) -> None:
         settings = [f"{key}={json.dumps(values[0])}" for key, values in parse(settings).items()]
     asked = given.get("methods")
     for name in [given.get("method")] if asked is None else ["local", *asked.split(",")]:
-        recipe = Recipe.load(path, settings, method=name, profile=given.get("profile"))
-        recipe.build_method()
+        Recipe.load(path, settings, method=name, profile=given.get("profile"))
 
 
 def missing(text: str) -> list[str]:
@@ -154,7 +153,7 @@ def test_ours_are_found_on_all_three_pages(beside: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_the_knob_table_is_the_methods(name: str) -> None:
     shown = knob_table(page(name))
-    fields = {f.name.rstrip("_"): f.default for f in dataclasses.fields(METHODS[name])}
+    fields = {one.name: one.default for one in hyperparameters(METHODS[name])}
     assert list(shown) == list(fields)
     for knob, default in shown.items():
         value, expected = read(default), fields[knob]

@@ -18,7 +18,7 @@ from polyfed.cli.app import status
 from polyfed.core.message import Message
 from polyfed.core.server import Server
 from polyfed.engine.compatibility import Unfit
-from polyfed.experiments.estimate import Check, _scored_rows, estimate_costs
+from polyfed.experiments.estimate import Check, _scored_rows, check, estimate_costs
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.fedin import FedIN
 from polyfed.methods.local import Local
@@ -47,7 +47,7 @@ batch_size = 8
 
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("polyfed.experiments.trial_rounds._TRIED_SECONDS", 0.0)
+    monkeypatch.setattr("polyfed.experiments.measuring_executor._TRIED_SECONDS", 0.0)
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "small.toml"
     path.write_text(RECIPE, encoding="utf-8")
@@ -93,6 +93,22 @@ def test_the_server_hears_as_many_as_in_a_run(share: float, heard: int) -> None:
     del NOTED[:]
     estimate_costs(federation(Counting(aggregation="same-shape"), participation=share))
     assert [("plan", heard), ("aggregate", heard)] * 2 == NOTED
+
+
+def test_a_client_answers_with_an_upload_of_the_network_that_it_has_in_the_round(recipe: Path) -> None:
+    """HeteroFL's clients draw a width in every round: who is measured in round 2 had another in round 1."""
+    found = check(recipe, method="heterofl", overrides=["models.architectures=['digits-cnn2']", "data.clients=8"])
+    assert len(found.architectures) > 1
+    assert any(kind.up[0] != kind.up[1] for kind in found.architectures)
+
+
+def test_nobody_is_missing_in_a_check() -> None:
+    """Who drops out, or is late, in a run is told and heard in its check all the same."""
+    del NOTED[:]
+    made = federation(Counting(aggregation="same-shape"))
+    absent = pf.Availability(drop=0.9, late=0.9)
+    estimate_costs(pf.Federation(made.clients, made.method, made.training, plugins=[absent], executor="serial"))
+    assert NOTED == [("plan", 6), ("aggregate", 6)] * 2
 
 
 def test_operations_and_parameters_of_each_network() -> None:

@@ -57,7 +57,7 @@ def test_every_setting_has_a_default_but_data_models_and_method() -> None:
     recipe = Recipe.from_dict(
         {"data": {"name": "digits"}, "models": {"architectures": ["digits-cnn1"]}, "method": {"name": "local"}}
     )
-    assert recipe.build_method() == Local()
+    assert recipe.chosen_method == Local()
     assert (recipe.data.partition, recipe.training.rounds, recipe.run.seed, recipe.evaluation.stage) == (
         "iid",
         10,
@@ -68,20 +68,20 @@ def test_every_setting_has_a_default_but_data_models_and_method() -> None:
 
 def test_the_recipes_own_method_takes_both_tables_its_own_last(path: Path) -> None:
     recipe = Recipe.load(path)
-    assert recipe.build_method() == FedGH(header_epochs=100, clip=1.0)
+    assert recipe.chosen_method == FedGH(header_epochs=100, clip=1.0)
     assert recipe.run.label is None
     assert recipe.variants() == ["fedgh", "fedgh-random-header", "fedavg"]
 
 
 def test_another_method_takes_its_own_table_only(path: Path) -> None:
-    assert Recipe.load(path, method="fedavg").build_method() == FedAvg(aggregation="same-shape")
-    assert Recipe.load(path, method="local").build_method() == Local()
-    assert Recipe.load(path, ["method.name=fedavg"]).build_method() == FedAvg(aggregation="same-shape")
+    assert Recipe.load(path, method="fedavg").chosen_method == FedAvg(aggregation="same-shape")
+    assert Recipe.load(path, method="local").chosen_method == Local()
+    assert Recipe.load(path, ["method.name=fedavg"]).chosen_method == FedAvg(aggregation="same-shape")
 
 
 def test_a_variant_is_labelled_and_leaves_nothing_behind(path: Path) -> None:
     variant = Recipe.load(path, method="fedgh-random-header")
-    assert variant.build_method() == FedGH(header_lr=0.0)
+    assert variant.chosen_method == FedGH(header_lr=0.0)
     assert variant.name == variant.run.label == "fedgh-random-header"
     again = Recipe.load(path).choose("fedgh-random-header").choose("fedgh")
     assert again == Recipe.load(path)
@@ -89,13 +89,13 @@ def test_a_variant_is_labelled_and_leaves_nothing_behind(path: Path) -> None:
 
 
 def test_set_means_the_method_that_is_asked_for(path: Path) -> None:
-    assert Recipe.load(path, ["method.header_lr=0.5"]).build_method() == FedGH(
+    assert Recipe.load(path, ["method.header_lr=0.5"]).chosen_method == FedGH(
         header_epochs=100, clip=1.0, header_lr=0.5
     )
     chosen = Recipe.load(path, ["method.weighting=uniform"], method="fedavg")
-    assert chosen.build_method() == FedAvg(aggregation="same-shape", weighting="uniform")
+    assert chosen.chosen_method == FedAvg(aggregation="same-shape", weighting="uniform")
     other = Recipe.load(path, ["methods.fedgh-random-header.header_lr=0.25"], method="fedgh-random-header")
-    assert other.build_method().header_lr == 0.25
+    assert other.chosen_method.header_lr == 0.25
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_overrides_are_values_as_toml_has_them(path: Path, text: str, expected: 
 
 def test_false_is_false() -> None:  # `-x False` meant True elsewhere
     quickstart = ROOT / "recipes" / "quickstart.toml"
-    assert Recipe.load(quickstart, ["method.train_in=false"], method="fedin").build_method().train_in is False
+    assert Recipe.load(quickstart, ["method.train_in=false"], method="fedin").chosen_method.train_in is False
     with pytest.raises(RequestError, match="expected true or false, came 'False'"):
         Recipe.load(quickstart, ["method.train_in=False"], method="fedin")
 
@@ -150,7 +150,7 @@ def test_what_is_written_reads_as_the_same_recipe(path: Path) -> None:
         assert "methods" not in written
         again = Recipe.from_dict(written)
         assert again.to_dict() == recipe.to_dict()
-        assert again.build_method() == recipe.build_method()
+        assert again.chosen_method == recipe.chosen_method
 
 
 def test_what_is_written_holds_every_knob_and_nothing_without_effect(path: Path) -> None:
@@ -171,7 +171,7 @@ def test_caps_of_training_rows_by_client_are_kept(path: Path) -> None:
 
 def test_a_knob_may_be_a_word_that_python_keeps_for_itself(path: Path) -> None:
     recipe = Recipe.load(path, ["method.lambda=0.25"], method="fedin")
-    assert recipe.build_method().lambda_ == 0.25
+    assert recipe.chosen_method.lambda_ == 0.25
     assert recipe.to_dict()["method"]["lambda"] == 0.25
     with pytest.raises(RequestError, match=r"^method\.lambda: expected a number, came 'x'$"):
         Recipe.load(path, ["method.lambda=x"], method="fedin")
@@ -226,7 +226,7 @@ def test_a_missing_section_is_named(path: Path, section: str) -> None:
 
 def test_without_a_method_of_its_own_a_recipe_can_still_be_asked_for_one(path: Path) -> None:
     path.write_text(TEXT.replace('[method]\nname = "fedgh"\nclip = 1.0\n', ""))
-    assert Recipe.load(path, method="fedgh").build_method() == FedGH(header_epochs=100, clip=2.0)
+    assert Recipe.load(path, method="fedgh").chosen_method == FedGH(header_epochs=100, clip=2.0)
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
@@ -241,8 +241,8 @@ def test_the_reference_job_is_as_agreed() -> None:
     assert recipe.variants() == [
         "local", "fedgh", "fedgh-100", "fedgh-random-header", "fedavg", "fedin", "fedhenn", "fedhenn-strong",
     ]  # fmt: skip
-    assert recipe.choose("fedgh").build_method() == FedGH()
-    assert recipe.choose("fedhenn-strong").build_method().eta0 == 0.1
+    assert recipe.choose("fedgh").chosen_method == FedGH()
+    assert recipe.choose("fedhenn-strong").chosen_method.eta0 == 0.1
     assert (recipe.data.clients, recipe.data.max_train, recipe.data.max_test, recipe.data.holdout) == (
         20,
         500,
@@ -253,7 +253,7 @@ def test_the_reference_job_is_as_agreed() -> None:
 
 def test_the_quickstart_says_that_fedghs_default_is_the_papers() -> None:
     recipe = Recipe.load(ROOT / "recipes" / "quickstart.toml", method="fedgh")
-    assert recipe.build_method().header_epochs == 100
+    assert recipe.chosen_method.header_epochs == 100
     assert FedGH().header_epochs == 1
 
 
@@ -296,9 +296,9 @@ def test_a_profile_is_laid_over_the_recipe_and_set_over_both(profiled: Path) -> 
     assert (small.run.profile, small.run.profile_note) == ("small", "scaled down: 4 rounds")
     assert (small.training.rounds, small.training.lr) == (4, 0.5)
     assert small.data == plain.data
-    assert small.build_method() == plain.build_method()
-    assert small.choose("fedgh-random-header").build_method() == FedGH(header_lr=0.0, clip=7.0)
-    assert plain.choose("fedgh-random-header").build_method() == FedGH(header_lr=0.0)
+    assert small.chosen_method == plain.chosen_method
+    assert small.choose("fedgh-random-header").chosen_method == FedGH(header_lr=0.0, clip=7.0)
+    assert plain.choose("fedgh-random-header").chosen_method == FedGH(header_lr=0.0)
     assert set(small.variants()) - set(plain.variants()) == {"fedprox"}
     assert Recipe.load(profiled, ["training.rounds=5"], profile="small").training.rounds == 5
     assert Recipe.from_dict(tomllib.loads(profiled.read_text()), profile="small").to_dict() == small.to_dict()
@@ -326,9 +326,9 @@ def test_several_profiles_are_laid_in_order(profiled: Path) -> None:
 
 
 def test_a_profile_may_name_another_method_whose_knobs_are_its_own(profiled: Path) -> None:
-    assert Recipe.load(profiled, profile="other").build_method() == FedAvg(aggregation="same-shape")
+    assert Recipe.load(profiled, profile="other").chosen_method == FedAvg(aggregation="same-shape")
     asked = Recipe.load(profiled, ["method.clip=3.0"], method="fedgh", profile="other")
-    assert asked.build_method() == FedGH(header_epochs=100, clip=3.0)
+    assert asked.chosen_method == FedGH(header_epochs=100, clip=3.0)
 
 
 def test_a_run_keeps_its_profile_and_its_folder_has_the_name(profiled: Path) -> None:
@@ -425,15 +425,15 @@ def test_the_commands_in_the_heads_of_the_papers_recipes_are_valid(file: Path) -
 def test_fedhenns_small_profile_is_as_agreed() -> None:
     recipe = Recipe.load(ROOT / "recipes" / "fedhenn" / "table2-hetero.toml", profile="small")
     assert (recipe.data.clients, recipe.training.rounds, recipe.training.epochs) == (100, 20, 2)
-    method = recipe.build_method()
-    assert (method.rad_size, method.rad_every, method.kernel_pool) == (500, 10, "seen")
+    method = recipe.chosen_method
+    assert (method.alignment_data.size, method.alignment_data.every, method.kernel.pool) == (500, 10, "seen")
 
 
 @pytest.mark.parametrize("profile", [None, "slices"])
 def test_all_rows_of_one_table_weigh_clients_alike(profile: str | None) -> None:
     """Of those that can weigh them otherwise."""
     recipe = Recipe.load(ROOT / "recipes" / "shared-weights.toml", profile=profile)
-    methods = {name: recipe.choose(name).build_method() for name in recipe.variants()}
+    methods = {name: recipe.choose(name).chosen_method for name in recipe.variants()}
     assert methods.keys() > ({"heterofl", "fedrolex", "scalefl"} if profile else {"fedin", "scaffold", "fedrep"})
     assert {getattr(method, "weighting", "samples") for method in methods.values()} == {"samples"}
 
@@ -441,5 +441,5 @@ def test_all_rows_of_one_table_weigh_clients_alike(profile: str | None) -> None:
 @pytest.mark.parametrize("profile", ["fedet", "small,small-fedet"])
 def test_fedins_row_of_fedet_is_layer_wise_as_its_appendix_says_and_has_public_images(profile: str) -> None:
     recipe = Recipe.load(ROOT / "recipes" / "fedin" / "table1.toml", method="fedet", profile=profile)
-    assert recipe.build_method().aggregation == "layer-wise"
+    assert recipe.chosen_method.aggregation == "layer-wise"
     assert 0 < recipe.data.holdout < (recipe.data.max_rows or 50_000)

@@ -214,7 +214,7 @@ def at_work(folder: Path) -> Path:
 
 def test_the_quickstarts_recipe_is_valid(tmp_path: Path) -> None:
     recipe = Recipe.load(at_work(tmp_path) / "mine.toml")
-    assert recipe.build_method().name == "fedgh"
+    assert recipe.chosen_method.name == "fedgh"
     assert tomllib.loads((tmp_path / "mine.toml").read_text(encoding="utf-8"))["method"]["header_epochs"] == 100
 
 

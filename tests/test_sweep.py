@@ -301,7 +301,7 @@ def test_lines_for_a_second_key_and_no_figure_without_a_number(tmp_path: Path) -
     text = shapes(tabulate(keys, beside), tmp_path)
     colours = [re.search(rf'<g id="local header_batch={b}">.*?stroke: (#\w+)', text, re.DOTALL) for b in ("lar", 10)]
     assert len({colour[1] for colour in colours if colour}) == 2  # each Local in the colour of its line
-    words = tabulate(["method.normalize"], cells({"none": (0.5, 0.5), "l2": (0.6, 0.6)}, "method.normalize"))
+    words = tabulate(["method.weighting"], cells({"none": (0.5, 0.5), "l2": (0.6, 0.6)}, "method.weighting"))
     assert words is not None
     assert draw(words, tmp_path) == []
     flags = tabulate(["method.share"], cells({True: (0.5, 0.5), False: (0.6, 0.6)}, "method.share"))

@@ -94,7 +94,7 @@ NAMES = [
     ("methods.fedgh.heder_lr=3", "unknown key 'methods.fedgh.heder_lr'; did you mean 'header_lr'?"),
     (
         "run.executor=pol",
-        "expected 'auto', 'serial', 'pool', 'cohort' or 'flower-sim', came 'pol'; did you mean 'pool'?",
+        "expected 'auto', 'serial', 'pool', 'cohort' or 'ray', came 'pol'; did you mean 'pool'?",
     ),
     ("evaluation.stage=recieved", "came 'recieved'; did you mean 'received'?"),
     ("training.augment=flip", "training.augment: unknown augmentation 'flip'"),
@@ -170,7 +170,7 @@ FIT = [
     (["run.device=abacus"], ", got 'abacus'; PyTorch does not know it"),
     (["run.device=meta"], ", got 'meta'; Cannot copy out of meta tensor"),
     (["method.name=fedhenn"], "fedhenn needs 5000 rows that everybody may see, came 0; set data.holdout"),
-    (["method.name=fedhenn", "method.rad_size=50", "data.holdout=49"], "fedhenn needs 50 rows"),
+    (["method.name=fedhenn", "method.alignment_data.size=50", "data.holdout=49"], "fedhenn needs 50 rows"),
     (["method.name=fedavg"], "fedavg needs tensors of one name to have one shape; client 1 ('digits-cnn2')"),
     (["models.architectures=['digits-cnn1', 'fedgh-cnn1']"], "fedgh-cnn1"),
     (["method.name=fedgh", "models.architectures=['digits-cnn1', 'mine:wide']"], "fedgh needs one feature width"),

@@ -300,7 +300,7 @@ PARTITIONS = Registry(
         "natural": "polyfed.data.partition:by_group",
     },
 )
-EXECUTORS = Registry("executor", {"flower-sim": "polyfed.deploy.ray_executor:FlowerSim"})  # beside the engine's own
+EXECUTORS = Registry("executor", {"ray": "polyfed.engine.executors.ray_executor:RayExecutor"})  # needs an extra
 PLUGINS = Registry(  # in the order of their hooks
     "plugin",
     {

@@ -78,7 +78,7 @@ def test_the_local_command_asks_for_what_the_command_line_takes(
     assert (asked["resume"], asked["force"], asked["deadline"], asked["timeout"]) == (False, False, 600.0, None)
 
 
-def test_the_simulation_is_asked_for_as_the_command_line_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_is_asked_for_as_the_command_line_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Recipe] = []
 
     def run(recipe: Recipe, **options: object) -> None:
@@ -89,7 +89,7 @@ def test_the_simulation_is_asked_for_as_the_command_line_takes_it(monkeypatch: p
     monkeypatch.chdir(ROOT)
     (words,) = [words for words in commands() if words[:2] == ["polyfed", "run"]]
     assert cli.status(words[1:]) == 2
-    assert (asked[0].run.executor, asked[0].run.workers, asked[0].run.out) == ("flower-sim", 2, "runs/simulated")
+    assert (asked[0].run.executor, asked[0].run.workers, asked[0].run.out) == ("ray", 2, "runs/on-ray")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
     named = {name for words in commands() for word in words for name in re.findall(r"^polyfed\[(.+)\]$", word)}
     assert named <= extras.keys()

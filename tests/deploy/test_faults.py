@@ -369,10 +369,10 @@ def test_a_server_that_was_killed_resumes_as_if_nothing_had_been(tmp_path: Path,
     """
     recipe = three_rounds(method, data={"holdout": 20}, models={"architectures": ["digits-cnn1"]})
     wire = Nearby(recipe, tmp_path / "killed")
-    last = recipe.build_method().exchanges(2)[-1]
+    last = recipe.chosen_method.exchanges(2)[-1]
 
     def die(node: int, letter: Letter) -> Answer | None:
-        place = len(recipe.build_method().exchanges(2)) - 1
+        place = len(recipe.chosen_method.exchanges(2)) - 1
         if node == BAD and letter.kind == "train" and (letter.facts["round"], letter.facts["place"]) == (2, place):
             raise _Killed
         return None

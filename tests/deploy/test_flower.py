@@ -90,7 +90,7 @@ def flown(recipe: Recipe, folder: Path, monkeypatch: pytest.MonkeyPatch, **confi
 
 @WITH_FLOWER
 def test_both_apps_give_the_run_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = recipe_of("fedhenn", data={"holdout": 20}, knobs={"rad_size": 10})
+    recipe = recipe_of("fedhenn", data={"holdout": 20}, knobs={"alignment_data": {"size": 10}})
     flown(recipe, tmp_path, monkeypatch)
     folder = RunFolder(tmp_path / "out")
     result = folder.read_result()

@@ -28,12 +28,12 @@ from polyfed.registry import METHODS
 
 ONE: Mapping[str, Any] = {"models": {"architectures": ["digits-cnn1"]}}
 SMALL: Mapping[str, Mapping[str, Any]] = {
-    "fedhenn": {"rad_size": 10},
+    "fedhenn": {"alignment_data": {"size": 10}},
     "fedgen": {"generator_steps": 2},
     "fedet": {"server_steps": 2, "server_batch": 20},
 }
-RAD: Mapping[str, Any] = {"data": {"holdout": 20}, "knobs": {"rad_size": 10}}
-KERNELS = {**RAD, "knobs": {"rad_size": 10, "rad_refresh": 0, "uploads": "kernels"}}
+RAD: Mapping[str, Any] = {"data": {"holdout": 20}, "knobs": {"alignment_data": {"size": 10}}}
+KERNELS = {**RAD, "knobs": {"alignment_data": {"size": 10, "refresh": 0}, "uploads": "kernels"}}
 
 
 @pytest.fixture(autouse=True)
@@ -78,8 +78,12 @@ def same(recipe: Recipe, run: Run, folder: Path) -> None:
         ("fedavg", ONE),
         ("fedgh", {}),
         ("fedhenn", RAD),
-        ("fedhenn", {**RAD, "knobs": {"rad_size": 10, "control": "own"}}),
-        pytest.param("fedhenn", {**RAD, "knobs": {"rad_size": 10, "control": "permuted"}}, marks=pytest.mark.slow),
+        ("fedhenn", {**RAD, "knobs": {"alignment_data": {"size": 10}, "kernel": {"control": "own"}}}),
+        pytest.param(
+            "fedhenn",
+            {**RAD, "knobs": {"alignment_data": {"size": 10}, "kernel": {"control": "permuted"}}},
+            marks=pytest.mark.slow,
+        ),
         pytest.param("fedin", {"knobs": {"aggregation": "same-shape"}}, marks=pytest.mark.slow),
         ("fedrep", {"knobs": {"aggregation": "same-shape", "head_epochs": 1}}),  # first heads, which nobody sends
         pytest.param("scaffold", ONE, marks=pytest.mark.slow),
@@ -91,7 +95,7 @@ def test_nodes_give_the_same_numbers(tmp_path: Path, method: str, options: Mappi
     wire = Nearby(recipe, tmp_path)
     run = serve(recipe, wire, out=tmp_path / "out", deadline=5)
     same(recipe, run, tmp_path)
-    score = [] if recipe.build_method().scored != "received" else ["score"] * 3
+    score = [] if recipe.chosen_method.scored != "received" else ["score"] * 3
     assert wire.kinds() == ["hello"] * 3 + (["train"] * 3 + score) * 2 + ["finish"] * 3
 
 
@@ -99,7 +103,7 @@ def test_nodes_give_the_same_numbers(tmp_path: Path, method: str, options: Mappi
     ("method", "knobs"),
     [
         ("fedrep", {"head_epochs": 1, "final_head_epochs": 1}),
-        ("fedhenn", {"rad_size": 10, "setting": "homogeneous", "final_average": True}),
+        ("fedhenn", {"alignment_data": {"size": 10}, "setting": "homogeneous", "final_average": True}),
     ],
 )
 def test_nodes_take_part_in_a_closing_round(tmp_path: Path, method: str, knobs: Mapping[str, Any]) -> None:

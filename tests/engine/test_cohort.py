@@ -209,7 +209,7 @@ def test_sums_rounds_and_scores_are_recorded_as_ever() -> None:
 
 
 def test_phases_closing_rounds_public_and_other_data() -> None:
-    closing = FedHeNN(setting="homogeneous", final_average=True, rad_size=8, rad_batch=8)
+    closing = FedHeNN(setting="homogeneous", final_average=True, alignment_data={"size": 8, "batch": 8})
     assert same(of_kit(closing, one=True)).history[-1]["closing"]
 
     class Thrice(Local):
@@ -581,7 +581,7 @@ def test_auto_takes_a_cohort_on_a_gpu_only() -> None:
     assert isinstance(choose("serial", "cuda"), Serial)
     assert isinstance(choose("auto", "cpu"), Serial)
     assert isinstance(choose("cohort", "cpu"), Cohort)
-    with pytest.raises(RequestError, match="'cohort' or 'flower-sim', came 'cohorts'"):
+    with pytest.raises(RequestError, match="'cohort' or 'ray', came 'cohorts'"):
         choose("cohorts", "cpu")
     with pytest.raises(RequestError, match=r"expected 2 or more workers, as the executor 'cohort'.*came 1"):
         choose("cohort", "cpu", workers=1)

@@ -256,7 +256,7 @@ def test_a_check_trains_with_what_was_received() -> None:
         seen.append((client.round, *client.context))
         return call(client, step, generator)
 
-    method = Spy(FedHeNN(eta0=0.1, rad_size=8), inputs=inputs)
+    method = Spy(FedHeNN(eta0=0.1, alignment_data={"size": 8}), inputs=inputs)
     estimate_costs(Kit(method=FedHeNN()).world(one=True).federation(method))
     assert set(seen) == {(1,), (2, "rad", "target")}
 

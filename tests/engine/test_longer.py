@@ -32,7 +32,9 @@ SETTINGS: Mapping[str, Any] = {
     "run": {"executor": "serial", "checkpoint_every": 2},
 }
 CLOSING = {"method": {"name": "fedrep", "final_head_epochs": 1}}
-AVERAGE = {"method": {"name": "fedhenn", "rad_size": 10, "setting": "homogeneous", "final_average": True}}
+AVERAGE = {
+    "method": {"name": "fedhenn", "alignment_data": {"size": 10}, "setting": "homogeneous", "final_average": True}
+}
 
 
 def recipe(rounds: int, **sections: Mapping[str, Any]) -> Recipe:

@@ -23,7 +23,7 @@ from polyfed.engine import checkpoint
 from polyfed.engine.checkpoint import Snapshot
 from polyfed.engine.federation import Federation
 from polyfed.engine.late_uploads import LateUpload, UploadQueue
-from polyfed.engine.round import Round
+from polyfed.engine.round_state import Round
 from polyfed.errors import Interrupted, RequestError, RunError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.estimate import estimate_costs
@@ -35,7 +35,7 @@ from polyfed.testing.fixtures import difference, everything, received, records, 
 from polyfed.testing.spy import Spy
 
 ALL = range(6)
-METHODS = (Local(), FedAvg(), FedGH(), FedHeNN(rad_size=8, eta0=0.1), FedIN())
+METHODS = (Local(), FedAvg(), FedGH(), FedHeNN(alignment_data={"size": 8}, eta0=0.1), FedIN())
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
 
 

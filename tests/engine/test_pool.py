@@ -26,7 +26,7 @@ from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.executors import process_pool, worker
 from polyfed.engine.executors.base import Job, Serial
-from polyfed.engine.executors.worker import Worker
+from polyfed.engine.executors.worker import ForkedWorker
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Task
 from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError
@@ -121,16 +121,17 @@ def test_every_method_has_one_result(name: str) -> None:
 @pytest.mark.parametrize(
     "form",
     [
-        {"uploads": "kernels", "rad_refresh": 0},
-        {"rad_refresh": 2, "rad_source": "train"},
+        {"uploads": "kernels", "alignment_data": {"refresh": 0}},
+        {"alignment_data": {"refresh": 2}},
         {"setting": "homogeneous", "final_average": True},
-        {"control": "own"},
-        {"control": "permuted"},
+        {"kernel": {"control": "own"}},
+        {"kernel": {"control": "permuted"}},
     ],
     ids=str,
 )
 def test_fedhenn_in_its_forms_has_one_result(form: dict[str, Any]) -> None:
-    same(FedHeNN(rad_size=20, rad_batch=10, **form), (1, 2, 3))
+    data = {"size": 20, "batch": 10, **form.get("alignment_data", {})}
+    same(FedHeNN(**{**form, "alignment_data": data}), (1, 2, 3))
 
 
 def test_dropout_batchnorm_and_a_shared_test_set() -> None:
@@ -497,7 +498,7 @@ def test_auto_takes_workers_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RequestError, match="'pool', 'cohort' or 'flower-sim', came 'gang'"):
+    with pytest.raises(RequestError, match="'pool', 'cohort' or 'ray', came 'gang'"):
         choose(executor="gang")
     with pytest.raises(RequestError, match="expected workers to be a whole number >= 1, came 0"):
         choose(workers=0)
@@ -551,9 +552,9 @@ def test_where_no_worker_can_be_had_serial_does_it(what: str, monkeypatch: pytes
 
 def test_the_longest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[int]] = [[]]
-    plain = Worker.ask
+    plain = ForkedWorker.ask
 
-    def ask(self: Worker, what: Any, evaluation: int = 0) -> None:
+    def ask(self: ForkedWorker, what: Any, evaluation: int = 0) -> None:
         if isinstance(what, Job):
             asked[-1].append(what.client.id)
         plain(self, what, evaluation)
@@ -562,7 +563,7 @@ def test_the_longest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append([])
         fed[0].executor._estimates.note(Job(fed[0].clients[3], {}, "", Exchange(), 1), 99.0)  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(Worker, "ask", ask)
+    monkeypatch.setattr(ForkedWorker, "ask", ask)
     members = toys.clients(["shallow"] * 4, sizes=[8, 40, 24, 7])
     training = Training(rounds=2, batch_size=8)
     given: dict[str, Any] = {"builders": toys.NETS, "classes": toys.CLASSES, "executor": "pool", "workers": 1}

@@ -16,7 +16,7 @@ RECIPE: dict[str, Any] = {
     "models": {"architectures": ["digits-cnn1", "digits-cnn2"]},
     "training": {"rounds": 2, "batch_size": 5},
 }
-FEDHENN = {"name": "fedhenn", "rad_size": 20, "rad_batch": 8, "eta0": 0.1}
+FEDHENN = {"name": "fedhenn", "alignment_data": {"size": 20, "batch": 8}, "eta0": 0.1}
 
 
 def records(method: dict[str, Any], timings: bool, workers: int = 1) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -261,7 +261,7 @@ def test_an_upload_that_cannot_be_read_counts_for_nothing(monkeypatch: pytest.Mo
 # what is refused ----------------------------------------------------------------------------------------------------
 
 BOUND, SHARE = {"privacy": Privacy(clip=1.0)}, {"compression": FEW}
-KERNELS = {"uploads": "kernels", "rad_refresh": 0, "rad_size": 8}
+KERNELS = {"uploads": "kernels", "alignment_data": {"refresh": 0, "size": 8}}
 
 
 @pytest.mark.parametrize(
@@ -272,14 +272,17 @@ KERNELS = {"uploads": "kernels", "rad_refresh": 0, "rad_size": 8}
         (FedSelect(), BOUND, "came fedselect, which sends 'model': entries of weights"),
         (SCAFFOLD(), BOUND, "came scaffold, which sends 'control': changes of control variates"),
         (FD(), BOUND, "came fd, which sends 'outputs': probabilities.*use method.outputs = 'logits'"),
-        (FedHeNN(rad_size=8), BOUND, "came fedhenn, which sends 'model': whole weights"),
-        (FedHeNN(**KERNELS, precision="int8"), BOUND, "sends 'kernel': numbers packed as int8"),
-        (FedHeNN(rad_size=8, rad_source="train"), BOUND, "sends 'rad': inputs that it trains on"),
-        (FedHeNN(rad_size=8, setting="homogeneous", final_average=True), BOUND, "sends 'model': whole weights"),
+        (FedHeNN(alignment_data={"size": 8}), BOUND, "came fedhenn, which sends 'model': whole weights"),
+        (FedHeNN(**KERNELS, kernel={"precision": "int8"}), BOUND, "sends 'kernel': numbers packed as int8"),
+        (
+            FedHeNN(alignment_data={"size": 8}, setting="homogeneous", final_average=True),
+            BOUND,
+            "sends 'model': whole weights",
+        ),
         (FedGH(), SHARE, "compression.share: expected a method that sends changes of weights .*, came fedgh"),
         (FedKD(), SHARE, "came fedkd"),
         (FedFomo(), SHARE, "came fedfomo"),
-        (FedHeNN(rad_size=8), SHARE, "came fedhenn"),
+        (FedHeNN(alignment_data={"size": 8}), SHARE, "came fedhenn"),
         (FedHeNN(**KERNELS), SHARE, "came fedhenn"),
     ],
 )
@@ -302,12 +305,11 @@ def test_statistics_are_not_bounded(method: Method) -> None:
 @pytest.mark.parametrize(
     ("method", "kinds"),
     [
-        (FedIN(bn_buffers="local"), {"norm": True}),
         (LGFedAvg(), {"norm": True}),
         (FedGH(), {"norm": True}),
         (FD(outputs="logits"), {}),
         (FedHeNN(**KERNELS), {}),
-        (FedHeNN(rad_size=8, setting="homogeneous"), {"one": True}),
+        (FedHeNN(alignment_data={"size": 8}, setting="homogeneous"), {"one": True}),
         (FedNova(), {}),
         (HeteroFL(), {"one": True}),
     ],

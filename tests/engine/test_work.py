@@ -81,7 +81,7 @@ def exactly(method: Method, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, 
     return found
 
 
-@pytest.mark.parametrize("method", [FedHeNN(rad_size=8, rad_every=3), FjORD()], ids=lambda m: m.name)
+@pytest.mark.parametrize("method", [FedHeNN(alignment_data={"size": 8, "every": 3}), FjORD()], ids=lambda m: m.name)
 def test_what_is_told_beforehand_is_what_training_does(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
     found = exactly(method, monkeypatch)
     assert len(found) == 12

@@ -9,8 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from polyfed.functional import kernels
+from polyfed.functional.kernel_factor import FactorStream, kernel_factor
 from polyfed.functional.kernels import (
-    FactorStream,
     alignment,
     alignment_gradient,
     centre,
@@ -18,7 +18,6 @@ from polyfed.functional.kernels import (
     cka_matrix,
     cka_to_factor,
     hsic,
-    kernel_factor,
     mean_pairwise_cka,
 )
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.functional.kernels import cka_to_factor, kernel_factor
+from polyfed.functional.kernel_factor import kernel_factor
+from polyfed.functional.kernels import cka_to_factor
 from polyfed.functional.quantization import PRECISIONS, pack, packed_nbytes, unpack
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from polyfed.functional.class_prototypes import ClassMeans, class_means, header_step, unit_length
+from polyfed.functional.class_prototypes import ClassMeans, class_means, header_step
 
 
 def data(n=100, d=6, classes=5, seed=0):
@@ -58,13 +58,10 @@ def test_not_the_mean_of_batch_means():
     torch.testing.assert_close(means.result()[1][0], z.mean(0))
 
 
-def test_min_count_and_empty_batches():
+def test_empty_batches():
     z = torch.tensor([[1.0], [3.0], [5.0]], requires_grad=True)
     y = torch.tensor([1, 1, 0])
-    assert class_means(z, y, 3, min_count=2)[0].tolist() == [1]
     assert not class_means(z, y, 3)[1].requires_grad
-    labels, means, counts = class_means(z, y, 3, min_count=9)
-    assert (labels.shape, means.shape, counts.shape) == ((0,), (0, 1), (0,))
     assert class_means(torch.zeros(0, 4), torch.zeros(0), 3)[1].shape == (0, 4)
     assert class_means(z.half(), y, 3)[1].dtype == torch.float32
 
@@ -79,8 +76,6 @@ def test_bad_calls():
         ClassMeans(3).add(z[:2], torch.tensor([0, 3]))
     with pytest.raises(ValueError, match=r"\(4, 6\) and \(3,\)"):
         ClassMeans(5).add(z, y[:3])
-    with pytest.raises(ValueError, match="min_count"):
-        class_means(z, y, 5, min_count=0)
     with pytest.raises(ValueError, match="at least one class"):
         ClassMeans(0)
     means = ClassMeans(5)
@@ -186,21 +181,3 @@ def test_header_refuses_what_does_not_fit():
         header_step(weight, bias, z[:, :5], y, w, 0.1, 0)
     with pytest.raises(ValueError, match="clip"):
         header_step(weight, bias, z, y, w, 0.1, -1.0)
-
-
-def test_unit_length_against_numpy_and_its_gradient() -> None:
-    z = torch.randn(6, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 10
-    plain = z.numpy()
-    np.testing.assert_allclose(unit_length(z).numpy(), plain / np.linalg.norm(plain, axis=1, keepdims=True))
-    assert torch.autograd.gradcheck(unit_length, z.requires_grad_())
-    torch.testing.assert_close(unit_length(1e4 * z), unit_length(z))
-
-
-def test_unit_length_of_rows_without_length() -> None:
-    z = torch.tensor([[0.0, 0.0], [1e-12, 0.0]], requires_grad=True)
-    unit = unit_length(z)
-    assert unit[0].tolist() == [0, 0]
-    assert float(unit[1].detach().norm()) < 1e-3  # rounding noise is not blown up
-    unit.sum().backward()
-    assert z.grad is not None
-    assert bool(torch.isfinite(z.grad).all())

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.functional.kernels import cka, cka_to_factor, kernel_factor
+from polyfed.functional.kernel_factor import kernel_factor
+from polyfed.functional.kernels import cka, cka_to_factor
 from polyfed.functional.rbf_kernel import (
     centre_kernel,
     cka_of_kernels,

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from polyfed.functional.kernel_factor import kernel_factor
 from polyfed.functional.kernel_similarity import distance, features
-from polyfed.functional.kernels import alignment, kernel_factor
+from polyfed.functional.kernels import alignment
 from polyfed.functional.procrustes import procrustes
 from polyfed.functional.rbf_kernel import nystroem_features, rbf_alignment
 

@@ -14,16 +14,15 @@ from toys import CLASSES, NETS, batch, clients, federation, moved, rounds, same,
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.errors import RequestError
-from polyfed.methods import FedAvg, FedGen
-from polyfed.methods.building_blocks import feature_generator
-from polyfed.methods.building_blocks.feature_generator import (
-    Fitting,
-    fit,
-    fresh,
+from polyfed.methods import FedAvg, FedGen, fedgen
+from polyfed.methods.fedgen import (
+    GeneratorTraining,
     frozen_head,
     generate,
+    initial_generator,
     known_classes,
     likeness,
+    train_generator,
 )
 from polyfed.models.split import Staged
 
@@ -49,7 +48,7 @@ def linear_heads(count, features=5, seed=3):
 
 
 def how(**changes):
-    return Fitting(**{"steps": 1, "batch": 16, "lr": 1e-2, "diversity": 0.7} | changes)
+    return GeneratorTraining(**{"steps": 1, "batch": 16, "lr": 1e-2, "diversity": 0.7} | changes)
 
 
 # ---- the generator ----
@@ -64,7 +63,7 @@ def numpy_generate(weights, z, y, training):
 
 
 def test_features_by_hand():
-    weights = fresh(4, CLASSES, 8, 5, draws())
+    weights = initial_generator(4, CLASSES, 8, 5, draws())
     weights["norm.running_mean"] = torch.randn(8, generator=draws(1))
     weights["norm.running_var"] = 1 + torch.rand(8, generator=draws(2))
     before = {name: t.clone() for name, t in weights.items()}
@@ -73,15 +72,15 @@ def test_features_by_hand():
         generate(weights, z, y).numpy(), numpy_generate(weights, z.double().numpy(), y.numpy(), False), atol=1e-5
     )
     assert same(before, weights)
-    assert not same(before, fresh(4, CLASSES, 8, 5, draws(1)))
+    assert not same(before, initial_generator(4, CLASSES, 8, 5, draws(1)))
 
 
 def test_one_step_by_hand(monkeypatch):
     """The loss with its weights omega and its diversity; the first step of Adam is lr against the gradient's sign."""
-    monkeypatch.setattr(feature_generator, "_WEIGHT_DECAY", 0.0)
-    weights, heads = fresh(4, CLASSES, 8, 5, draws()), linear_heads(3)
+    monkeypatch.setattr(fedgen, "_WEIGHT_DECAY", 0.0)
+    weights, heads = initial_generator(4, CLASSES, 8, 5, draws()), linear_heads(3)
     counts = torch.tensor([[5, 0, 1], [3, 2, 0], [0, 6, 0]])
-    new, moments, loss = fit(weights, {}, heads, counts, how(), draws(9))
+    new, moments, loss = train_generator(weights, {}, heads, counts, how(), draws(9))
     g = draws(9)  # the same draws again: classes as often as there are samples; class 2 has only one
     y = torch.multinomial(torch.tensor([8.0, 8.0, 0.0]).double(), 16, replacement=True, generator=g).numpy()
     z = torch.randn(16, 4, generator=g).double().numpy()
@@ -108,12 +107,12 @@ def test_likeness():
 
 
 def test_the_heads_only_pass_gradients_on(monkeypatch):
-    monkeypatch.setattr(feature_generator, "_WEIGHT_DECAY", 0.0)
+    monkeypatch.setattr(fedgen, "_WEIGHT_DECAY", 0.0)
     heads = linear_heads(2)
     before = [{n: p.clone() for n, p in head.named_parameters()} for head in heads]
-    weights = fresh(4, CLASSES, 8, 5, draws())
+    weights = initial_generator(4, CLASSES, 8, 5, draws())
     old = {name: t.clone() for name, t in weights.items()}
-    new, _, _ = fit(weights, {}, heads, torch.tensor([[5, 2, 3], [1, 2, 2]]), how(steps=5), draws(1))
+    new, _, _ = train_generator(weights, {}, heads, torch.tensor([[5, 2, 3], [1, 2, 2]]), how(steps=5), draws(1))
     assert all(same(b, dict(head.named_parameters())) for b, head in zip(before, heads, strict=True))
     assert all(p.grad is None for head in heads for p in head.parameters())
     assert same(old, weights)
@@ -129,9 +128,9 @@ def test_the_heads_only_pass_gradients_on(monkeypatch):
 
 def test_a_fixed_head_comes_to_see_what_is_made():
     heads, counts = linear_heads(1), torch.tensor([[10, 10, 10]])
-    weights, moments = fresh(4, CLASSES, 16, 5, draws()), {}
+    weights, moments = initial_generator(4, CLASSES, 16, 5, draws()), {}
     for round in range(3):  # Adam goes on where it was
-        weights, moments, _ = fit(weights, moments, heads, counts, how(steps=100, batch=64), draws(round))
+        weights, moments, _ = train_generator(weights, moments, heads, counts, how(steps=100, batch=64), draws(round))
     y = torch.arange(300) % CLASSES
     made = generate(weights, torch.randn(300, 4, generator=draws(7)), y)
     assert (heads[0](made.double()).argmax(1) == y).double().mean() == 1.0
@@ -140,21 +139,25 @@ def test_a_fixed_head_comes_to_see_what_is_made():
 
 def test_two_calls_are_one_longer_call_but_for_the_draws():
     """What Adam keeps travels through the state: a second call is not a first one."""
-    heads, counts, weights = linear_heads(2), torch.tensor([[5, 2, 3], [1, 2, 2]]), fresh(4, CLASSES, 8, 5, draws())
+    heads, counts, weights = (
+        linear_heads(2),
+        torch.tensor([[5, 2, 3], [1, 2, 2]]),
+        initial_generator(4, CLASSES, 8, 5, draws()),
+    )
     weights = {name: t.double() for name, t in weights.items()}
     g = draws(4)
-    half, moments, _ = fit(weights, {}, heads, counts, how(steps=3), g)
-    twice, _, _ = fit(half, moments, heads, counts, how(steps=3), g)
-    forgot, _, _ = fit(half, {}, heads, counts, how(steps=3), draws(4))
-    whole, _, _ = fit(weights, {}, heads, counts, how(steps=6), draws(4))
+    half, moments, _ = train_generator(weights, {}, heads, counts, how(steps=3), g)
+    twice, _, _ = train_generator(half, moments, heads, counts, how(steps=3), g)
+    forgot, _, _ = train_generator(half, {}, heads, counts, how(steps=3), draws(4))
+    whole, _, _ = train_generator(weights, {}, heads, counts, how(steps=6), draws(4))
     assert same(twice, whole)
     assert not same(forgot, whole)
 
 
 def test_a_class_that_nobody_has_is_not_made_and_nothing_is_divided_by_its_count(monkeypatch):
-    monkeypatch.setattr(feature_generator, "_WEIGHT_DECAY", 0.0)
-    weights, counts = fresh(4, CLASSES, 8, 5, draws()), torch.tensor([[5, 0, 3], [1, 0, 2]])
-    new, _, loss = fit(weights, {}, linear_heads(2), counts, how(steps=5), draws(1))
+    monkeypatch.setattr(fedgen, "_WEIGHT_DECAY", 0.0)
+    weights, counts = initial_generator(4, CLASSES, 8, 5, draws()), torch.tensor([[5, 0, 3], [1, 0, 2]])
+    new, _, loss = train_generator(weights, {}, linear_heads(2), counts, how(steps=5), draws(1))
     assert all(t.isfinite().all() for t in new.values())
     assert np.isfinite(loss)
     unused = new["hidden.weight"][:, 4 + 1]  # its column of the one-hot input
@@ -198,7 +201,9 @@ def test_the_generator_is_trained_on_the_heads_that_came():
         moments = round.before.get("moments", {})
         server = federation(method, clients(MIXED, [8, 12, 16]))[0].server
         server.round = number
-        new, left, _ = fit(round.before["generator"], moments, heads, counts, fitting, server.generator("features"))
+        new, left, _ = train_generator(
+            round.before["generator"], moments, heads, counts, fitting, server.generator("features")
+        )
         assert same(new, round.after["generator"])
         assert same(left, round.after["moments"])
 

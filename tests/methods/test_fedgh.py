@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from toys import CLASSES, NETS, Watch, clients, federation, model_with, moved, rounds, same, samples, worker
 
 import polyfed
@@ -21,9 +20,8 @@ from polyfed.core.settings import Training
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Execution, Task
 from polyfed.errors import RequestError
-from polyfed.experiments.prediction import load_model
 from polyfed.methods import FedGH, Local
-from polyfed.models import adapt, zoo
+from polyfed.models import zoo
 from polyfed.models.split import Staged
 from polyfed.plugins.settings import Availability
 
@@ -74,23 +72,6 @@ def test_bytes_on_a_hundred_classes_and_the_totals_of_table_3():
     assert paper == 220_040
     assert f"{paper / 1024:.2f}" == "214.88"
     assert f"{7 * 10 * paper / 2**20:.2f}" == "14.69"  # MiB over the 7 rounds of 10 clients to 70 %
-
-
-def test_bytes_of_counts_and_of_left_out_classes():
-    data = samples(12, 0)
-    data.y[:] = torch.tensor([0] * 6 + [1] * 5 + [2])
-    for method, pairs, extra in (
-        (FedGH(), 3, 0),
-        (FedGH(weight="count"), 3, 4),
-        (FedGH(min_class_count=2), 2, 0),
-        (FedGH(min_class_count=6, weight="count"), 1, 4),
-    ):
-        (round,) = rounds(method, [Client("deep", data)], rounds=1)
-        assert nbytes(round.up[0]) == pairs * (4 * 5 + 4 + extra)
-        assert round.up[0]["labels"].tolist() == list(range(pairs))
-        assert round.up[0]["labels"].dtype == torch.int32
-        if extra:
-            assert round.up[0]["counts"].tolist() == [6, 5, 1][:pairs]
 
 
 # ---- the header against NumPy  ----
@@ -164,49 +145,17 @@ def aggregated(method, uploads, theta=None):
     return before, header(fed.server.state)
 
 
-def lars(labels, vectors, counts=None):
-    message = {
+def lars(labels, vectors):
+    return {
         "labels": torch.tensor(labels, dtype=torch.int32),
         "lars": torch.as_tensor(vectors).float().reshape(-1, 5),
     }
-    return message if counts is None else {**message, "counts": torch.tensor(counts, dtype=torch.int32)}
 
 
 HAND = {
-    0: lars([0, 2], [[1.0, 0, 0, 2, 0], [0, -1, 0, 0, 1]], [30, 10]),
-    2: lars([1, 2], [[0, 0, 3.0, 0, 0], [0.5, 0.5, 0, 0, 0]], [4, 16]),
+    0: lars([0, 2], [[1.0, 0, 0, 2, 0], [0, -1, 0, 0, 1]]),
+    2: lars([1, 2], [[0, 0, 3.0, 0, 0], [0.5, 0.5, 0, 0, 0]]),
 }
-
-
-@pytest.mark.parametrize("mode", ["lar", "client", "round"])
-@pytest.mark.parametrize("clip", [50.0, 0.4])
-def test_count_weights_against_numpy(mode, clip):
-    """A step is multiplied by |D_k^s| over the mean count, 15 here: factors 2, 2/3, 4/15, 16/15."""
-    factors = [2.0, 2 / 3, 4 / 15, 16 / 15]
-    vectors = np.concatenate([HAND[0]["lars"].numpy(), HAND[2]["lars"].numpy()]).astype(np.float64)
-    flat = list(zip(vectors, [0, 2, 1, 2], factors, strict=True))
-    before, after = aggregated(FedGH(weight="count", header_batch=mode, header_lr=0.3, clip=clip), HAND)
-    theta, bias = before["weight"].double().numpy(), before["bias"].double().numpy()
-    if mode == "lar":  # the factor multiplies the step, so it comes after the clipping
-        for vector, label, factor in flat:
-            theta, bias = numpy_header(theta, bias, [[(vector, label, 1.0)]], 0.3 * factor, clip)
-    else:
-        for batch in [flat[:2], flat[2:]] if mode == "client" else [flat]:
-            mean = np.mean([factor for _, _, factor in batch])  # clipped is the mean weighted by counts
-            relative = [(v, s, factor / mean) for v, s, factor in batch]
-            theta, bias = numpy_header(theta, bias, [relative], 0.3 * mean, clip)
-    np.testing.assert_allclose(after["weight"].numpy(), theta, atol=2e-6)
-    np.testing.assert_allclose(after["bias"].numpy(), bias, atol=2e-6)
-    _, equal = aggregated(FedGH(header_batch=mode, header_lr=0.3, clip=clip), HAND)
-    assert moved(after, equal) > 1e-3
-
-
-def test_equal_counts_weigh_nothing():
-    even = {i: {**m, "counts": torch.full((2,), 7, dtype=torch.int32)} for i, m in HAND.items()}
-    for mode in ("lar", "client", "round"):
-        assert same(
-            aggregated(FedGH(weight="count", header_batch=mode), even)[1], aggregated(FedGH(header_batch=mode), HAND)[1]
-        )
 
 
 def test_clip_bites():
@@ -255,19 +204,6 @@ def test_the_order_of_clients_matters_only_pair_by_pair():
     by_lar = [aggregated(FedGH(header_batch="lar", header_lr=0.5), u)[1] for u in (HAND, swapped)]
     assert moved(*by_round) < 1e-6
     assert moved(*by_lar) > 1e-3
-
-
-@pytest.mark.parametrize("mode", ["lar", "client", "round", 10])
-def test_clients_without_any_lar_do_not_spoil_the_header(mode):
-    """All its classes rarer than `min_class_count`: such a client sends nothing, the header stays finite."""
-    method = FedGH(min_class_count=5, header_batch=mode)
-    few = Client("deep", samples(6, 3))
-    (round,) = rounds(method, [few, *clients(["shallow"], 30)], rounds=1)
-    assert round.up[0]["lars"].shape == (0, 5)
-    assert all(bool(torch.isfinite(t).all()) for t in header(round.after).values())
-    assert moved(header(round.before), header(round.after)) > 1e-4
-    (nobody,) = rounds(method, [few, few], rounds=1)
-    assert same(header(nobody.before), header(nobody.after))
 
 
 # ---- LARs (8.1, 8.2, 8.6)  ----
@@ -323,135 +259,16 @@ def test_identical_clients_send_identical_lars():
         torch.testing.assert_close(round.up[i]["lars"], round.up[0]["lars"], atol=1e-6, rtol=0)
 
 
-# ---- unit length  ----
-
-
-def unit(z):
-    """Rows of unit length, in float64 and NumPy."""
-    z = z.detach().double().numpy()
-    return z / np.linalg.norm(z, axis=-1, keepdims=True)
-
-
-def test_l2_scales_what_enters_the_header_at_the_client_and_at_the_server():
-    members = clients(MIXED, sizes=[12, 9, 15])
-    history = rounds(FedGH(normalize="l2", header_lr=0.5), members, rounds=2)
-    for round in history:
-        for i, client in enumerate(members):
-            data, plain = client.data.train, model_with(NETS[client.architecture], round.weights[i])
-            z = unit(plain.represent(data.x))
-            means = np.stack([z[data.y.numpy() == s].mean(0) for s in round.up[i]["labels"].tolist()])
-            np.testing.assert_allclose(round.up[i]["lars"].numpy(), means, atol=1e-6)
-            assert np.linalg.norm(means, axis=1).min() < 0.9999  # a mean is shorter than what it is the mean of
-        before, after = header(round.before), header(round.after)
-        batches = [[(v / np.linalg.norm(v), s, 1.0)] for pairs in pairs_of(round) for v, s in pairs]
-        theta, bias = numpy_header(before["weight"].numpy(), before["bias"].numpy(), batches, 0.5)
-        np.testing.assert_allclose(after["weight"].numpy(), theta, atol=2e-6)
-        np.testing.assert_allclose(after["bias"].numpy(), bias, atol=2e-6)
-
-
-def test_l2_training_is_that_of_a_network_that_ends_with_unit_length():
-    class Unit(torch.nn.Module):
-        def forward(self, z):
-            return torch.nn.functional.normalize(z, dim=-1)
-
-    def ending():
-        model = NETS["deep"]()
-        model.intermediate.add_module("unit", Unit())
-        return model
-
-    scaled = rounds(FedGH(normalize="l2", header_lr=0.0), clients(["deep"] * 2), rounds=3)
-    built = rounds(FedGH(header_lr=0.0), clients(["deep"] * 2), {"deep": ending}, rounds=3)
-    plain = rounds(FedGH(header_lr=0.0), clients(["deep"] * 2), rounds=3)
-    for a, b, c in zip(scaled, built, plain, strict=True):
-        assert all(same(a.weights[i], b.weights[i]) for i in (0, 1))
-        assert moved(a.weights[0], c.weights[0]) > 1e-3
-
-
-def test_l2_holds_in_the_exported_model_in_all_stages_and_after_loading_its_file(tmp_path):
-    from polyfed.core.settings import Evaluation
-
-    method = FedGH(normalize="l2", header_lr=0.5)
-    members = clients(MIXED, 30, test=40)
-    stages = Evaluation(extra_stages=["received", "after_local"])
-    fed, _ = federation(method, members, rounds=3, evaluation=stages, out=tmp_path / "run")
-    run = fed.run()
-    received = []
-    for i, client in enumerate(members):
-        model, test = run.models[i], client.data.test
-        z = model.represent(test.x)
-        torch.testing.assert_close(z.norm(dim=1), torch.ones(len(z)))
-        assert torch.equal(model(test.x), model.head(z))
-        score = float((model(test.x).argmax(1) == test.y).float().mean())
-        assert score == pytest.approx(run.result["accuracy_per_client"][i])
-
-        plain = NETS[client.architecture]()
-        assert model.export().keys() == plain.state_dict().keys()
-        stored = load_file(tmp_path / "run" / "models" / f"client-{i:03d}.safetensors")
-        again = method.personal(method.build(plain, ""))
-        again.load_state_dict(stored)
-        assert torch.equal(again.eval()(test.x), model(test.x))
-
-        theta = header(fed.server.state)
-        scores = unit(z) @ theta["weight"].double().numpy().T + theta["bias"].double().numpy()
-        received.append(float((scores.argmax(1) == test.y.numpy()).mean()))
-    by_stage = run.result["accuracy_by_stage"]
-    assert by_stage["received"]["mean"] == pytest.approx(np.mean(received))
-    assert by_stage["after_local"]["mean"] == pytest.approx(by_stage["personal"]["mean"])
-
-
-def test_l2_holds_in_what_a_run_folder_is_loaded_as(tmp_path):
-    brief = ["training.rounds=1", "data.clients=5", "method.normalize=l2", "data.max_rows=600"]
-    brief += ["data.partition=iid", "data.holdout=0"]
-    recipe = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
-    run = polyfed.run(recipe, method="fedgh", overrides=brief, out=tmp_path / "run")
-    x = torch.rand(6, 1, 8, 8)
-    for i in range(5):
-        network = load_model(tmp_path / "run", i).network
-        assert torch.equal(network(x), run.models[i](x))
-        torch.testing.assert_close(network.represent(x).norm(dim=1), torch.ones(6))
-
-
-def test_l2_works_on_a_module_that_was_split():
-    body = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linear(6, 5), torch.nn.Linear(5, 3))
-    model = adapt.split(body, head="3", extractor="1")
-    run = federation(FedGH(normalize="l2"), [Client(model, samples(12, 0)), Client(model, samples(9, 1))])[0].run()
-    x = samples(7, 2).x
-    torch.testing.assert_close(run.models[0].represent(x).norm(dim=1), torch.ones(7))
-    assert run.models[0].export().keys() == body.state_dict().keys()
-    assert not model.unit_length, "the user's own network stays as it was"
-    with pytest.raises(RequestError, match="fedgh needs split models"):
-        federation(FedGH(normalize="l2"), [Client(body, samples(12, 0))])
-
-
-def test_l2_does_not_feel_the_scale_of_a_family():
-    """The header learns alike from two clients of which one has representations a thousand times as large."""
-    large = {0: HAND[0], 2: {**HAND[2], "lars": 1000 * HAND[2]["lars"]}}
-    scaled = [aggregated(FedGH(normalize="l2", header_lr=0.5), u)[1] for u in (HAND, large)]
-    plain = [aggregated(FedGH(header_lr=0.5), u)[1] for u in (HAND, large)]
-    assert moved(*scaled) < 1e-6
-    assert moved(*plain) > 1
-
-
-def test_a_lar_of_zeros_stays_zeros():
-    before, after = aggregated(FedGH(normalize="l2", header_lr=0.2), {0: lars([1], [[0.0] * 5])})
-    assert torch.equal(before["weight"], after["weight"])
-    assert moved({"b": before["bias"]}, {"b": after["bias"]}) > 1e-3
-
-
 # ---- bytes  ----
 
 
-def test_paper_bytes_at_the_papers_sizes_with_counts():
-    for method, up in (
-        (FedGH(), 4_008),
-        (FedGH(weight="count"), 4_016),
-    ):
-        torch.manual_seed(0)
-        model = Staged(torch.nn.Linear(4, 5), torch.nn.Linear(5, 500), torch.nn.Linear(500, 10))
-        (round,) = rounds(method, [Client(model, samples(9, 0, (0, 1)))], classes=10, rounds=1)
-        assert (nbytes(round.down[0]), nbytes(round.up[0])) == (20_040, up)
-        record = round.record
-        assert record["bytes_down_as_in_paper"] + record["bytes_up_as_in_paper"] == 20_000 + up
+def test_paper_bytes_at_the_papers_sizes():
+    torch.manual_seed(0)
+    model = Staged(torch.nn.Linear(4, 5), torch.nn.Linear(5, 500), torch.nn.Linear(500, 10))
+    (round,) = rounds(FedGH(), [Client(model, samples(9, 0, (0, 1)))], classes=10, rounds=1)
+    assert (nbytes(round.down[0]), nbytes(round.up[0])) == (20_040, 4_008)
+    record = round.record
+    assert record["bytes_down_as_in_paper"] + record["bytes_up_as_in_paper"] == 20_000 + 4_008
 
 
 # ---- the network for CIFAR-100  ----
@@ -470,7 +287,7 @@ def test_the_recipe_for_cifar_100_has_the_papers_network():
     assert [type(m) for m in (pool, flatten, projection, relu, model.head)] == list(kinds)
     assert (projection.in_features, projection.out_features) == (512, 500)
     assert (model.head.in_features, model.head.out_features) == (500, 100)
-    assert recipe.build_method() == FedGH()
+    assert recipe.chosen_method == FedGH()
 
 
 @pytest.mark.slow

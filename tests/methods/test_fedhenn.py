@@ -29,6 +29,7 @@ from toys import (
     worker,
 )
 
+from helpers.nested import nested
 from polyfed.core.client import Client, Public
 from polyfed.core.message import nbytes
 from polyfed.core.model_factory import Architectures
@@ -36,7 +37,7 @@ from polyfed.data.samples import Samples
 from polyfed.errors import RequestError
 from polyfed.functional.quantization import unpack
 from polyfed.methods import FedAvg, FedHeNN, Local
-from polyfed.methods.building_blocks import mean_kernel
+from polyfed.methods.building_blocks import kernel_alignment
 from polyfed.models import zoo
 from polyfed.models.split import Staged
 
@@ -45,7 +46,7 @@ FLOATS = {name: sum(t.numel() for t in net().state_dict().values()) for name, ne
 
 
 def hetero(**knobs):
-    return FedHeNN(**{"eta0": 0.5, "rad_size": 20, "rad_batch": 20, **knobs})
+    return FedHeNN(**nested(**{"eta0": 0.5, "size": 20, "batch": 20, **knobs}))
 
 
 def homo(**knobs):
@@ -161,9 +162,9 @@ def alignment_only(method, at, context):
 
 
 @pytest.mark.parametrize("double", [False, True])
-@pytest.mark.parametrize("rad_batch", [20, 8])
-def test_homogeneous_first_step_has_no_alignment_gradient(rad_batch, double):
-    method = homo(rad_batch=rad_batch)
+@pytest.mark.parametrize("rows", [20, 8])
+def test_homogeneous_first_step_has_no_alignment_gradient(rows, double):
+    method = homo(batch=rows)
     _, at, _, context = at_step(method, clients(["deep"] * 2), double=double)
     found = alignment_only(method, at, context)
     tolerance = 1e-14 if double else 1e-6  # "exactly 0" up to rounding: the target was centred by itself
@@ -226,7 +227,7 @@ def hand_gradient(model, data, x, k_bar, weight):
 @pytest.mark.parametrize("norm", ["none", "fro"])
 def test_gradient_of_a_step(every, rows, norm):
     """Q eta on every q-th step, nothing between; K_bar of everybody's latest weights, cut to the rows of the step."""
-    method = hetero(rad_every=every, rad_batch=rows, kernel_norm=norm)
+    method = hetero(every=every, batch=rows, norm=norm)
     members = clients(MIXED)
     for step in range(4):
         fed, at, message, context = at_step(method, members, round=5, number=2, step=step)
@@ -267,7 +268,7 @@ def test_homogeneous_gradient_of_a_step():
 @pytest.mark.parametrize(("every", "share"), [(1, 1.0), (2, 0.6), (5, 0.2)])
 def test_how_often_the_term_enters(every, share):
     """20 rows in batches of 4, one epoch: 5 steps, counted from 0."""
-    history = rounds(hetero(rad_every=every), clients(["deep", "shallow"], 20), held=public())
+    history = rounds(hetero(every=every), clients(["deep", "shallow"], 20), held=public())
     assert history[1].record["sums"]["d_cka_steps"] == pytest.approx(share)
 
 
@@ -305,9 +306,9 @@ def known_to_the_server(members, history, upto, seed=0):
 
 @pytest.mark.parametrize("norm", ["none", "fro"])
 @pytest.mark.parametrize("pool", ["all", "selected", "seen"])
-def test_mean_kernel_of_each_pool(pool, norm):
+def test_kernel_alignment_of_each_pool(pool, norm):
     members = clients([*MIXED, "deep"])
-    method = hetero(kernel_pool=pool, kernel_norm=norm)
+    method = hetero(pool=pool, norm=norm)
     history = rounds(method, members, held=public(), rounds=4, participation=0.4, lose=lambda r, i: r == 1 and i == 3)
     seen, last = set(), set()
     checked = 0
@@ -404,7 +405,7 @@ def test_homogeneous_refuses_several_architectures():
 
 @pytest.mark.parametrize(("rank", "exact_rank", "columns"), [(128, 256, 23), (3, 22, 3), (3, 23, 23)])
 def test_heterogeneous_bytes(rank, exact_rank, columns, monkeypatch):
-    monkeypatch.setattr(mean_kernel, "_EXACT_RANK", exact_rank)
+    monkeypatch.setattr(kernel_alignment, "_EXACT_RANK", exact_rank)
     members = clients(MIXED)
     history = rounds(hetero(rank=rank), members, held=public(), rounds=3, participation=0.5, epochs=1)
     for number, round in enumerate(history, 1):
@@ -442,27 +443,33 @@ def test_bytes_of_the_papers_sizes(monkeypatch):
         "fedhenn-cifar10": lambda: zoo.build("fedhenn-cifar10", (3, 32, 32), 10),
     }
     data = (images[:4], torch.tensor([0, 1, 2, 3]))
-    knobs = {"eta0": 0.01, "rad_size": 5000, "rad_batch": 16, "eta_schedule": "constant"}
-    monkeypatch.setattr(mean_kernel, "_EXACT_RANK", 0)
-    (round,) = rounds(FedHeNN(rank=64, **knobs), [Client("tiny", data)], builders, held=held, classes=10, rounds=1)
+    knobs = {"eta0": 0.01, "size": 5000, "batch": 16, "eta_schedule": "constant"}
+    monkeypatch.setattr(kernel_alignment, "_EXACT_RANK", 0)
+    (round,) = rounds(
+        FedHeNN(**nested(rank=64, **knobs)), [Client("tiny", data)], builders, held=held, classes=10, rounds=1
+    )
     assert (nbytes({"rad": round.down[0]["rad"]}), nbytes({"f": round.down[0]["factor"]["values"]})) == (
         15_360_000,
         1_280_000,
     )
-    knobs |= {"rad_size": 20, "setting": "homogeneous"}
-    (round,) = rounds(FedHeNN(**knobs), [Client("fedhenn-cifar10", data)], builders, held=held, classes=10, rounds=1)
+    knobs |= {"size": 20, "setting": "homogeneous"}
+    (round,) = rounds(
+        FedHeNN(**nested(**knobs)), [Client("fedhenn-cifar10", data)], builders, held=held, classes=10, rounds=1
+    )
     assert nbytes(round.down[0]) == 1_231_368 + 20 * 3072
     assert nbytes(round.up[0]) == 1_231_368 + 8
     knobs |= {"setting": "heterogeneous"}
-    (round,) = rounds(FedHeNN(**knobs), [Client("fedhenn-cifar10", data)], builders, held=held, classes=10, rounds=1)
+    (round,) = rounds(
+        FedHeNN(**nested(**knobs)), [Client("fedhenn-cifar10", data)], builders, held=held, classes=10, rounds=1
+    )
     assert nbytes(round.up[0]) == 1_231_368
 
     pair = [Client("d64", data), Client("d64", data)]  # widths that add up to r = 128
     builders = {"d64": lambda: Staged(Pooled(), nn.Sequential(nn.Linear(192, 64), nn.Tanh()), nn.Linear(64, 10))}
-    knobs |= {"rad_size": 5000}
-    (weights,) = rounds(FedHeNN(**knobs), pair, builders, held=held, classes=10, rounds=1)
+    knobs |= {"size": 5000}
+    (weights,) = rounds(FedHeNN(**nested(**knobs)), pair, builders, held=held, classes=10, rounds=1)
     assert nbytes(weights.down[0]) == 15_360_000 + 2_560_000
-    kernels = FedHeNN(uploads="kernels", rad_refresh=0, **knobs)
+    kernels = FedHeNN(**nested(uploads="kernels", refresh=0, **knobs))
     first, second = rounds(kernels, pair, builders, held=held, classes=10, rounds=2)
     assert (nbytes(first.down[0]), nbytes(first.up[0])) == (15_360_004, 1_280_004)
     assert (nbytes(second.down[0]), nbytes(second.up[0])) == (2_560_004, 1_280_004)
@@ -516,7 +523,7 @@ def test_alignment_brings_kernels_together():
         return np.mean([(unit[i] * unit[j]).sum() for i in range(4) for j in range(i)])
 
     settings = {"rounds": 8, "epochs": 2}
-    ours = rounds(hetero(eta0=1.0, rad_size=40, rad_batch=40), members, held=held, **settings)
+    ours = rounds(hetero(eta0=1.0, size=40, batch=40), members, held=held, **settings)
     local = rounds(Local(), members, **settings)
     assert alike(ours) > alike(local) + 0.05
     values = [round.record["sums"]["d_cka"] for round in ours[1:]]

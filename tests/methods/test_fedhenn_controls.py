@@ -9,6 +9,7 @@ import pytest
 import torch
 from toys import NETS, batch, clients, federation, model_with, moved, public, rounds, same, worker
 
+from helpers.nested import nested
 from polyfed.core.model_factory import Architectures
 from polyfed.functional.quantization import unpack
 from polyfed.methods import FedHeNN, Local
@@ -17,7 +18,7 @@ MIXED = ["shallow", "deep", "wide", "broad"]  # widths of their representations:
 
 
 def hetero(**knobs):
-    return FedHeNN(**{"eta0": 0.5, "rad_size": 20, "rad_batch": 20, **knobs})
+    return FedHeNN(**nested(**{"eta0": 0.5, "size": 20, "batch": 20, **knobs}))
 
 
 def kernel(members, number, weights, x):
@@ -52,7 +53,7 @@ def latest(members, history, upto):
 @pytest.mark.parametrize("pool", ["all", "seen"])
 def test_own_is_the_clients_own_kernel_alone(pool, norm):
     members = clients([*MIXED, "deep"])
-    method = hetero(control="own", kernel_pool=pool, kernel_norm=norm)
+    method = hetero(control="own", pool=pool, norm=norm)
     history = rounds(method, members, held=public(), rounds=4, participation=0.6, lose=lambda r, i: r == 2)
     checked, known = 0, set()
     for number, round in enumerate(history, 1):
@@ -140,7 +141,7 @@ def test_without_weight_a_control_is_local(control):
     [
         (
             {"control": "own", "setting": "homogeneous"},
-            "control: expected setting 'heterogeneous', as there is no",
+            "control: expected setting 'heterogeneous', as the other has no",
         ),
         ({"control": "permuted", "setting": "homogeneous"}, "control: expected setting 'heterogeneous'"),
     ],

@@ -24,16 +24,16 @@ from toys import (
     worker,
 )
 
+from helpers.nested import nested
 from polyfed.core.client import Client, Public
 from polyfed.core.settings import Evaluation
 from polyfed.data.samples import Samples
 from polyfed.engine.federation import Federation, Training
 from polyfed.engine.task import Task
 from polyfed.errors import RequestError, RunError
-from polyfed.experiments.estimate import estimate_costs
 from polyfed.functional.quantization import unpack
 from polyfed.methods import FedHeNN, fedhenn
-from polyfed.methods.building_blocks import mean_kernel
+from polyfed.methods.building_blocks import kernel_alignment
 from polyfed.models.split import Staged
 from polyfed.plugins.settings import Availability
 
@@ -43,8 +43,8 @@ ROW = INPUTS * 4  # bytes of one input
 
 
 def hetero(**knobs):
-    usual = {"eta0": 0.5, "rad_size": 20, "rad_batch": 20, "eta_schedule": "constant"}
-    return FedHeNN(**{**usual, **knobs})
+    usual = {"eta0": 0.5, "size": 20, "batch": 20, "eta_schedule": "constant"}
+    return FedHeNN(**nested(**{**usual, **knobs}))
 
 
 def homo(**knobs):
@@ -107,7 +107,7 @@ def test_rbf_kernels_are_averaged_and_aligned(width):
 
 def test_rbf_with_few_landmarks_is_near(monkeypatch):
     _, _, exact, _ = received(hetero(similarity="rbf"), clients(MIXED))
-    monkeypatch.setattr(mean_kernel, "_LANDMARKS", 12)
+    monkeypatch.setattr(kernel_alignment, "_LANDMARKS", 12)
     _, _, near, _ = received(hetero(similarity="rbf"), clients(MIXED))
     kernels = [f @ f.T for f in (unpack(m["factor"]).double().numpy() for m in (exact, near))]
     assert unpack(near["factor"]).shape[1] == 4 * 12
@@ -142,32 +142,28 @@ def test_homogeneous_distances(similarity):
     ("knobs", "text"),
     [
         ({"similarity": "procrustes"}, "procrustes: expected the representation of one model"),
-        ({"uploads": "kernels"}, "expected rad_refresh 0"),
-        ({"uploads": "kernels", "rad_refresh": 3}, "got 3"),
-        ({"setting": "homogeneous", "uploads": "kernels", "rad_refresh": 0}, "expected setting 'heterogeneous'"),
+        ({"uploads": "kernels"}, r"expected alignment_data\.refresh 0"),
+        ({"uploads": "kernels", "refresh": 3}, "got 3"),
+        ({"setting": "homogeneous", "uploads": "kernels", "refresh": 0}, "expected setting 'heterogeneous'"),
         ({"final_average": True}, "expected setting 'homogeneous'"),
-        ({"rad_source": "train", "rad_transport": "seed"}, "no seed tells"),
-        ({"rad_source": "train", "rad_transport": "indices"}, "indices point into"),
-        ({"rad_source": "noise", "rad_transport": "indices"}, "indices point into"),
     ],
 )
 def test_combinations_that_cannot_be(knobs, text):
     with pytest.raises(ValueError, match=text):
-        FedHeNN(**knobs)
+        FedHeNN(**nested(**knobs))
 
 
 # ---- where the RAD comes from, and how it travels ----
 
 
 @pytest.mark.parametrize("setting", ["heterogeneous", "homogeneous"])
-@pytest.mark.parametrize(("source", "transports"), [("holdout", ("indices", "seed")), ("noise", ("seed",))])
 @pytest.mark.parametrize("refresh", [1, 2, 0])
-def test_transports_are_alike_but_for_bytes(setting, source, transports, refresh):
+def test_transports_are_alike_but_for_bytes(setting, refresh):
     members = clients(["deep"] * 3)
-    knobs = {"setting": setting, "rad_source": source, "rad_refresh": refresh}
+    knobs = {"setting": setting, "refresh": refresh}
     reference = rounds(hetero(**knobs), members, held=public(), rounds=3)
-    for transport in transports:
-        other = rounds(hetero(**knobs, rad_transport=transport), members, held=public(), rounds=3)
+    for transport in ("indices", "seed"):
+        other = rounds(hetero(**knobs, transport=transport), members, held=public(), rounds=3)
         for number, (a, b) in enumerate(zip(reference, other, strict=True)):
             assert all(same(a.weights[i], b.weights[i]) for i in range(3))
             sent = number == 0 or (refresh and number % refresh == 0)
@@ -175,59 +171,11 @@ def test_transports_are_alike_but_for_bytes(setting, source, transports, refresh
             assert a.record["bytes_down"] - b.record["bytes_down"] == 3 * saved
 
 
-def test_noise_needs_nobody_elses_data():
-    history = rounds(hetero(rad_source="noise"), clients(MIXED), rounds=2)
-    first, second = (round.down[0]["rad"] for round in history)
-    assert first.shape == (20, INPUTS)
-    assert not torch.equal(first, second)
-    assert abs(float(first.mean())) < 0.5
-    assert 0.5 < float(first.std()) < 1.5
-
-
-def test_another_data_set_is_asked_for_by_its_origin():
+def test_the_rad_may_be_another_data_set():
     elsewhere = Public(samples(40, 77), origin="other")
-    (round,) = rounds(hetero(rad_source="other"), clients(MIXED), held=elsewhere, rounds=1)
+    (round,) = rounds(hetero(), clients(MIXED), held=elsewhere, rounds=1)
     rows = {tuple(row) for row in elsewhere.samples.x.tolist()}
     assert all(tuple(row) in rows for row in round.down[0]["rad"].tolist())
-    with pytest.raises(RequestError, match=r"inputs of another data set, came 0 \(and 40 of the kind 'holdout'\)"):
-        federation(hetero(rad_source="other"), clients(MIXED), held=public())
-    with pytest.raises(RequestError, match=r"rows that everybody may see, came 0 \(and 40 of the kind 'other'\)"):
-        federation(hetero(), clients(MIXED), held=elsewhere)
-
-
-def test_training_inputs_are_handed_over_and_metered():
-    sizes = [5, 10, 20, 30]
-    members = clients(MIXED, sizes)
-    history = rounds(hetero(rad_source="train"), members, rounds=2, participation=0.5)
-    for round in history:
-        rad, drawn = round.before["rad"], round.record["clients"]
-        assert rad.shape == (20, INPUTS)
-        owners = [i for row in rad for i in range(4) if any(torch.equal(row, x) for x in members[i].data.train.x)]
-        assert len(owners) == 20
-        assert owners == sorted(owners)
-        counts = np.bincount(owners, minlength=4)
-        assert len({tuple(row) for row in rad.tolist()}) == 20, "drawn without replacement"
-        for i in range(4):
-            handed = {"down": 4 * (counts[i] > 0), "up": counts[i] * ROW}
-            down = 20 * ROW + 4 * 20 * 23 if i in drawn else 0
-            up = 4 * FLOATS[MIXED[i]] if i in drawn else 0
-            spent = round.record["bytes_by_client"][str(i)]
-            assert spent == {"down": handed["down"] + down, "up": handed["up"] + up}
-    assert not torch.equal(history[0].before["rad"], history[1].before["rad"])
-    never = {0, 1, 2, 3} - {i for round in history for i in round.record["clients"]}
-    assert all(history[-1].weights[i] is None for i in never), "who only handed over inputs owns no weights yet"
-
-
-def test_train_and_holdout_count_all_rows_alike():
-    """Of 65 rows 20 are drawn: over many rounds each client hands over its share of them."""
-    fed, _ = federation(hetero(rad_source="train"), clients(MIXED, [5, 10, 20, 30]))
-    total = np.zeros(4)
-    for number in range(1, 301):
-        fed.server.round = number
-        fed.method.plan(fed.server, [0])
-        total += [int(fed.server.state["rad_asked"].get(str(i), 0)) for i in range(4)]
-    assert total.sum() == 300 * 20
-    assert np.abs(total / total.sum() - np.array([5, 10, 20, 30]) / 65).max() < 0.02
 
 
 # ---- how long it stays ----
@@ -235,7 +183,7 @@ def test_train_and_holdout_count_all_rows_alike():
 
 @pytest.mark.parametrize("refresh", [1, 2, 3, 0])
 def test_refresh(refresh):
-    history = rounds(hetero(rad_refresh=refresh), clients(MIXED), held=public(), rounds=5)
+    history = rounds(hetero(refresh=refresh), clients(MIXED), held=public(), rounds=5)
     rads = [round.before["rad"] for round in history]
     for number in range(1, 5):
         fresh = bool(refresh) and number % refresh == 0
@@ -247,7 +195,7 @@ def test_refresh(refresh):
 
 def test_who_missed_the_rad_is_sent_it():
     history = rounds(
-        hetero(rad_refresh=0), clients(MIXED * 2), held=public(), rounds=6, participation=0.5, lose=lambda r, i: i == 1
+        hetero(refresh=0), clients(MIXED * 2), held=public(), rounds=6, participation=0.5, lose=lambda r, i: i == 1
     )
     holds = set()
     for round in history:
@@ -263,7 +211,7 @@ def test_only_who_trained_represents_a_fixed_rad_again(refresh, monkeypatch):
 
     def run():
         count = 0
-        whole = mean_kernel.inference.represent
+        whole = kernel_alignment.inference.represent
 
         def counted(*args):
             nonlocal count
@@ -271,22 +219,20 @@ def test_only_who_trained_represents_a_fixed_rad_again(refresh, monkeypatch):
             return whole(*args)
 
         with monkeypatch.context() as patch:
-            patch.setattr(mean_kernel.inference, "represent", counted)
-            history = rounds(
-                hetero(rad_refresh=refresh), clients(MIXED * 2), held=public(), rounds=4, participation=0.5
-            )
+            patch.setattr(kernel_alignment.inference, "represent", counted)
+            history = rounds(hetero(refresh=refresh), clients(MIXED * 2), held=public(), rounds=4, participation=0.5)
         return count, [{**round.record, "seconds": 0} for round in history]
 
     count, records = run()
     assert count == (8 * 4 if refresh else 8 + 3 * 4)
-    monkeypatch.setattr(mean_kernel, "_REMEMBERED", 0)
+    monkeypatch.setattr(kernel_alignment, "_REMEMBERED", 0)
     again, plain = run()
     assert again == 8 * 4
     assert plain == records
 
 
 def test_a_draw_is_never_taken_for_another():
-    fed, at, _, _ = received(hetero(rad_refresh=2), clients(MIXED), round=1)
+    fed, at, _, _ = received(hetero(refresh=2), clients(MIXED), round=1)
     kept = dict(at.state)
     fed.server.state["rad_draw"], fed.server.state["rad_holders"] = torch.tensor(3), torch.tensor([0])
     with pytest.raises(RunError, match="holds the RAD of round 3"):
@@ -296,9 +242,9 @@ def test_a_draw_is_never_taken_for_another():
 
 @pytest.mark.parametrize("bad", [torch.tensor([3, 40]), torch.tensor([-1, 2]), torch.tensor([], dtype=torch.int64)])
 def test_rows_that_nobody_has_are_refused(bad):
-    _, at, _, _ = received(hetero(rad_transport="indices"), clients(MIXED))
+    _, at, _, _ = received(hetero(transport="indices"), clients(MIXED))
     with pytest.raises(RunError, match="rows below 40"):
-        hetero(rad_transport="indices").receive(at, {"rad_rows": bad})
+        hetero(transport="indices").receive(at, {"rad_rows": bad})
     for other, came in (
         (torch.zeros(20, 5), r"\(5,\) float32"),
         (torch.zeros(20, 4, dtype=torch.uint8), r"\(4,\) uint8"),
@@ -308,26 +254,22 @@ def test_rows_that_nobody_has_are_refused(bad):
 
 
 @pytest.mark.parametrize(
-    ("change", "source", "text"),
+    ("change", "text"),
     [
-        ("client", "holdout", r"one shape and type; client 2 has \(5,\) float32, client 0 \(4,\) float32"),
-        ("client", "train", r"client 2 has \(5,\) float32"),
-        ("public", "holdout", r"what everybody may see has \(4,\) float64, client 0 \(4,\) float32"),
-        ("words", "noise", r"makes inputs of noise and needs bytes or floats for that; client 0 has \(4,\) int64"),
+        ("client", r"one shape and type; client 2 has \(5,\) float32, client 0 \(4,\) float32"),
+        ("public", r"what everybody may see has \(4,\) float64, client 0 \(4,\) float32"),
     ],
 )
-def test_inputs_that_cannot_be_a_rad_are_refused_before_round_1(change, source, text):
+def test_inputs_that_cannot_be_a_rad_are_refused_before_round_1(change, text):
     members, held = clients(["deep"] * 3), public()
     if change == "client":
         long = Samples(torch.zeros(12, 5), members[2].data.train.y)
         members[2] = Client("deep", long, prepare=lambda x: x[:, :INPUTS])
     if change == "public":
         held = Public(Samples(held.samples.x.double(), held.samples.y))
-    if change == "words":
-        members = word_clients(["deep"] * 3)
     with pytest.raises(RequestError, match=text):
-        federation(hetero(rad_source=source), members, held=held)
-    federation(hetero(rad_source=source, eta0=0.0), members, held=held)
+        federation(hetero(), members, held=held)
+    federation(hetero(eta0=0.0), members, held=held)
 
 
 def words(data):
@@ -342,7 +284,7 @@ def word_clients(architectures):
 
 def test_words_can_be_a_rad():
     members, held = word_clients(MIXED), Public(words(public().samples))
-    for knobs in ({}, {"rad_source": "train"}, {"rad_transport": "indices"}, {"uploads": "kernels", "rad_refresh": 0}):
+    for knobs in ({}, {"transport": "indices"}, {"uploads": "kernels", "refresh": 0}):
         history = rounds(hetero(**knobs), members, held=held)
         assert history[1].before["rad"].dtype == torch.int64
         assert history[1].record["sums"]["d_cka"] > 0
@@ -352,7 +294,7 @@ def test_words_can_be_a_rad():
 def test_no_rad_without_a_kernel_to_be_aligned_to(pool):
     """Before anybody has answered there is no K_bar: weights need no RAD then, uploads of kernels do."""
     for uploads, names in (("weights", set()), ("kernels", {"rad", "rad_draw"})):
-        history = rounds(hetero(kernel_pool=pool, uploads=uploads, rad_refresh=0), clients(MIXED), held=public())
+        history = rounds(hetero(pool=pool, uploads=uploads, refresh=0), clients(MIXED), held=public())
         assert all(set(message) == names for message in history[0].down.values())
         assert all("factor" in message for message in history[1].down.values())
         assert all(("rad" in message) == (uploads == "weights") for message in history[1].down.values())
@@ -366,7 +308,7 @@ def test_scoring_passes_no_rad(make, refresh, monkeypatch):
 
     members = clients(["deep"] * 4, test=6)
     evaluation = Evaluation(stage="received", extra_stages=["personal", "after_local"])
-    fed, watch = federation(make(rad_refresh=refresh), members, held=public(), evaluation=evaluation, rounds=3)
+    fed, watch = federation(make(refresh=refresh), members, held=public(), evaluation=evaluation, rounds=3)
     seen, plain, evaluate = [], inference.represent, fed.evaluator.record
 
     def evaluating(scores):
@@ -389,7 +331,7 @@ def test_scoring_passes_no_rad(make, refresh, monkeypatch):
 def test_kernel_uploads_are_weight_uploads_that_nobody_sees():
     """On one RAD, from everybody who has answered: the same K_bar, so the same training, bit for bit."""
     members = clients(MIXED)
-    knobs = {"rad_refresh": 0, "kernel_pool": "seen"}
+    knobs = {"refresh": 0, "pool": "seen"}
     by_weights = rounds(hetero(**knobs), members, held=public(), rounds=4, participation=0.75)
     by_kernels = rounds(hetero(**knobs, uploads="kernels"), members, held=public(), rounds=4, participation=0.75)
     for number, (a, b) in enumerate(zip(by_weights, by_kernels, strict=True)):
@@ -410,27 +352,27 @@ def test_the_server_of_kernel_uploads_opens_no_model(monkeypatch, similarity):
 
     for name in ("model", "weights", "initial", "keep", "architectures"):
         monkeypatch.setattr(Server, name, property(closed) if name == "architectures" else closed)
-    method = hetero(uploads="kernels", rad_refresh=0, similarity=similarity)
+    method = hetero(uploads="kernels", refresh=0, similarity=similarity)
     history = rounds(method, clients(MIXED), held=public(), rounds=3)
     assert history[-1].record["sums"]["d_cka"] > 0
 
 
 def test_an_uploaded_kernel_is_of_the_trained_model_on_the_rad():
-    (round,) = rounds(hetero(uploads="kernels", rad_refresh=0), clients(MIXED), held=public(), rounds=1)
+    (round,) = rounds(hetero(uploads="kernels", refresh=0), clients(MIXED), held=public(), rounds=1)
     for i in range(4):
         expected = model_with(NETS[MIXED[i]], round.weights[i]).represent(round.before["rad"])
         assert torch.equal(unpack(round.up[i]["kernel"]), expected.detach())
 
 
 def test_a_kernel_of_other_rows_is_refused():
-    fed, _, _, _ = received(hetero(uploads="kernels", rad_refresh=0), clients(MIXED), round=1)
+    fed, _, _, _ = received(hetero(uploads="kernels", refresh=0), clients(MIXED), round=1)
     with pytest.raises(RunError, match="expected 20 rows in the kernel of client 2, got 7"):
         fed.method.aggregate(fed.server, {2: {"kernel": {"values": torch.ones(7, 5)}}})
 
 
 def test_without_weight_nothing_is_uploaded_but_weights():
     for uploads, names in (("weights", {"model"}), ("kernels", set())):
-        (round,) = rounds(hetero(eta0=0.0, uploads=uploads, rad_refresh=0), clients(MIXED), rounds=1)
+        (round,) = rounds(hetero(eta0=0.0, uploads=uploads, refresh=0), clients(MIXED), rounds=1)
         assert all(set(message) == names for message in round.up.values())
         assert round.record["bytes_down"] == 0
 
@@ -446,7 +388,7 @@ def linear_client(scale, n=4):
 
 def test_an_infinite_kernel_is_refused():
     members = [linear_client(1e25), *clients(MIXED)]
-    method = hetero(uploads="kernels", rad_refresh=0, precision="int8")
+    method = hetero(uploads="kernels", refresh=0, precision="int8")
     history = rounds(method, members, held=public(), rounds=3)
     assert history[0].record["refused"] == [{"client": 0, "reason": "the upload is not finite ('kernel/values')"}]
     assert history[0].weights[0] is None
@@ -461,7 +403,7 @@ def test_an_infinite_kernel_of_finite_weights_is_left_out(similarity):
     fed.server.round = 2
     fed.method.plan(fed.server, [1])
     assert fed.server.log["kernels_left_out"] == 1
-    without, _ = federation(hetero(similarity=similarity, kernel_pool="seen"), members, held=public())
+    without, _ = federation(hetero(similarity=similarity, pool="seen"), members, held=public())
     without.server.round = 2
     for i in range(1, 5):
         without.server.keep(i, without.server.weights(i))
@@ -488,7 +430,7 @@ def test_precision_is_metered_and_near(precision, factor, kernel):
     assert history[1].record["bytes_by_client"]["0"]["down"] == 20 * ROW + factor
     assert moved(history[1].weights[0], exact[1].weights[0]) < (0 if precision == "float32" else 1e-2) + 1e-12
     assert (moved(history[1].weights[0], exact[1].weights[0]) > 0) == (precision != "float32")
-    method = hetero(precision=precision, uploads="kernels", rad_refresh=0)
+    method = hetero(precision=precision, uploads="kernels", refresh=0)
     (round,) = rounds(method, clients(MIXED), held=public(), rounds=1)
     assert round.record["bytes_by_client"]["0"]["up"] == kernel + 4
 
@@ -591,7 +533,7 @@ def test_final_average_is_of_everybodys_latest_weights():
 
 @pytest.mark.parametrize("refresh", [0, 2])
 def test_a_final_average_says_nothing_of_the_rad(refresh):
-    history = rounds(homo(final_average=True, rad_refresh=refresh), clients(["deep"] * 3), held=public())
+    history = rounds(homo(final_average=True, refresh=refresh), clients(["deep"] * 3), held=public())
     assert all(set(message) == {"model", "n", "rad_draw"} for message in history[-2].up.values())
     assert all(set(message) == {"model", "n"} for message in history[-1].up.values())
 
@@ -604,7 +546,7 @@ def test_late_uploads_do_not_make_holders_of_what_was_drawn_since():
     members = clients(MIXED)
     fed = Federation(
         members,
-        hetero(rad_refresh=2),
+        hetero(refresh=2),
         Training(rounds=6, batch_size=4, lr=0.1, participation=0.5),
         plugins=[Availability(late=0.7, late_by=2)],
         task=Task(public=public(), classes=3),
@@ -617,7 +559,7 @@ def test_late_uploads_do_not_make_holders_of_what_was_drawn_since():
 
 def test_only_who_answers_with_the_present_draw_holds_it():
     """Client 0's upload is late: it was made with the draw before."""
-    fed, _ = federation(hetero(rad_refresh=2), clients(MIXED), held=public())
+    fed, _ = federation(hetero(refresh=2), clients(MIXED), held=public())
     fed.server.round = 3
     fed.method.plan(fed.server, [0, 1, 2])
     fed.method.aggregate(
@@ -629,9 +571,9 @@ def test_only_who_answers_with_the_present_draw_holds_it():
 
 
 @pytest.mark.parametrize("uploads", ["weights", "kernels"])
-@pytest.mark.parametrize("knobs", [{}, {"kernel_pool": "selected"}, {"kernel_pool": "seen"}])
+@pytest.mark.parametrize("knobs", [{}, {"pool": "selected"}, {"pool": "seen"}])
 def test_drops_and_joiners(uploads, knobs):
-    method = hetero(uploads=uploads, rad_refresh=0, **knobs)
+    method = hetero(uploads=uploads, refresh=0, **knobs)
     fed = Federation(
         clients(MIXED * 2),
         method,
@@ -643,10 +585,3 @@ def test_drops_and_joiners(uploads, knobs):
     history = fed.run().history
     assert len(history) == 5
     assert max(record["sums"].get("d_cka", 0) for record in history) > 0
-
-
-def test_a_check_asks_everybody_for_inputs():
-    """Twelve clients of one architecture: the RAD that its first one is sent is everybody's, not its own share."""
-    fed, _ = federation(hetero(rad_source="train"), clients(["deep"] * 12), rounds=2)
-    found = estimate_costs(fed, unused=0, holdout=0)
-    assert found.architectures[0].down == (4 + 20 * ROW + 4 * 20 * 12 * 5,) * 2

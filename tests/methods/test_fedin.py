@@ -672,46 +672,6 @@ def test_statistics_are_averaged_like_weights(aggregation):
                 assert float(model[name].min()) >= 0 or name.endswith("mean")
 
 
-@pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
-def test_local_statistics_never_leave_a_client(aggregation):
-    members = clients(NORMED, test=20)
-    method = FedIN(aggregation=aggregation, bn_buffers="local")
-    fed, watch = federation(method, members, rounds=3, participation=0.75)
-    result = fed.run().result
-    for round in watch.rounds:
-        for place in (*round.up.values(), *round.down.values(), round.before, round.after):
-            names = set(bits(place))
-            assert any(name.endswith("bn.weight") for name in names)
-            assert not any(name.endswith((*STATISTICS, "num_batches_tracked")) for name in names)
-    assert result["evaluation"]["stage"] == "personal", "there is no model with statistics that a client would receive"
-    assert method.scored == "personal" != FedIN().scored
-
-
-def test_local_statistics_go_on_from_the_clients_own():
-    """At rate 0 the parameters stay, so that the running statistics can be had by hand, round after round."""
-    members, kept = clients(NORMED), {}
-    history = rounds(FedIN(bn_buffers="local"), members, rounds=3, participation=0.75, lr=0.0)
-    for number, round in enumerate(history, 1):
-        for i, message in round.down.items():
-            model = model_with(NETS[NORMED[i]], {**message["model"], **kept.get(i, {})}).train()
-            for rows in torch.randperm(12, generator=generator(0, "batches", "train", number, i)).split(4):
-                model(members[i].data.train.x[rows])
-            kept[i] = dict(model.named_buffers())
-            for name, value in kept[i].items():
-                torch.testing.assert_close(round.trained[i][name], value)
-            assert all(bool((t >= 0).all()) for n, t in round.trained[i].items() if n.endswith("running_var"))
-    assert int(kept[0]["extractor.bn.num_batches_tracked"]) > 3
-    means = [round.trained[i]["extractor.bn.running_mean"] for i in list(history[-1].trained)[:2]]
-    assert float((means[0] - means[1]).abs().max()) > 1e-3
-
-
-def test_without_batchnorm_there_is_nothing_to_keep_local():
-    local, sent = (rounds(FedIN(bn_buffers=where), clients(MIXED)) for where in ("local", "aggregate"))
-    for a, b in zip(local, sent, strict=True):
-        assert same(shared(a.after), shared(b.after))
-        assert all(same(bits(a.up[i]), bits(b.up[i])) for i in range(4))
-
-
 def test_unequal_cuts_are_refused_before_round_1():
     with pytest.raises(
         RequestError,

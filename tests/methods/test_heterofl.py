@@ -124,7 +124,7 @@ def test_rate_1_without_extras_is_fedavg_that_counts_everybody_once():
 )
 def test_rates_that_mean_nothing_are_refused_in_one_line(text):
     with pytest.raises(RequestError, match=r"rates.*expected 'dynamic_' or 'fix_'.*came '" + text) as caught:
-        Recipe.load("recipes/quickstart.toml", [f"method.rates={text}"], method="heterofl").build_method()
+        Recipe.load("recipes/quickstart.toml", [f"method.rates={text}"], method="heterofl")
     assert "\n" not in str(caught.value)
 
 

@@ -46,13 +46,8 @@ class Reference:
             if local_last:
                 self.own[a] |= {block(b, n) for b in self.last[a] for n in ("conv.weight", "conv.bias")}
 
-    def round(self, uploads, kinds, sizes):
-        u, w = {}, {}
-        for a in {kinds[i] for i in uploads}:
-            who = [i for i in uploads if kinds[i] == a]
-            mean = {n: numpy_mean([uploads[i] for i in who], [sizes[i] for i in who], n) for n in self.w[a]}
-            u[a] = {n: mean[n] - self.w[a][n] for n in mean}
-            w[a] = sum(sizes[i] for i in who)
+    def carry(self, u):
+        """Adds the larger networks' updates of the round before to the last blocks', and keeps those of this one."""
         plain = {a: dict(one) for a, one in u.items()}
         for a in u:
             for name, m in self.m.get(a, {}).items():
@@ -64,6 +59,15 @@ class Reference:
                     for b in self.last[small]
                     for n in ("conv.weight", "conv.bias")
                 }
+
+    def round(self, uploads, kinds, sizes):
+        u, w = {}, {}
+        for a in {kinds[i] for i in uploads}:
+            who = [i for i in uploads if kinds[i] == a]
+            mean = {n: numpy_mean([uploads[i] for i in who], [sizes[i] for i in who], n) for n in self.w[a]}
+            u[a] = {n: mean[n] - self.w[a][n] for n in mean}
+            w[a] = sum(sizes[i] for i in who)
+        self.carry(u)
         old = {a: dict(one) for a, one in self.w.items()}
         for a in self.w:
             for name in self.w[a]:

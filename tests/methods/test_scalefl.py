@@ -226,7 +226,7 @@ def test_distillation_begins_after_its_share_of_the_rounds():
 def test_levels_that_mean_nothing_are_refused_in_one_line(text):
     shown = " ".join(text.split())  # an error is one line, without runs of blanks
     with pytest.raises(RequestError, match=r"levels.*expected levels as width@depth.*came '" + shown) as caught:
-        Recipe.load("recipes/quickstart.toml", [f'method.levels="{text}"'], method="scalefl").build_method()
+        Recipe.load("recipes/quickstart.toml", [f'method.levels="{text}"'], method="scalefl")
     assert "\n" not in str(caught.value)
 
 

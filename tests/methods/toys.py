@@ -150,7 +150,7 @@ class Watch:
     def end(self, result: Any) -> None: ...
 
 
-def federation(
+def federation(  # noqa: PLR0913 - what tests vary, each by its name
     method: Method,
     members: Sequence[Client],
     builders: Mapping[str, Callable[[], nn.Module]] | None = None,

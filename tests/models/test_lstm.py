@@ -102,8 +102,8 @@ architectures = ["fedhenn-lstm1", "fedhenn-lstm2"]
 [method]
 name = "fedhenn"
 eta0 = 1.0
-rad_size = 4
-rad_batch = 4
+alignment_data.size = 4
+alignment_data.batch = 4
 [training]
 rounds = 2
 batch_size = 8

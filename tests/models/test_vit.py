@@ -324,10 +324,11 @@ def test_fedavg_averages_depths_layer_by_layer() -> None:
             assert not torch.equal(mean, tensor)
 
 
+ROWS = {"size": 12, "batch": 12}
+
+
 def test_fedhenn_aligns_a_cnn_with_a_vit() -> None:
-    aligned, off = (
-        weights(federation(FedHeNN(eta0=eta, rad_size=12, rad_batch=12), ["cnn", "vit"])) for eta in (0.5, 0.0)
-    )
+    aligned, off = (weights(federation(FedHeNN(eta0=eta, alignment_data=ROWS), ["cnn", "vit"])) for eta in (0.5, 0.0))
     local = weights(federation(Local(), ["cnn", "vit"]))
     assert difference(off, local) is None
     for client in range(4):
@@ -350,7 +351,7 @@ def test_methods_for_nested_networks_take_them(method: Method) -> None:
 
 
 def test_the_pool_has_the_serial_result_bit_for_bit() -> None:
-    method, names = FedHeNN(rad_size=12, rad_batch=12), ["cnn", "vit"]
+    method, names = FedHeNN(alignment_data=ROWS), ["cnn", "vit"]
     assert difference(everything(federation(method, names)), everything(federation(method, names, "pool"))) is None
 
 

@@ -109,7 +109,7 @@ def test_who_sends_nothing_has_no_latency() -> None:
 
 
 def test_training_is_the_same_and_passages_add_up() -> None:
-    method = FedHeNN(rad_size=8, eta0=0.1)
+    method = FedHeNN(alignment_data={"size": 8}, eta0=0.1)
     kit, devices = Kit(method=method), Devices(names=["laptop", "phone-low"], server_compute=1e9)
     training = Training(rounds=2, batch_size=8)
     off, on = (

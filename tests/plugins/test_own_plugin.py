@@ -17,9 +17,12 @@ from polyfed.cli import app as cli
 from polyfed.errors import RequestError
 
 SOURCE = """
+from typing import ClassVar
+
 import torch
 import polyfed as pf
 from polyfed.core.message import flatten
+from polyfed.core.method import knobs
 from polyfed.core.settings import Settings
 
 
@@ -57,6 +60,23 @@ class Stops(pf.Plugin):
 
     def should_stop(self, history, rounds, final=False):
         return "would be one too many" if rounds[-1] > 2 and not final else None
+
+
+class Counted(pf.Plugin):
+    name = "counted"
+    built = 0
+
+    def __init__(self):
+        super().__init__()
+        Counted.built += 1
+
+
+@knobs
+class CountedMethod(pf.methods.FedAvg):
+    built: ClassVar[int] = 0
+
+    def __post_init__(self):
+        CountedMethod.built += 1
 """
 RECIPE = """
 [data]
@@ -154,6 +174,16 @@ def test_what_cannot_be_is_one_line(settings: dict[str, Any], said: str) -> None
     with pytest.raises(RequestError, match=said) as refused:
         pf.Recipe.load(recipe(**settings))
     assert "\n" not in str(refused.value)
+
+
+def test_a_run_builds_its_plugins_and_its_method_once() -> None:
+    chosen = pf.Recipe.load(recipe(name="my_plugins:Counted"), method="my_plugins:CountedMethod", executor="serial")
+    mine = sys.modules["my_plugins"]
+    assert (mine.Counted.built, mine.CountedMethod.built) == (0, 1)
+    pf.run(chosen, out="first")
+    assert (mine.Counted.built, mine.CountedMethod.built) == (1, 1)
+    pf.run(chosen, out="second")
+    assert (mine.Counted.built, mine.CountedMethod.built) == (2, 1), "a plugin may change in a run, a method may not"
 
 
 def test_two_of_one_name_are_refused() -> None:

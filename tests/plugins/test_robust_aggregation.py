@@ -293,7 +293,7 @@ def test_what_cannot_be_held_to_one_another_is_refused() -> None:
     with pytest.raises(RequestError, match=r"^defence.rule: expected .*, came fedfomo, which sends 'model': whole"):
         check_rule(FedFomo(), "krum")
     check_rule(FedFomo(), Defence(max_norm=1.0).rule)
-    check_rule(FedHeNN(setting="homogeneous", rad_size=8), "median")
+    check_rule(FedHeNN(setting="homogeneous", alignment_data={"size": 8}), "median")
     check_rule(Local(), "median")
     for kind in METHODS.values():
         method = kind()

@@ -472,11 +472,6 @@ def test_data_that_have_changed_or_are_no_images(ran: Callable[..., Done], monke
         exposed(path)
 
 
-def test_prototypes_that_are_all_held_back(ran: Callable[..., Done]) -> None:
-    with pytest.raises(RequestError, match="sends prototypes of 0 classes"):
-        exposed(ran("fedgh", min_class_count=1000).path, 0, 1)
-
-
 def test_the_upload_is_not_changed_by_being_attacked(ran: Callable[..., Done]) -> None:
     seen = exposed(ran().path)
     before = tensor(seen.sent[0].values, 0.0).clone()  # type: ignore[arg-type]

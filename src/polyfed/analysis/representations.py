@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from polyfed.analysis.choices import Choices
 from polyfed.analysis.cka import unit_kernel
 from polyfed.analysis.layer_outputs import ClientRef, clients_of, layer_outputs, subsample_clients
 from polyfed.analysis.probe_inputs import ProbeInputs, common_inputs
@@ -15,9 +15,6 @@ from polyfed.errors import RequestError
 from polyfed.experiments.data_cache import DataCache
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.run_records import RunRecord
-
-if TYPE_CHECKING:
-    from polyfed.analysis.network_figures import Choices
 
 __all__ = ["GroupRepresentations", "RunRepresentations", "represent_runs"]
 

@@ -29,7 +29,7 @@ FILES = ("attack.json", "reconstructions.png", "reconstructions.svg", "psnr-by-s
 REPORT_FILES = ("leakage.json", "leakage.md", "membership.png", "membership.svg")
 
 
-def attack(
+def attack(  # noqa: PLR0913 - what a user may choose, each by its name
     run: str | Path,
     *,
     client: int = 0,
@@ -78,7 +78,7 @@ def attack(
     return found, _write(found, folder)
 
 
-def report(
+def report(  # noqa: PLR0913 - what a user may choose, each by its name
     runs: str | Path | Sequence[str | Path],
     *,
     shadows: int = 16,

@@ -60,8 +60,8 @@ def run(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Who does the clients' work: auto, serial, pool, cohort, flower-sim (Ray).",
-            autocompletion=completion.one_of("auto", "serial", "pool", "cohort", "flower-sim"),
+            help="Who does the clients' work: auto, serial, pool, cohort, ray.",
+            autocompletion=completion.one_of("auto", "serial", "pool", "cohort", "ray"),
         ),
     ] = None,
     device: Device = None,

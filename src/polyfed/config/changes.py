@@ -8,9 +8,11 @@ from typing import Any
 
 from polyfed.config.schema import SECTIONS
 from polyfed.registry import METHODS
+from polyfed.results.read import flat_table
 from polyfed.validation.effect import idle
+from polyfed.validation.hyperparameters import flat_fields
 
-__all__ = ["drop_idle", "merge"]
+__all__ = ["drop_idle", "join", "merge"]
 
 
 def drop_idle(settings: dict[str, Any], changed: Sequence[tuple[str, ...]]) -> dict[str, Any]:
@@ -23,18 +25,35 @@ def drop_idle(settings: dict[str, Any], changed: Sequence[tuple[str, ...]]) -> d
         settings: with the changes in them. changed: the dotted keys that were laid over them.
     """
     settings = copy.deepcopy(settings)
-    for place in dict.fromkeys(path[:-1] for path in changed):
+    for place in dict.fromkeys(map(_home, changed)):
         fields = _fields_at(settings, place)
         tables = _tables_at(settings, place)
-        keys = {path[-1] for path in changed if path[:-1] == place}
+        keys = {".".join(path[len(place) :]) for path in changed if path[: len(place)] == place}
         values = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
         for table in tables:
-            values |= {name: table[name.rstrip("_")] for name in fields if name.rstrip("_") in table}
+            given = flat_table(table)
+            values |= {name: given[name.rstrip("_")] for name in fields if name.rstrip("_") in given}
         for name, needed in idle(fields, values).items():
             if needed.key in keys and name.rstrip("_") not in keys:
                 for table in tables:
-                    table.pop(name.rstrip("_"), None)
+                    _drop(table, name.rstrip("_").split("."))
     return settings
+
+
+def _home(path: tuple[str, ...]) -> tuple[str, ...]:
+    """The section that a dotted key is of, or the table of a method's variant."""
+    return path[:2] if path[0] == "methods" else path[:1]
+
+
+def _drop(table: dict[str, Any], keys: Sequence[str]) -> None:
+    """Leave out what a dotted key stands for, and a table that is empty without it."""
+    first = keys[0]
+    if len(keys) == 1 or not isinstance(table.get(first), dict):
+        table.pop(first, None)
+        return
+    _drop(table[first], keys[1:])
+    if not table[first]:
+        del table[first]
 
 
 def _tables_at(settings: Mapping[str, Any], place: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -62,8 +81,7 @@ def _fields_at(settings: Mapping[str, Any], place: tuple[str, ...]) -> Mapping[s
     name = place[-1]
     for table in _tables_at(settings, place)[::-1]:
         name = str(table.get("name", name))
-    fields: Mapping[str, Any] = METHODS[name].__pydantic_fields__ if name in METHODS else {}
-    return fields
+    return flat_fields(METHODS[name]) if name in METHODS else {}
 
 
 def merge(settings: Mapping[str, Any], more: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -72,3 +90,13 @@ def merge(settings: Mapping[str, Any], more: Mapping[str, Mapping[str, Any]]) ->
         own = merged.get(section, {})
         merged[section] = {**own, **values} if isinstance(own, Mapping) else own
     return merged
+
+
+def join(own: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Both tables as one, key by key, those in them likewise; what `more` says counts."""
+    joined = dict(own)
+    for key, value in more.items():
+        before = joined.get(key)
+        both_tables = isinstance(before, Mapping) and isinstance(value, Mapping)
+        joined[key] = join(before, value) if both_tables else value  # type: ignore[arg-type]
+    return joined

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
+from polyfed.core.settings import Settings
 from polyfed.engine.plugin import Plugin
 from polyfed.errors import RequestError
 from polyfed.registry import PLUGINS, import_object
 from polyfed.validation.error_lines import one_line
 
 
-def build_plugin(name: str, settings: Mapping[str, Any], beside: Sequence[str]) -> Plugin:
-    """A plugin of the user's own.
+@dataclass(frozen=True)
+class OwnPlugin:
+    """A plugin of the user's own as a recipe asks for it: its class, and its settings if it has any."""
+
+    kind: type[Plugin]
+    settings: Settings | None
+
+    def build(self) -> Plugin:
+        """A new object, as a plugin may change during a run."""
+        return self.kind() if self.settings is None else self.kind(self.settings)
+
+
+def read_plugin(name: str, settings: Mapping[str, Any], beside: Sequence[str]) -> OwnPlugin:
+    """Find the class, and check the settings.
 
     Args:
         name: ``"package.module:Class"``. settings: its keys. beside: folders in which the module is looked for, too.
@@ -33,8 +47,8 @@ def build_plugin(name: str, settings: Mapping[str, Any], beside: Sequence[str]) 
     if kind.settings_class is None:
         if settings:
             raise RequestError(f"plugin '{name}': expected no settings, as its class has no settings_class, got some")
-        return kind()
+        return OwnPlugin(kind, None)
     try:
-        return kind(kind.settings_class.model_validate(dict(settings)))
+        return OwnPlugin(kind, kind.settings_class.model_validate(dict(settings)))
     except ValidationError as error:
         raise RequestError(one_line(error, kind.settings_class, ("plugins", name))) from None

@@ -52,10 +52,10 @@ from typing import Any, ClassVar
 import tomli_w
 from pydantic import Field, PrivateAttr, ValidationError
 
-from polyfed.config.changes import merge
+from polyfed.config.changes import join, merge
 from polyfed.config.loading import module_folders, read_recipe, recipe_stem, without_run
 from polyfed.config.overrides import apply_overrides
-from polyfed.config.own_plugins import build_plugin
+from polyfed.config.own_plugins import OwnPlugin, read_plugin
 from polyfed.config.profiles import LABEL, apply_profiles, profile_names
 from polyfed.config.schema import SECTIONS, Data, MethodChoice, Models, PluginChoice, RunSettings
 from polyfed.core.settings import Evaluation, Privacy, Settings, Training
@@ -96,7 +96,9 @@ class Recipe(Settings):
     _beside: tuple[str, ...] = PrivateAttr(())  # where modules of one's own are looked for, too
     _own: MethodChoice | None = PrivateAttr(None)  # [method] as the file has it, before `choose`
     _knobs: dict[str, Any] = PrivateAttr(default_factory=dict)  # all of the method's, in TOML's names
-    _planned: str = PrivateAttr("")
+    _method: Any = PrivateAttr(None)  # a `polyfed.Method`
+    _variants: dict[str, Any] = PrivateAttr(default_factory=dict)  # label -> what [methods.label] alone makes
+    _own_plugins: list[OwnPlugin] = PrivateAttr(default_factory=list)
 
     # making -------------------------------------------------------------------------------------------------
 
@@ -192,9 +194,9 @@ class Recipe(Settings):
             augmentation(recipe.training.augment)
         except RequestError as problem:
             raise RequestError(f"training.augment: {problem}") from None
-        recipe.build_plugins()
-        for label in recipe.methods:
-            recipe._build(recipe.methods[label], f"methods.{label}")
+        recipe._own_plugins = [read_plugin(own.name, own.settings, recipe._beside) for own in recipe.plugins]
+        for label, table in recipe.methods.items():
+            recipe._variants[label] = recipe._build(table, f"methods.{label}")
         label = recipe.run.label
         recipe = recipe.choose(recipe.method.name)
         return recipe if label is None else recipe.with_run(label=label)
@@ -210,10 +212,14 @@ class Recipe(Settings):
         method = name if table is None else table.name
         is_alone = table is not None and table.alone
         own = self._own or self.method
-        if own.name == name:
-            knobs |= own.knobs
+        overlaid = own.name == name and (bool(own.knobs) or own.alone)
+        if overlaid:
+            knobs = join(knobs, own.knobs)
             is_alone = is_alone or own.alone
-        return self._with_method(MethodChoice(name=method, alone=is_alone, **knobs), name)
+        choice = MethodChoice(name=method, alone=is_alone, **knobs)
+        is_as_read = table is not None and not overlaid
+        built = self._variants[name] if is_as_read else self._build(choice, "method")
+        return self._with_method(choice, built, name)
 
     def choose_alone(self, name: str) -> Recipe:
         """As `choose`, with every client a federation of its own; called NAME-alone.
@@ -221,17 +227,19 @@ class Recipe(Settings):
         Raises:
             RequestError: as `choose`.
         """
-        method = self.choose(name).method
-        chosen = self._with_method(method.model_copy(update={"alone": True}), name)
-        return chosen.with_run(label=f"{label_of(name)}-alone")
+        together = self.choose(name)
+        built = together.chosen_method
+        if not built.alone:
+            built = alone(built)
+        choice = together.method.model_copy(update={"alone": True})
+        return self._with_method(choice, built, name).with_run(label=f"{label_of(name)}-alone")
 
-    def _with_method(self, method: MethodChoice, name: str) -> Recipe:
-        """The same experiment with this method, called so."""
+    def _with_method(self, method: MethodChoice, built: Any, name: str) -> Recipe:
+        """The same experiment with this method, called so. built: what `method` makes."""
         chosen = self.model_copy(update={"method": method})
-        built = chosen.build_method()
+        chosen._method = built
         knobs = {knob.rstrip("_"): value for knob, value in dataclasses.asdict(built).items()}
         chosen._knobs = {knob: value for knob, value in knobs.items() if value is not None}
-        chosen._planned = built.planned
         label = label_of(name)  # a method of one's own has one, too, as its name has a colon
         if method.alone and label == method.name:
             label = f"{label}-alone"
@@ -288,24 +296,22 @@ class Recipe(Settings):
     @property
     def planned(self) -> str:
         """What of the method depends on the number of rounds (`Method.planned`)."""
-        return self._planned
+        planned: str = self._method.planned
+        return planned
 
     def variants(self) -> list[str]:
         """The names that the recipe itself offers to `choose`: its own method, and ``[methods]``."""
         return list(dict.fromkeys([(self._own or self.method).name, *self.methods]))
 
     def build_plugins(self) -> list[Any]:
-        """What `Federation` takes as its plugins: settings of the library's, new objects of the user's own.
-
-        Raises:
-            RequestError: one of the user's own cannot be had, or not with these settings.
-        """
+        """What `Federation` takes as its plugins: settings of the library's, new objects of the user's own."""
         ours = [self.availability, self.devices, self.defence, self.hostile, self.privacy, self.compression]
-        return [*ours, *(build_plugin(own.name, own.settings, self._beside) for own in self.plugins)]
+        return [*ours, *(own.build() for own in self._own_plugins)]
 
-    def build_method(self) -> Any:
-        """A new method, a `polyfed.Method`, with its knobs: one for every federation."""
-        return self._build(self.method, "method")
+    @property
+    def chosen_method(self) -> Any:
+        """The method, a `polyfed.Method`, with its knobs: built when the recipe was read, one for all federations."""
+        return self._method
 
     def _build(self, choice: MethodChoice, place: str) -> Any:
         try:

@@ -271,10 +271,10 @@ class RunSettings(Settings):
 
     seed: Annotated[int, Field(ge=0)] = Field(0, description="every random draw of the run is derived from it")
     device: str = Field("cpu", description="where networks compute: 'cpu', 'cuda', 'cuda:1'")
-    executor: Literal["auto", "serial", "pool", "cohort", "flower-sim"] = Field(
+    executor: Literal["auto", "serial", "pool", "cohort", "ray"] = Field(
         "auto",
         description="serial: one client after the other; pool: worker processes; cohort: clients of a network as one; "
-        "flower-sim: processes of Ray, also on a cluster; auto: the pool where it pays, on a GPU the cohort",
+        "ray: processes of Ray, also on a cluster; auto: the pool where it pays, on a GPU the cohort",
     )
     workers: Positive | None = Field(
         None, description="at most so many at once: processes (default: the cores), clients of a cohort (32)"

@@ -7,16 +7,13 @@ are replaced and never written into.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, dataclass_transform
+from typing import Any, ClassVar, Literal, NamedTuple, NoReturn
 
 import torch
-from pydantic import ConfigDict, ValidationError
-from pydantic.dataclasses import dataclass as pydantic_dataclass
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
@@ -29,45 +26,12 @@ from polyfed.core.settings import Stage, Training
 from polyfed.core.upload_forms import Form
 from polyfed.functional.losses import cross_entropy
 from polyfed.models.split import Part
-from polyfed.validation.effect import without_effect
-from polyfed.validation.error_lines import in_one_line, one_line
+from polyfed.validation.hyperparameters import knobs as knobs
+from polyfed.validation.hyperparameters import repr_of_changes
+from polyfed.validation.hyperparameters import table as table
 
 Context = Mapping[str, Any]  # tensors and groups of tensors that the loss needs
 BY_ROW = "gradient by row"  # in a context: takes the gradient of the loss in its own way, see `engine.dp_sgd`
-
-
-@dataclass_transform(frozen_default=True, kw_only_default=True)
-def knobs(cls: type[Any]) -> type[Any]:
-    """Makes a method class a frozen dataclass whose fields are checked: type, range, unknown names, NaN, and whether
-    those act that were given (`validation.effect`).
-
-    What is wrong with them is said in one line, a `RequestError`.
-    """
-    config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    made: Any = pydantic_dataclass(frozen=True, kw_only=True, config=config, repr=False)(cls)
-    made.__init__ = in_one_line(_all_acting(made.__init__), _told)
-    checked: type[Any] = made
-    return checked
-
-
-def _all_acting(init: Callable[..., None]) -> Callable[..., None]:
-    """An ``__init__`` that also complains, as pydantic does, of a knob that was given and does nothing."""
-
-    @functools.wraps(init)
-    def checked(self: Any, **given: Any) -> None:
-        init(self, **given)
-        said = without_effect(type(self).__pydantic_fields__, vars(self), given)
-        if said:
-            problem: Any = {"type": "value_error", "loc": (), "input": given, "ctx": {"error": ValueError(said)}}
-            raise ValidationError.from_exception_data(type(self).__name__, [problem])
-
-    return checked
-
-
-def _told(kind: type[Any], complaints: ValidationError) -> str:
-    """The line that a recipe gives, of knobs set in Python."""
-    names = [field.name for field in fields(kind)]
-    return one_line(complaints, kind, (kind.name or kind.__name__,), names)
 
 
 def not_a_knob(kind: type[Any]) -> str | None:
@@ -153,7 +117,6 @@ class Needs:
     public: int = 0  # rows of data that everybody may see (data.holdout, data.public)
     public_origin: Literal["", "holdout", "other"] = ""  # of what kind; "" is any
     one_input: bool = False  # stored inputs have one shape and type everywhere, also in those rows
-    makes_inputs: bool = False  # the server makes some itself: they are bytes or floats
     validation: bool = False  # every client has validation rows
     twice_differentiable: bool = False  # every network has second derivatives
     warmup: int = 0  # first rounds in which nobody trains; a run has more rounds
@@ -249,11 +212,7 @@ class Method:
 
     def __repr__(self) -> str:
         """The knobs that are not at their defaults."""
-        if not is_dataclass(self):
-            return f"{type(self).__name__}()"
-        values = [(knob.name, getattr(self, knob.name), knob.default) for knob in fields(self)]
-        told = [f"{name}={value!r}" for name, value, default in values if value != default]
-        return f"{type(self).__name__}({', '.join(told)})"
+        return repr_of_changes(self) if is_dataclass(self) else f"{type(self).__name__}()"
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Who writes a `receive` says anew whether it `starts_blank`, who writes an `upload` what `form` it has."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Union
+from typing import NamedTuple, Protocol, Union
 
 import torch
 from torch import Tensor
@@ -21,17 +21,22 @@ from polyfed.core.message import Group, Message
 from polyfed.core.modules import floats, split
 from polyfed.core.server import Server
 
-if TYPE_CHECKING:
-    from polyfed.core.method import Method
-
 FLOATS = (torch.float32,)
 MOST = 2**40  # of a single number: steps, parameters
 
 
-class Known(NamedTuple):
-    """What the server knows of an upload before it comes. sent: what the client was sent."""
+class Variants(Protocol):
+    """What a form asks of a method, beside its knobs."""
 
-    method: Method
+    def variant(self, server: Server, client_id: int) -> str:
+        """Which of an architecture's networks a client trains."""
+        ...
+
+
+class Known(NamedTuple):
+    """What the server knows of an upload before it comes. method: that it is for. sent: what the client was sent."""
+
+    method: Variants
     server: Server
     client_id: int
     sent: Message

@@ -56,7 +56,7 @@ _SVHN = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))  # no statistics: FedIN's code maps t
 _HUB = "hub:"
 
 
-def load(
+def load(  # noqa: PLR0913 - what a user may choose, each by its name
     name: str,
     root: str | Path | None = None,
     *,

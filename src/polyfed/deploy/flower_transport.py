@@ -7,15 +7,13 @@ A Flower app needs two lines, one in each of its components:
 
 What a node is (its client's number, data, network, disk) stands in its node configuration, how a run goes in the run
 configuration; docs/deployment.md lists both. Letters travel as one record: plain facts as JSON, a message as the bytes
-of one array, so that any type survives and equal broadcasts travel once. Nothing is unpickled. `simulate` is Flower's
-other engine, without machines: Ray's processes for nodes.
+of one array, so that any type survives and equal broadcasts travel once. Nothing is unpickled.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -133,36 +131,6 @@ def client_app(answer: Callable[[Letter, Context], Letter]) -> ClientApp:
     app.evaluate()(answered)
     app.query("finish")(answered)
     return app
-
-
-def simulate(answer: Callable[[Letter], Letter], serve: Callable[[FlowerWire], None], nodes: int, actors: int) -> None:
-    """Flower's simulation engine on Ray: lends a wire to nodes that are processes of Ray; returns when `serve` does.
-
-    Ray is started on this machine with so many actors, or is the cluster that RAY_ADDRESS names, with all its cores.
-
-    Args:
-        answer: what a node makes of a letter. Ray hands it to its processes, so all of it must be importable there.
-        serve: is called with the wire, in a thread of its own, before Ray is there: letters wait for it.
-        nodes: how many; a node has one letter at a time.
-
-    Raises:
-        RuntimeError: Ray did not start.
-    """
-    from flwr.serverapp import ServerApp
-    from flwr.simulation import run_simulation
-
-    app = ServerApp()
-
-    def lend(grid: Grid, context: Context) -> None:
-        serve(FlowerWire(grid))
-
-    app.main()(lend)
-    here: dict[str, Any] = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": actors, "_temp_dir": os.getcwd()}
-    config: dict[str, Any] = {
-        "init_args": {"log_to_driver": False, **here},
-        "client_resources": {"num_cpus": 1, "num_gpus": 0},
-    }
-    run_simulation(app, client_app(lambda letter, _: answer(letter)), nodes, backend_config=config)
 
 
 class FlowerWire:

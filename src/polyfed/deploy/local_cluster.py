@@ -64,7 +64,7 @@ class Finished:
     path: Path
 
 
-def local(
+def local(  # noqa: PLR0913 - what a user may choose, each by its name
     recipe: str | Path,
     *,
     nodes: int | None = None,

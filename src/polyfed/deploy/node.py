@@ -134,7 +134,7 @@ class Turn:
         self._task = task
         self._place = place
         self._recipe = recipe
-        self._method: Method = recipe.build_method()
+        self._method: Method = recipe.chosen_method
         dealt, number = data_of_node(recipe, place, data)
         self._source, source = dealt.source, dealt.source
         self._names = list(source.class_names) if task.class_names is None else task.class_names

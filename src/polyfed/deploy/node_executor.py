@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
@@ -21,17 +21,35 @@ from polyfed.deploy.node_registry import Answer, Diary, Office, Roster
 from polyfed.deploy.protocol import Kind, Letter, Report, Task, Trouble, pack, parted, read, score_read, unpack
 from polyfed.engine.evaluation import Score
 from polyfed.engine.executors.base import Job, Outcome, Scores, Scoring
+from polyfed.engine.federation_parts import FederationParts
 from polyfed.engine.upload_check import misfit
 from polyfed.errors import PolyfedError, RunError
 from polyfed.plugins.robust_aggregation import Watch, defended
-
-if TYPE_CHECKING:
-    from polyfed.deploy.server import Deployed
 
 _PARTS = ("test", "validation")
 _LONGEST = 300  # characters that are told of an error
 _NOT_TAKEN = "the upload cannot be taken in"
 _HELD = "held"  # the entry of a client's state at the server: round and passage after which it last counted
+
+
+class DeployedParts(FederationParts, Protocol):
+    """A `polyfed.deploy.server.Deployed`, in which each of these is explained."""
+
+    def personal_tensors(self, client: Client) -> Mapping[str, torch.Tensor] | None:
+        """What a client's personal model is made of."""
+        ...
+
+    def asked_of(self, client: Client) -> tuple[str, Message | None, dict[str, Any]]:
+        """A client's variant, what it receives, and what its model is."""
+        ...
+
+    def arrived(self, job: Job, outcome: Outcome) -> Outcome:
+        """An outcome as the method gets it."""
+        ...
+
+    def say(self, text: str) -> None:
+        """Tell whoever watches."""
+        ...
 
 
 class Nodes:
@@ -48,7 +66,13 @@ class Nodes:
     workers = 1
 
     def __init__(
-        self, federation: Deployed, told: Mapping[str, Any], office: Office, roster: Roster, diary: Diary, limit: int
+        self,
+        federation: DeployedParts,
+        told: Mapping[str, Any],
+        office: Office,
+        roster: Roster,
+        diary: Diary,
+        limit: int,
     ) -> None:
         self._federation = federation
         self._told = told

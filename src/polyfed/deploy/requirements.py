@@ -1,4 +1,4 @@
-"""What deployment needs besides polyfed itself: the packages of the extras `flower` and `flower-sim`, kept offline."""
+"""What deployment needs besides polyfed itself: the packages of the extra `flower`, kept offline."""
 
 from __future__ import annotations
 
@@ -9,24 +9,22 @@ from polyfed.errors import RequestError
 
 __all__ = ["OFFLINE", "expect"]
 
-OFFLINE: Mapping[str, str] = {  # what keeps Flower and Ray from calling home, and from installing anything
+OFFLINE: Mapping[str, str] = {  # what keeps Flower from calling home, and from installing anything
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
 }
 
 
-def expect(package: str, purpose: str, extra: str = "flower") -> None:
-    """Whether a package of an extra is there, without importing it.
+def expect(package: str, purpose: str) -> None:
+    """Whether a package of the extra is there, without importing it.
 
     Args:
         package: the name it is imported by.
         purpose: who needs it, for the message: "deploy local".
-        extra: that brings it.
 
     Raises:
         RequestError: it is not installed.
     """
     if importlib.util.find_spec(package) is None:
-        raise RequestError(f"{purpose} needs the package '{package}'; install it with: pip install 'polyfed[{extra}]'")
+        raise RequestError(f"{purpose} needs the package '{package}'; install it with: pip install 'polyfed[flower]'")

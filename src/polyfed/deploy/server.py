@@ -30,7 +30,7 @@ from polyfed.engine.federation import Federation, Run
 from polyfed.engine.model_readme import Guide
 from polyfed.engine.plugin import Plugin, Setup
 from polyfed.engine.preview import preview
-from polyfed.engine.round import Round
+from polyfed.engine.round_state import Round
 from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.task import Execution, Output, Task
 from polyfed.engine.weight_store import Store
@@ -118,7 +118,7 @@ class Deployed(Federation):
             raise RequestError(
                 "expected a federation's own method in a deployment, came a control: run it at one place"
             )
-        method = recipe.build_method()
+        method = recipe.chosen_method
         if known is None:
             known = roster.known
         known = dict(sorted(known.items()))

@@ -216,11 +216,6 @@ def _check_inputs(name: str, needs: Needs, clients: Sequence[Client], public: Pu
             raise RequestError(
                 f"{name} needs stored inputs of one shape and type; {owner} has {kind}, {first} {kinds[first]}"
             )
-    if needs.makes_inputs and not (inputs[first].is_floating_point() or inputs[first].dtype == torch.uint8):
-        raise RequestError(
-            f"{name} makes inputs of noise and needs bytes or floats for that; {first} has {kinds[first]}; let it draw "
-            f"inputs from data"
-        )
 
 
 def _check_validation(name: str, needs: Needs, clients: Sequence[Client]) -> None:

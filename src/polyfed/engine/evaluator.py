@@ -54,7 +54,7 @@ class Evaluator:
         excluded: clients that take no part -> the variant of their network. unscored: who is not scored.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what scoring needs of a federation
         self,
         method: Method,
         clients: Sequence[Client],

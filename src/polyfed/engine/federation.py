@@ -41,14 +41,14 @@ from polyfed.engine.compatibility import check_companion, check_fit
 from polyfed.engine.device import named_device
 from polyfed.engine.evaluation import Measure, check_measures
 from polyfed.engine.evaluator import Evaluator
-from polyfed.engine.executors.base import Executor
+from polyfed.engine.executors.base import Crew, Executor
 from polyfed.engine.executors.process_pool import chosen
-from polyfed.engine.executors.worker import Crew
 from polyfed.engine.history import History, result_of
 from polyfed.engine.model_export import ModelExport
 from polyfed.engine.notebook import of_federation
 from polyfed.engine.plugin import Plugin, Setup
-from polyfed.engine.round import Round, RoundRunner, draw_cohort
+from polyfed.engine.round import RoundRunner, draw_cohort
+from polyfed.engine.round_state import Round
 from polyfed.engine.run import PersonalModels
 from polyfed.engine.run import Run as Run
 from polyfed.engine.run_facts import facts_of, settings_of_python
@@ -89,7 +89,7 @@ class Federation:
             not there, the executor is not possible here, there are no clients, or a tracker or a metric is none.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a user may choose, each by its name
         self,
         clients: Sequence[Client],
         method: Method,
@@ -238,13 +238,18 @@ class Federation:
     def _make_executor(self) -> Executor:
         """What carries out the clients' work."""
         asked = self.execution
-        crew = Crew(self.method, self.architectures, self.clients, self.store, "auc" in self.evaluation.metrics)
+        crew = self.crew
         say = functools.partial(self.tell, "message")
         workers = None if asked.workers is None else check_integer("workers", asked.workers, 1)
-        executor = chosen(asked.executor, workers, crew, self.training, say, self.output.settings)
+        executor = chosen(asked.executor, workers, crew, self.training, say, asked.rebuild)
         return executor if asked.wrap is None else asked.wrap(executor)
 
     # what it is -----------------------------------------------------------------------------------------------
+
+    @property
+    def crew(self) -> Crew:
+        """What the executor works on."""
+        return Crew(self.method, self.architectures, self.clients, self.store, "auc" in self.evaluation.metrics)
 
     @property
     def classes(self) -> int:

@@ -17,7 +17,7 @@ import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, read_only
@@ -25,16 +25,12 @@ from polyfed.core.method import Method
 from polyfed.core.model_factory import Architectures, Precision
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Settings, Training
+from polyfed.engine.executors.base import Job, Outcome
 from polyfed.engine.late_uploads import LateUpload
-from polyfed.engine.preview import first_messages
+from polyfed.engine.preview import preview
 from polyfed.engine.rejected import Rejected as Rejected
+from polyfed.engine.round_state import Records, Round
 from polyfed.errors import RunError
-
-if TYPE_CHECKING:
-    from polyfed.engine.executors.base import Job, Outcome
-    from polyfed.engine.round import Round
-
-Records = Sequence[Mapping[str, Any]]
 
 
 @dataclass
@@ -65,10 +61,15 @@ class Setup:
     unscored: set[int] = field(default_factory=set)
 
     @functools.cached_property
+    def preview(self) -> Server:
+        """The server as it would be in round 1."""
+        return preview(self.method, self.server)
+
+    @functools.cached_property
     def first_messages(self) -> dict[int, Message]:
         """What the first client of each architecture would be sent in round 1, by number."""
         firsts = self.first_of_each_architecture().values()
-        return first_messages(self.method, self.server, [client.id for client in firsts])
+        return {client.id: self.method.broadcast(self.preview, client.id) for client in firsts}
 
     def first_of_each_architecture(self) -> dict[str, Client]:
         """Architecture -> its first client."""

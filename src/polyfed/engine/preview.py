@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 
-from polyfed.core.message import Message
 from polyfed.core.method import Method
 from polyfed.core.server import Server
 
@@ -26,9 +25,3 @@ def preview(method: Method, server: Server, present: Iterable[int] | None = None
     method.start(trial)
     method.plan(trial, list(trial.clients))
     return trial
-
-
-def first_messages(method: Method, server: Server, numbers: Iterable[int]) -> dict[int, Message]:
-    """What these clients would be sent in round 1."""
-    trial = preview(method, server)
-    return {number: method.broadcast(trial, number) for number in numbers}

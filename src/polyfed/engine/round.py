@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,111 +16,16 @@ from polyfed.core.method import Exchange, Method
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
-from polyfed.engine.evaluation import NOT_EVALUATED, Score
+from polyfed.engine.evaluation import NOT_EVALUATED
 from polyfed.engine.evaluator import Evaluator
 from polyfed.engine.executors.base import Executor, Job, Outcome
-from polyfed.engine.plugin import Plugin, Records
+from polyfed.engine.plugin import Plugin
+from polyfed.engine.round_state import Round
 from polyfed.engine.transaction import Transaction
-from polyfed.engine.uploads import sent_nbytes
 from polyfed.errors import PolyfedError, RunError
 from polyfed.profiling import Section, section
 from polyfed.registry import PLUGINS
 from polyfed.results.schema import RoundRecord, in_order
-
-
-@dataclass
-class Round:
-    """A round under way.
-
-    Attributes:
-        number: from 1. final: whether it is the method's round after the last one (`Method.closing`).
-        method, server: of the federation. history: the records of the rounds before.
-        present: who is in the federation, in order of number. cohort: who is asked to take part, drawn of these.
-        unreachable: drop out before anything reaches them. silenced: nothing that they send leaves them.
-        late: what they send arrives in a later round. busy: still at work for an earlier exchange of this round.
-        failed: whose work came to nothing, not by their own fault. asked: by any exchange so far.
-        evaluated: whether clients are scored at its end. counts_operations: whether jobs tell how many they take.
-        exchange: the present one. totals: what the round adds up to. notes: of plugins, by name.
-    """
-
-    number: int
-    final: bool
-    method: Method
-    server: Server
-    history: Records
-    present: list[int]
-    evaluated: bool
-    cohort: list[int] = field(default_factory=list)
-    unreachable: set[int] = field(default_factory=set)
-    silenced: set[int] = field(default_factory=set)
-    late: set[int] = field(default_factory=set)
-    busy: set[int] = field(default_factory=set)
-    failed: set[int] = field(default_factory=set)
-    asked: set[int] = field(default_factory=set)
-    counts_operations: bool = False
-    exchange: Exchange = field(default_factory=lambda: Exchange("train"))
-    totals: RoundTotals = field(default_factory=lambda: RoundTotals())
-    notes: dict[str, Any] = field(default_factory=dict)
-
-    def reached(self, ids: Iterable[int]) -> list[int]:
-        """Those of `ids` whom a message reaches."""
-        return [i for i in ids if i not in self.unreachable]
-
-    def working(self, ids: Iterable[int]) -> list[int]:
-        """Those of `ids` who take part in the present exchange."""
-        away = self.unreachable | self.failed | self.busy
-        return [i for i in ids if i not in away]
-
-    def dropped(self) -> list[int]:
-        """Who of those asked has dropped out so far."""
-        gone = self.unreachable | self.silenced
-        return sorted((self.asked & gone) | self.failed)
-
-
-class RoundTotals:
-    """What a round adds up to, over its exchanges."""
-
-    def __init__(self) -> None:
-        self.down: dict[int, int] = {}
-        self.up: dict[int, int] = {}
-        self.in_paper = [0, 0]
-        self.rejected: list[dict[str, Any]] = []
-        self.loss = self.samples = self.steps = 0.0
-        self.sums: dict[str, float] = {}
-        self.scores: dict[int, Score] = {}
-
-    def add(self, job: Job, outcome: Outcome, method: Method, heard: bool) -> None:
-        """Count one outcome. Bytes count when sent, also those of a rejected upload, unless nothing left the client."""
-        number = outcome.client_id
-        self.down[number] = self.down.get(number, 0) + sent_nbytes(method, job.message)
-        self.up[number] = self.up.get(number, 0) + (outcome.bytes_up if heard else 0)
-        self.in_paper[0] += method.paper_nbytes(job.message)
-        self.in_paper[1] += method.paper_nbytes(outcome.message) if heard else 0
-        if outcome.refused is not None:
-            self.rejected.append({"client": number, "reason": outcome.refused})
-        if not outcome.counts:
-            return
-        self.loss += outcome.trained.loss * outcome.trained.samples
-        self.samples += outcome.trained.samples
-        self.steps += outcome.trained.steps
-        for name, value in outcome.sums.items():
-            self.sums[name] = self.sums.get(name, 0.0) + value
-        if outcome.score is not None:
-            self.scores[number] = outcome.score
-
-    def record(self) -> dict[str, Any]:
-        """The round's part of `rounds.jsonl`; `sums` are the method's own, per training step."""
-        return {
-            "bytes_up": sum(self.up.values()),
-            "bytes_down": sum(self.down.values()),
-            "bytes_up_as_in_paper": self.in_paper[1],
-            "bytes_down_as_in_paper": self.in_paper[0],
-            "bytes_by_client": {str(n): {"down": self.down[n], "up": self.up[n]} for n in sorted(self.down)},
-            "train_loss": self.loss / self.samples if self.samples else None,
-            "samples": int(self.samples),
-            "refused": self.rejected,
-            "sums": {name: value / max(self.steps, 1) for name, value in self.sums.items()},
-        }
 
 
 def draw_cohort(training: Training, seed: int, number: int, present: Sequence[int]) -> list[int]:
@@ -129,37 +34,34 @@ def draw_cohort(training: Training, seed: int, number: int, present: Sequence[in
     return sorted(present[place] for place in order[: training.drawn(len(present))].tolist())
 
 
+@dataclass
 class RoundRunner:
     """Runs rounds on the parts of a federation.
 
-    Args:
+    Attributes:
         clients: by number. training: learning rates, and how many clients take part. seed: of the draws.
         plugins: in order. executor: carries out the jobs. transaction: takes over what clients then are.
         evaluator: scores them. aggregate: has the server take in what an exchange brought.
         progress: told (jobs of the exchange, those done).
     """
 
-    def __init__(
-        self,
-        method: Method,
-        server: Server,
-        clients: Sequence[Client],
-        training: Training,
-        seed: int,
-        plugins: Sequence[Plugin],
-        executor: Executor,
-        transaction: Transaction,
-        evaluator: Evaluator,
-        aggregate: Callable[[Round, Mapping[int, Message]], None],
-        progress: Callable[[int, int], None],
-    ) -> None:
-        self.method = method
-        self.server = server
-        self.clients = clients
-        self.training, self.seed = training, seed
-        self.plugins, self.executor = plugins, executor
-        self.transaction, self.evaluator = transaction, evaluator
-        self._aggregate, self._progress = aggregate, progress
+    method: Method
+    server: Server
+    clients: Sequence[Client]
+    training: Training
+    seed: int
+    plugins: Sequence[Plugin]
+    executor: Executor
+    transaction: Transaction
+    evaluator: Evaluator
+    aggregate: Callable[[Round, Mapping[int, Message]], None]
+    progress: Callable[[int, int], None]
+
+    def start(self, present: Iterable[int]) -> None:
+        """Before round 1: the server knows who is there, and the method begins."""
+        self.server.admit(present)
+        with server_stage("start", 0):
+            self.method.start(self.server)
 
     def run(self, round: Round, exchanges: Sequence[Exchange]) -> dict[str, Any]:
         """Run a round; its record, but for the seconds.
@@ -167,32 +69,41 @@ class RoundRunner:
         Raises:
             RunError: a client or the server failed; says which, when and where. RoundRefused: it must not count.
         """
+        selected = self.play(round, exchanges)
+        return self._record(round, selected)
+
+    def play(self, round: Round, exchanges: Sequence[Exchange]) -> list[int]:
+        """A round without its record; who of the cohort was reached.
+
+        Raises:
+            RunError: as for `run`.
+        """
         selected = self._select(round)
         with self._at_server(round, "planning", "aggregate"):
             self.method.plan(self.server, selected)
         for place, exchange in enumerate(exchanges):
             jobs = self._jobs(round, exchange, place)
-            sent = self.executor.run(jobs, functools.partial(self._progress, len(jobs)))
+            sent = self.executor.run(jobs, functools.partial(self.progress, len(jobs)))
             read = self._receive(round, jobs, sent)
             uploads = self._take_over(round, jobs, sent, read)
             with self._at_server(round, "aggregation", "aggregate"):
                 for plugin in self.plugins:
                     uploads = plugin.deliver(round, uploads)
-                self._aggregate(round, uploads)
+                self.aggregate(round, uploads)
                 self.server.state = in_plain_order(self.server.state)
             del sent, read, uploads  # which nobody needs while the clients are scored
         self.server.exchange = "train"
-        return self._record(round, selected)
+        return selected
 
     def _select(self, round: Round) -> list[int]:
-        """Let everybody be asked in a final round, else the cohort; who of them is reached."""
+        """Let everybody be asked in a final round, else the cohort, drawn where none is given; who is reached."""
         self.server.round = round.number
         for plugin in self.plugins:
             plugin.select(round)
         self.server.admit(round.present)
         if round.final:
             round.cohort = list(round.present)
-        else:
+        elif not round.cohort:
             round.cohort = draw_cohort(self.training, self.seed, round.number, round.present)
         round.asked = set(round.cohort)
         return round.reached(round.cohort)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polyfed.core.method import Method
 from polyfed.engine.executors.vectorized import stack_size
+from polyfed.engine.federation_parts import FederationParts
 from polyfed.registry import is_own
 from polyfed.results.schema import RunResult, in_order
 
-if TYPE_CHECKING:
-    from polyfed.engine.federation import Federation
 
-
-def facts_of(federation: Federation) -> dict[str, Any]:
+def facts_of(federation: FederationParts) -> dict[str, Any]:
     """What trackers, the result and tables are told of the run."""
     evaluation = {
         "stage": federation.stages[0],
@@ -46,7 +44,7 @@ def facts_of(federation: Federation) -> dict[str, Any]:
     return in_order(facts, RunResult)
 
 
-def settings_of_python(federation: Federation) -> dict[str, Any]:
+def settings_of_python(federation: FederationParts) -> dict[str, Any]:
     """What a run folder records of a federation that was made in Python."""
     knobs = {k: v for k, v in federation.facts["knobs"].items() if v is not None}
     kept = {} if federation.output.keep == "last" else {"keep": federation.output.keep}

@@ -5,24 +5,23 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from polyfed.core.method import Exchange
+from polyfed.engine.federation_parts import FederationParts
 from polyfed.engine.plugin import RoundRefused
-from polyfed.engine.round import Round, server_stage
+from polyfed.engine.round import server_stage
+from polyfed.engine.round_state import Round
 from polyfed.errors import Interrupted
 from polyfed.profiling import watching
-
-if TYPE_CHECKING:
-    from polyfed.engine.federation import Federation
 
 
 class RunLoop:
     """Runs the rounds of a federation that are still to come."""
 
-    def __init__(self, federation: Federation) -> None:
+    def __init__(self, federation: FederationParts) -> None:
         self._federation = federation
         self._last_was_refused = False  # the last round, by a plugin
 
@@ -56,9 +55,7 @@ class RunLoop:
         federation = self._federation
         done = federation.checkpointer.restore(self._begin_excluded)
         if done == 0:
-            federation.server.admit(federation.present(1))
-            with server_stage("start", 0):
-                federation.method.start(federation.server)
+            federation.runner.start(federation.present(1))
         folder = federation.folder
         info = {**federation.facts, "start_round": done + 1, "out": None if folder is None else str(folder.path)}
         for way in ("bytes_up", "bytes_down"):

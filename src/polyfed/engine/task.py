@@ -16,6 +16,7 @@ from polyfed.data.text import Vocabulary
 
 if TYPE_CHECKING:
     from polyfed.engine.executors.base import Executor
+    from polyfed.engine.federation import Federation
 
 
 @dataclass(frozen=True)
@@ -47,15 +48,17 @@ class Execution:
     Args:
         executor: "serial", one after the other in this process; "pool", by worker processes (Linux, device "cpu"), with
             the same result bit for bit; "cohort": clients of one network as one, with the same result up to rounding;
-            "auto": the pool where it pays, on other devices the cohort; "flower-sim": processes of Ray, for a
-            federation made of a recipe.
+            "auto": the pool where it pays, on other devices the cohort; "ray": processes of Ray, also on a
+            cluster, with the result of "serial" bit for bit.
         workers: at most so many work at the same time; default: as many processes as this one may use cores, or
-            cohorts of 32.
+            cohorts of 32. On a cluster of Ray's there is none.
         device: where networks compute ("cpu", "cuda", "cuda:1").
         precision: "bf16" trains with matrix products and convolutions in bfloat16 (weights, sums, messages and scores
             stay float32): faster where the processor has it, slower elsewhere, and the result is another one.
         timings: whether the records tell where the time of each round went.
         wrap: makes the executor that is used of the one that was asked for, say one that listens.
+        rebuild: a function of a module that makes the same federation anew, for the processes of "ray", which need it
+            where there is no recipe. Those of a recipe have one.
     """
 
     executor: str = "auto"
@@ -64,6 +67,7 @@ class Execution:
     precision: Precision = "float32"
     timings: bool = False
     wrap: Callable[[Executor], Executor] | None = None
+    rebuild: Callable[[], Federation] | None = None
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ def build_federation(
     Raises:
         RequestError: data that are not there or cannot be dealt so, models or a method that do not fit.
     """
-    method = recipe.build_method()
+    method = recipe.chosen_method
     live = [TRACKERS[name]() for name in recipe.run.track]  # whether they can be had is asked of a check, too
     watching = list(trackers)
     if out is not None:
@@ -95,7 +96,13 @@ def build_federation(
             label_column=source.label_column,
         ),
         executor=Execution(
-            recipe.run.executor, recipe.run.workers, recipe.run.device, recipe.run.precision, timings, wrap_executor
+            recipe.run.executor,
+            recipe.run.workers,
+            recipe.run.device,
+            recipe.run.precision,
+            timings,
+            wrap_executor,
+            functools.partial(rebuild_federation, recipe.dumps()) if recipe.run.executor == "ray" else None,
         ),
         out=Output(out, recipe.run.checkpoint_every, recipe.run.keep, recipe.run.label, recipe.to_dict()),
         seed=recipe.run.seed,
@@ -105,6 +112,17 @@ def build_federation(
         },
         trackers=watching,
     )
+
+
+def rebuild_federation(recipe: str) -> Federation:
+    """The federation of a recipe once more, in another process that does clients' work for the first one.
+
+    Args:
+        recipe: in TOML.
+    """
+    settings = tomllib.loads(recipe)
+    settings["run"] = {**settings["run"], "executor": "serial", "workers": 1, "track": []}
+    return build_federation(Recipe.from_dict(settings))
 
 
 def assign_architectures(recipe: Recipe, count: int) -> list[str]:

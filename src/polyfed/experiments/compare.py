@@ -59,7 +59,7 @@ class Comparison:
         return f"{shown}{failed}{paragraph(f'In {self.folder}')}"
 
 
-def compare(
+def compare(  # noqa: PLR0913 - what a user may choose, each by its name
     recipe: str | Path | Recipe,
     methods: Sequence[str] | None = None,
     seeds: Sequence[int] = (0,),

@@ -84,7 +84,7 @@ def pooled(base: Recipe, kind: Control) -> Recipe:
         "defence": Defence(),
         "devices": Devices(),
     }
-    executor = "auto" if local.run.executor == "flower-sim" else local.run.executor
+    executor = "auto" if local.run.executor == "ray" else local.run.executor
     return local.model_copy(update=plain).with_run(label=kind, control=kind, executor=executor)
 
 

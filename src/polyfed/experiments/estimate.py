@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from polyfed.experiments.cost_estimate import ArchitectureCheck, Check
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.trial_rounds import TRIED_BATCHES, TrialRounds
 from polyfed.plugins.device_simulation import Effort, spent
+from polyfed.validation.hyperparameters import flat_settings
 
 __all__ = ["ArchitectureCheck", "Check", "check", "estimate_costs", "message_bytes"]
 
@@ -121,7 +122,7 @@ class _Share:
 
 def _training_seconds(trial: TrialRounds, share: _Share, exchanges: Sequence[Sequence[Exchange]]) -> float:
     """Of a client in all rounds, scoring apart; if it is reached whenever it is asked."""
-    steps = [trial.steps(share.client, of_round) for of_round in exchanges]
+    steps = [trial.executor.steps(share.client, of_round) for of_round in exchanges]
     later_steps = sum(steps[1:]) / max(1, len(steps) - 1)  # of a round, on average
     trained = share.first * steps[0] + share.later * later_steps
     return share.kind.seconds_batch * trained + share.kind.seconds_rest * (share.first + share.later)
@@ -137,7 +138,8 @@ def message_bytes(federation: Federation) -> tuple[dict[str, int], dict[str, int
     Raises:
         RunError: the method fails; says with which client and in which round.
     """
-    counts = [value for value in vars(federation.method).values() if isinstance(value, int)]
+    settings: dict[str, Any] = flat_settings(federation.method) if is_dataclass(federation.method) else {}
+    counts = [value for value in settings.values() if isinstance(value, int)]
     rows = max([federation.training.batch_size, *counts])
     for client in federation.clients:
         data = client.data

@@ -78,10 +78,9 @@ def page(name: str, beside: Sequence[str] = ()) -> dict[str, Any]:
     summary, _, own = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")
     _, _, whole = (inspect.getdoc(inspect.getmodule(kind)) or "").partition("\n\n")
     text, head, deviations = (own or whole).partition("Deviations from the paper")
-    kinds = typing.get_type_hints(kind, include_extras=True)
     return {
         **_described(name, kind),
-        "kinds": {field.name.rstrip("_"): kind_of(kinds[field.name]) for field in dataclasses.fields(kind)},
+        "kinds": _kinds(kind),
         "summary": " ".join(summary.split()),
         "text": text.strip("\n"),
         "deviations": " ".join(f"{head}{deviations}".split()),
@@ -94,6 +93,18 @@ def _described(name: str, kind: Any) -> dict[str, Any]:
     told = {key: getattr(kind, key) for key in ("paper", "differs", "down", "up", "states")}
     row = {"name": name, **told, "scored": method.scored, "needs": _needs(method.needs)}
     return row | {"knobs": {k.name: k.default for k in own}, "about": {k.name: k.about for k in own}}
+
+
+def _kinds(kind: type[Any]) -> dict[str, str]:
+    """What values each setting of a class takes, by its dotted name."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    found: dict[str, str] = {}
+    for field in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(field.default):
+            found |= {f"{field.name}.{inner}": words for inner, words in _kinds(type(field.default)).items()}
+        else:
+            found[field.name.rstrip("_")] = kind_of(hints[field.name])
+    return found
 
 
 def kind_of(hint: Any) -> str:
@@ -121,9 +132,19 @@ def _bounds(rule: Any) -> list[str]:
 
 
 def hyperparameters(kind: type[Any]) -> list[Hyperparameter]:
-    """The fields of a method's class in order. Where its source cannot be read, nothing is said about them."""
+    """The fields of a method's class in order, those of a table by their dotted names.
+
+    Where its source cannot be read, nothing is said about them.
+    """
     said = {name: words for base in reversed(kind.__mro__) for name, words in _comments(base).items() if words}
-    return [Hyperparameter(f.name.rstrip("_"), f.default, said.get(f.name, "")) for f in dataclasses.fields(kind)]
+    found = []
+    for field in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(field.default):
+            inner = hyperparameters(type(field.default))
+            found += [dataclasses.replace(one, name=f"{field.name}.{one.name}") for one in inner]
+        else:
+            found.append(Hyperparameter(field.name.rstrip("_"), field.default, said.get(field.name, "")))
+    return found
 
 
 def _needs(needs: Any) -> list[str]:

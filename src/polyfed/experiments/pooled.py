@@ -48,8 +48,8 @@ def check_pooled(recipe: Recipe) -> None:
         wrong = f"[{on[0]}]"
     elif recipe.training.participation < 1:
         wrong = f"training.participation = {recipe.training.participation:g}"
-    elif recipe.run.executor == "flower-sim":
-        wrong = "run.executor 'flower-sim'"
+    elif recipe.run.executor == "ray":
+        wrong = "run.executor 'ray'"
     if wrong:
         raise RequestError(
             f"run.control '{recipe.run.control}': expected plain training on the rows of all (method 'local', all "

@@ -14,7 +14,7 @@ from polyfed.experiments.build import build_federation, check_run_folder_place, 
 __all__ = ["run"]
 
 
-def run(
+def run(  # noqa: PLR0913 - what a user may choose, each by its name
     recipe: str | Path | Recipe,
     *,
     method: str | None = None,

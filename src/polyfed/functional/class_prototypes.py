@@ -10,8 +10,6 @@ from torch import Tensor
 
 from polyfed.functional.clipping import shrinking
 
-_SMALLEST_NORM = 1e-8  # below it a row is not blown up to unit length
-
 
 class ClassMeans:
     """Mean representation per class, batch after batch: Rbar^s = (1/|D^s|) sum over D^s of F(phi; x).
@@ -59,29 +57,24 @@ class ClassMeans:
         self._sums.index_add_(0, y_N, z_ND.detach().to(torch.float64))
         self._counts.index_add_(0, y_N, torch.ones_like(y_N))
 
-    def result(self, min_count: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    def result(self) -> tuple[Tensor, Tensor, Tensor]:
         """The means so far.
 
-        Args:
-            min_count: classes with fewer samples are left out (1: only the absent ones; they are never zeros).
-
         Returns:
-            labels (S,) int32 ascending, means (S, D) float32, counts (S,) int64.
+            labels (S,) int32 ascending, without absent classes; means (S, D) float32, counts (S,) int64.
 
         Raises:
-            ValueError: nothing was added, or ``min_count`` is below 1.
+            ValueError: nothing was added.
         """
-        if min_count < 1:
-            raise ValueError(f"expected min_count of at least 1, got {min_count}")
         if self._sums is None or self._counts is None:
             raise ValueError("expected at least one batch before the class means are asked for, got none")
-        labels_S = (self._counts >= min_count).nonzero().flatten()
+        labels_S = (self._counts >= 1).nonzero().flatten()
         counts_S = self._counts[labels_S]
         means_SD = self._sums[labels_S] / counts_S.unsqueeze(1)
         return labels_S.to(torch.int32), means_SD.to(torch.float32), counts_S
 
 
-def class_means(z_ND: Tensor, y_N: Tensor, classes: int, min_count: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+def class_means(z_ND: Tensor, y_N: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
     """``ClassMeans`` for one batch that holds everything: labels (S,), means (S, D), counts (S,).
 
     >>> class_means(torch.tensor([[1.0], [3.0], [7.0]]), torch.tensor([2, 2, 0]), classes=3)[:2]
@@ -90,20 +83,7 @@ def class_means(z_ND: Tensor, y_N: Tensor, classes: int, min_count: int = 1) -> 
     """
     means = ClassMeans(classes)
     means.add(z_ND, y_N)
-    return means.result(min_count)
-
-
-def unit_length(z_ND: Tensor) -> Tensor:
-    """Each row divided by its Euclidean norm; a row of zeros stays as it is. Differentiable.
-
-    Args:
-        z_ND: (..., D); the last dimension is scaled.
-
-    >>> unit_length(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
-    tensor([[0.6000, 0.8000],
-            [0.0000, 0.0000]])
-    """
-    return torch.nn.functional.normalize(z_ND, dim=-1, eps=_SMALLEST_NORM)
+    return means.result()
 
 
 def header_step(

@@ -1,10 +1,10 @@
-"""Linear centred kernel alignment (CKA) in feature form, and a low-rank factor of a mean kernel (FedHeNN).
+"""Linear centred kernel alignment (CKA) in feature form (FedHeNN).
 
 With Ac = A minus its column means, K = A A^T and H = I - 11^T/L:
 
     CKA(K_a, K_b) = HSIC(K_a, K_b) / sqrt(HSIC(K_a, K_a) HSIC(K_b, K_b)),   HSIC(K, M) = tr(K H M H) / (L - 1)^2
                   = ||Bc^T Ac||_F^2 / (||Ac^T Ac||_F ||Bc^T Bc||_F)                         (L x L is never formed)
-    d_CKA = 1 - CKA,   K_bar = sum_j w_j K_j,   F F^T ~ H K_bar H,   CKA(K_a, K_bar) = cka(A, F)
+    d_CKA = 1 - CKA,   and with F F^T ~ H K_bar H (`kernel_factor.py`)   CKA(K_a, K_bar) = cka(A, F)
 
 Makhija et al., ICML 2022, sections 3.2 and 3.3; Kornblith et al., ICML 2019. The paper's eq. 4 leaves out the
 centring, without which its two sides differ; here both sides are always centred. CKA does not change under rotation,
@@ -19,32 +19,15 @@ Shapes: L rows (the same inputs for all), D and E feature widths, r columns of a
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from polyfed.functional.averaging import normalise
 from polyfed.functional.centering import centre, largest, nonzero, prepared, same_rows
 
 BLOCK = 512  # rows; a d x d or L x L product whose smaller side is above this is worked through in such blocks
-_SPARE = 16  # columns that a factor being gathered has beyond its rank
-
-
-class Factor(NamedTuple):
-    """F with F F^T ~ s H K_bar H for some s > 0.
-
-    matrix: F, (L, rank), largest absolute entry 1 (so float16 cannot overflow); all 0 if K_bar is.
-    tail: at least tau = ||F F^T / s - H K_bar H||_F / ||H K_bar H||_F, and 0 where F is exact; no CKA is off by more
-        than sqrt(2 - 2 sqrt(1 - tail^2)).
-    rank: number of columns.
-    """
-
-    matrix: Tensor
-    tail: float
-    rank: int
 
 
 # ---- CKA -----------------------------------------------------------------------------------------------------------
@@ -159,180 +142,6 @@ def mean_pairwise_cka(representations: Sequence[Tensor]) -> Tensor:
     return (matrix.sum() - matrix.diagonal().sum()) / (n * (n - 1))
 
 
-# ---- the mean kernel -----------------------------------------------------------------------------------------------
-
-
-class FactorStream:
-    """F with F F^T ~ sum_j w_j H K_j H up to scale, from one representation after the other.
-
-    With G_j = sqrt(w_j) Ac_j: F = [G_1, ..., G_N], exact, while the sum of the widths is at most ``exact_rank``. Beyond
-    that columns are gathered, and what is too wide gives way to its leading part, half as wide: U S of G = U S V^T, by
-    the eigenvectors V of the small G^T G. In the end ``rank`` columns are left. Memory is at most L x 2 (rank + 16), or
-    the kept A_j while it is exact, and a few copies of one A_j, however many there are.
-
-    Args:
-        rank: r, columns of F at most (fewer if K_bar has no more), where it is not exact.
-        exact_rank: largest sum of widths for which F is exact.
-        norm: "none" (the paper), or "fro": w_j / ||Ac_j^T Ac_j||_F instead of w_j, so that a wide network's large
-            kernel does not drown the others. Representations with equal rows then count 0.
-
-    Raises:
-        ValueError: a knob is out of range.
-
-    Source: K_bar of FedHeNN, eq. 6.
-    """
-
-    def __init__(self, rank: int = 128, exact_rank: int = 256, norm: str = "none") -> None:
-        if norm not in ("none", "fro"):
-            raise ValueError(f"expected norm 'none' or 'fro', got '{norm}'")
-        if rank < 1:
-            raise ValueError(f"expected rank of at least 1, got {rank}")
-        self._rank = rank
-        self._exact_rank = exact_rank
-        self._fro = norm == "fro"
-        self._weights: list[float] = []
-        self._width = 0  # sum of the widths
-        self._first: Tensor | None = None  # column of the first
-        self._peak = torch.zeros((), dtype=torch.float64)  # max|A_j| of all, the common unit
-        self._parts: list[_Part] = []  # all of them, while they are exact
-        self._columns: Tensor | None = None  # G, once they were not
-        self._left_out = 0.0  # sum of the norms of what gave way
-
-    @property
-    def total(self) -> float:
-        """Sum of the weights so far: without one above 0 there is no mean kernel."""
-        return sum(self._weights)
-
-    @torch.no_grad()
-    def add(self, a_LD: Tensor, weight: float = 1.0) -> None:
-        """Take in A_j with its weight w_j, relative to those of the others.
-
-        Raises:
-            ValueError: other rows than the first has, inf or nan.
-        """
-        self._first = a_LD[:, :1].clone() if self._first is None else self._first
-        same_rows(self._first, a_LD)
-        peak = largest(a_LD).double().cpu()
-        if not bool(peak.isfinite()):
-            place = len(self._weights)
-            raise ValueError(f"expected finite representations, got inf or nan in those at positions [{place}]")
-        with torch.autocast(a_LD.device.type, enabled=False):
-            ready_LD = prepared(a_LD)
-            size = _gram(ready_LD)[0].sqrt() if self._fro else largest(ready_LD)
-            mean_D = a_LD.to(ready_LD.dtype).mean(dim=0)
-            self._weights.append(float(weight))
-            self._width += a_LD.shape[1]
-            self._parts.append(_Part(a_LD, mean_D, size.double().cpu(), peak, float(weight)))
-            self._raise_peak(peak)
-            if self._width > self._exact_rank:
-                for part in self._parts:
-                    self._gather(self._scaled(part, part.weight))
-                self._parts = []
-
-    @torch.no_grad()
-    def result(self) -> Factor:
-        """The factor of what came so far.
-
-        Its tail is an upper bound, and close to tau where tau is not tiny. What gave way is positive semidefinite, so
-        that with e, the sum of its norms, tau <= e / sqrt(||F F^T||_F^2 + e^2).
-
-        Raises:
-            ValueError: nothing came, or the weights are unusable.
-        """
-        shares = normalise(self._weights)
-        with torch.autocast(self._like.device.type, enabled=False):
-            if self._columns is None:
-                scaled = [self._scaled(part, share) for part, share in zip(self._parts, shares, strict=True)]
-                f_Lr = torch.cat(scaled, dim=1)
-                tail = 0.0
-            else:
-                f_Lr, norm, rest = _leading(self._columns, self._rank)
-                rest += self._left_out
-                tail = rest / math.hypot(norm, rest) if rest else 0.0
-            return Factor(f_Lr / nonzero(largest(f_Lr)), tail, f_Lr.shape[1])
-
-    @property
-    def _like(self) -> Tensor:
-        assert self._first is not None
-        return self._first
-
-    def _scaled(self, part: _Part, share: float) -> Tensor:
-        """G_j = sqrt(w_j) Ac_j, over the common unit or that of its kernel."""
-        dtype = torch.promote_types(self._like.dtype, torch.float32)
-        unit = nonzero(part.size) * nonzero(part.peak) ** 2 if self._fro else nonzero(self._peak) ** 2
-        square = torch.where(part.size > 0, share / unit, torch.zeros_like(unit))  # 0: equal rows
-        return (part.a_LD.to(dtype) - part.mean_D.to(dtype)).mul_(square.sqrt().to(dtype))
-
-    def _raise_peak(self, peak: Tensor) -> None:
-        before = self._peak
-        self._peak = torch.maximum(self._peak, peak)
-        if self._columns is not None and not self._fro and self._peak > before:
-            shrunk = float(nonzero(before) / self._peak)
-            self._columns = self._columns * shrunk
-            self._left_out = self._left_out * shrunk**2
-
-    def _gather(self, g_LD: Tensor) -> None:
-        half = self._rank + _SPARE
-        for piece in g_LD.split(half, dim=1):
-            held = g_LD[:, :0] if self._columns is None else self._columns
-            if held.shape[1] + piece.shape[1] > 2 * half:
-                held, _, rest = _leading(held, half)
-                self._left_out += rest
-            self._columns = torch.cat([held, piece], dim=1)
-
-
-class _Part(NamedTuple):
-    """A_j, its column means, the size and the peak by which it is scaled (0-d float64; size 0: equal rows), w_j."""
-
-    a_LD: Tensor
-    mean_D: Tensor
-    size: Tensor
-    peak: Tensor
-    weight: float
-
-
-def kernel_factor(
-    representations: Iterable[Tensor],
-    weights: Sequence[float],
-    rank: int = 128,
-    exact_rank: int = 256,
-    norm: str = "none",
-) -> Factor:
-    """F with F F^T ~ sum_j w_j H K_j H up to scale, without any L x L array: `FactorStream` of all of them.
-
-    Args:
-        representations: A_1..A_N with the same L rows; gone through once, so that one at a time need exist.
-        weights: w_j, one each, normalised here to sum 1 (the paper: all equal).
-        rank, exact_rank, norm: as in `FactorStream`.
-
-    Raises:
-        ValueError: no representations; weights unusable or not one each; rows differ; a knob is out of range.
-    """
-    shares = normalise(weights)
-    stream = FactorStream(rank, exact_rank, norm)
-    count = 0
-    for count, a_LD in enumerate(representations, 1):
-        if count <= len(shares):
-            stream.add(a_LD, weights[count - 1])
-    if count != len(shares):
-        raise ValueError(f"expected one weight per representation, got {len(shares)} weights for {count}")
-    return stream.result()
-
-
-def _leading(g_LW: Tensor, most: int) -> tuple[Tensor, float, float]:
-    """At most so many leading columns of U S, where G = U S V^T; the norms of their kernel and of what is left out."""
-    gram_WW = (g_LW.mT @ g_LW).cpu().double()  # some devices have no float64
-    values_W, vectors_WW = torch.linalg.eigh(gram_WW)  # ascending
-    values_W = values_W.clamp(min=0)
-    keep_W = values_W > values_W[-1] * 4 * torch.finfo(g_LW.dtype).eps  # the rest is rounding
-    keep_W[:-most] = False
-    norm = float(values_W[keep_W].norm())
-    rest = float(values_W[~keep_W].norm())
-    if not bool(keep_W.any()):
-        return g_LW.new_zeros(g_LW.shape[0], 1), norm, rest
-    return centre(g_LW @ vectors_WW[:, keep_W].flip(1).to(g_LW)), norm, rest
-
-
 # ---- value and gradient --------------------------------------------------------------------------------------------
 
 
@@ -419,6 +228,11 @@ class _Cka(torch.autograd.Function):
 
 
 # ---- products in blocks --------------------------------------------------------------------------------------------
+
+
+def kernel_squared_norm(a_LD: Tensor) -> Tensor:
+    """||A A^T||_F^2 (0-d), of A as it is, by the smaller of the two products."""
+    return _gram(a_LD)[0]
 
 
 def _gram(a_LD: Tensor) -> tuple[Tensor, Tensor]:

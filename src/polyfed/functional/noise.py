@@ -33,30 +33,3 @@ def add_noise(s: Tensor, level: float, z: Tensor) -> Tensor:
     wide = s.detach().to(torch.promote_types(s.dtype, torch.float32))
     sigma = wide.std(correction=0)
     return s + (level * sigma * z).to(s.dtype)
-
-
-def noise_images(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """Inputs without content: Gaussian noise, for images (N, C, H, W) smooth on scales of 1, 2, 4 and 8 pixels in turn.
-
-    Args:
-        shape: (N, ...).
-        dtype: uint8 gives images around middle grey (128, standard deviation 64, clamped); floats are standard normal.
-        generator: on the CPU.
-
-    Raises:
-        ValueError: neither uint8 nor a float type.
-
-    >>> noise_images((2, 1, 4, 4), torch.uint8, torch.Generator().manual_seed(0)).shape
-    torch.Size([2, 1, 4, 4])
-    """
-    if dtype != torch.uint8 and not dtype.is_floating_point:
-        raise ValueError(f"expected uint8 or a float type for inputs of noise, got {dtype}")
-    noise = torch.randn(shape, generator=generator)
-    if len(shape) == 4:
-        for place, scale in enumerate((2, 4, 8)[: max(0, len(noise) - 1)], 1):
-            coarse = noise[place::4, :, : max(1, shape[2] // scale), : max(1, shape[3] // scale)]
-            smooth = torch.nn.functional.interpolate(coarse, size=shape[2:], mode="bilinear")
-            noise[place::4] = smooth / smooth.std(dim=(1, 2, 3), keepdim=True, correction=0).clamp(min=0.1)
-    if dtype == torch.uint8:
-        return (128 + 64 * noise).round().clamp(0, 255).to(torch.uint8)
-    return noise.to(dtype)

@@ -32,7 +32,7 @@ from polyfed.core.method import Batch, Context, Method, Trained, knobs
 from polyfed.core.server import Server
 from polyfed.functional.class_targets import dense, merge, soft_cross_entropy
 from polyfed.functional.losses import cross_entropy
-from polyfed.methods.building_blocks import class_statistics
+from polyfed.methods.building_blocks import prototypes
 
 _TABLE = ("owners", "labels", "outputs", "counts")  # what the server keeps of each row that counts
 
@@ -70,17 +70,17 @@ class FD(Method):
         if "outputs" not in server.state:
             return {}
         owners, labels, outputs, counts = (tensor(server.state, name) for name in _TABLE)
-        others = class_statistics.wanted(server, client_id, labels) & (owners != client_id)
+        others = prototypes.wanted(server, client_id, labels) & (owners != client_id)
         if not others.any():
             return {}
         labels, outputs = merge(outputs[others], labels[others], counts[others])
         return {"labels": labels, "outputs": outputs}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        sent = class_statistics.gather(uploads, "outputs")
+        sent = prototypes.gather(uploads, "outputs")
         if sent is None:
             return
-        class_statistics.remember(server, sent)
+        prototypes.remember(server, sent)
         new = dict(zip(_TABLE, sent, strict=True))
         if "outputs" in server.state:  # of classes that nobody sent anew
             kept = ~torch.isin(tensor(server.state, "labels"), sent.labels)
@@ -113,7 +113,7 @@ class FD(Method):
             return torch.softmax(scores, 1) if self.outputs == "probabilities" else scores
 
         rows = inference.apply(outputs, model, client.data.train.x, client.prepare).cpu()
-        return class_statistics.means(client, rows, "outputs", counts=self.weighting == "count")
+        return prototypes.means(client, rows, "outputs", counts=self.weighting == "count")
 
     # accounting --------------------------------------------------------------------------------------------
     def paper_nbytes(self, message: Message) -> int:

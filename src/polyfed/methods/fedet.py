@@ -19,18 +19,24 @@ another data set's. (6) The server takes plain SGD, made afresh.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
+from polyfed.core import inference
+from polyfed.core.client import Public
 from polyfed.core.message import Group, Message, group, tensor
 from polyfed.core.method import Needs, knobs
 from polyfed.core.model_factory import Companion
 from polyfed.core.modules import head_names
+from polyfed.core.randomness import scoped_global
 from polyfed.core.server import Server
 from polyfed.functional.averaging import weighted_mean
-from polyfed.methods.building_blocks import ensemble_distillation, weight_averaging
+from polyfed.functional.consensus import Consensus, consensus, transfer_loss
+from polyfed.methods.building_blocks import weight_averaging
 from polyfed.methods.fedavg import FedAvg
 
 
@@ -94,10 +100,10 @@ class FedET(FedAvg):
         names = head_names(server.model(server.companion, {}))
         w = {**group(server.state, "server"), **{own: head[inner] for own, inner in names.items()}}
         if self.server_steps and server.public is not None:
-            targets = ensemble_distillation.agreed(server, models, server.public)
-            how = ensemble_distillation.Transfer(self.server_steps, self.server_batch, self.server_lr, self.lambda_)
+            targets = agree(server, models, server.public)
+            how = Transfer(self.server_steps, self.server_batch, self.server_lr, self.lambda_)
             model = server.model(server.companion, w)
-            w, loss = ensemble_distillation.fit(model, server.public, targets, how, server.generator("transfer"))
+            w, loss = distill(model, server.public, targets, how, server.generator("transfer"))
             server.log["transfer_loss"] = loss
             server.log["disputed"] = float(targets.disputed.float().mean())
         server.state["server"] = w
@@ -110,3 +116,58 @@ class FedET(FedAvg):
             names = head_names(server.model(architecture, {}))
             tensors = {own: head[inner] for own, inner in names.items()}
             weight_averaging.set_tensors(server, self.aggregation, architecture, tensors)
+
+
+# the networks teach --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """How the server's network learns.
+
+    steps: of plain SGD. inputs: in each of them. lr: its rate. diversity: weight of those who disagree.
+    """
+
+    steps: int
+    inputs: int
+    lr: float
+    diversity: float
+
+
+def agree(server: Server, models: Mapping[int, Group], public: Public) -> Consensus:
+    """What clients' networks (client number -> weights) agree on, over all public inputs; on the CPU."""
+    scores = []
+    for i, weights in models.items():
+        model = server.model(server.clients[i].architecture, weights)
+        scores.append(inference.apply(model, model, public.samples.x, public.prepare).cpu())
+    return consensus(torch.stack(scores))
+
+
+def distill(
+    model: nn.Module, public: Public, targets: Consensus, how: Transfer, draws: torch.Generator
+) -> tuple[dict[str, Tensor], float]:
+    """Train a network on what others agree on; its last weights and statistics, on the CPU, and its mean loss.
+
+    Args:
+        model: holds the weights to start from, and is trained in place. public: inputs; their labels are not looked at.
+        targets: for all of them. how: at least one step, and no more inputs in a batch than there are.
+        draws: for the order of the inputs, all of them before any again, and for the seed of dropout.
+    """
+    held = len(public)
+    wanted = how.steps * how.inputs
+    order = torch.cat([torch.randperm(held, generator=draws) for _ in range(-(-wanted // held))])
+    device = next(model.parameters()).device
+    optimizer = torch.optim.SGD(model.parameters(), how.lr)
+    total = 0.0
+    model.train()
+    with scoped_global(int(torch.randint(2**62, (), generator=draws))):
+        for rows in order[:wanted].split(how.inputs):
+            scores = model(public.prepare(public.samples.x[rows].to(device)))
+            loss = transfer_loss(scores, Consensus(*(t[rows].to(device) for t in targets)), how.diversity)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total += float(loss.detach())
+    optimizer.zero_grad()
+    weights = {name: t.detach().cpu().clone() for name, t in model.eval().state_dict().items()}
+    return weights, total / how.steps

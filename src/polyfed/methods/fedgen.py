@@ -20,25 +20,32 @@ training is float64.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
-from polyfed.core.message import Message, group, tensor
+from polyfed.core.message import Group, Message, group, tensor
 from polyfed.core.method import Batch, Context, Needs, Trained, knobs
 from polyfed.core.modules import split
 from polyfed.core.server import Server
 from polyfed.functional.losses import cross_entropy, divergence
 from polyfed.functional.modes import untracked_statistics
-from polyfed.methods.building_blocks import feature_generator, weight_averaging
+from polyfed.methods.building_blocks import weight_averaging
 from polyfed.methods.fedavg import FedAvg
 
 _GENERATOR_LR_DECAY = 0.98  # per round
+_LEAST = 1e-4  # what `decayed` leaves
+_TOO_MUCH = 10.0  # times the loss on the clients' own data; from here on it hardly counts
+_WEIGHT_DECAY = 0.01  # L2 penalty in Adam
+_MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # what Adam keeps of every parameter
 
 
 @knobs
@@ -76,7 +83,7 @@ class FedGen(FedAvg):
         super().start(server)
         features = split(server.model(server.architectures[0], {})).feature_dim
         draws = server.generator("generator")
-        server.state["generator"] = feature_generator.fresh(self.noise, server.classes, self.hidden, features, draws)
+        server.state["generator"] = initial_generator(self.noise, server.classes, self.hidden, features, draws)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         message = super().broadcast(server, client_id)
@@ -91,14 +98,14 @@ class FedGen(FedAvg):
             self._train_generator(server, uploads, torch.stack([counts[i].long() for i in uploads]))
 
     def _train_generator(self, server: Server, uploads: Mapping[int, Message], counts_SC: Tensor) -> None:
-        known = feature_generator.known_classes(counts_SC)
+        known = known_classes(counts_SC)
         if not known.any():
             return
         heads = []
         for i, message in uploads.items():
             model = server.model(server.clients[i].architecture, group(message, "model"))
-            heads.append(feature_generator.frozen_head(model))
-        how = feature_generator.Fitting(
+            heads.append(frozen_head(model))
+        how = GeneratorTraining(
             steps=self.generator_steps,
             batch=self.generator_batch,
             lr=self.generator_lr * _GENERATOR_LR_DECAY ** (server.round - 1),
@@ -107,7 +114,7 @@ class FedGen(FedAvg):
         generator = group(server.state, "generator")
         moments = group(server.state, "moments") if "moments" in server.state else {}
         draws = server.generator("features")
-        generator, moments, loss = feature_generator.fit(generator, moments, heads, counts_SC, how, draws)
+        generator, moments, loss = train_generator(generator, moments, heads, counts_SC, how, draws)
         server.log["generator_loss"] = loss
         server.state |= {"generator": dict(generator), "moments": dict(moments), "counts": known.int()}
 
@@ -118,8 +125,8 @@ class FedGen(FedAvg):
             return {}
         like = next(client.model.parameters())
         generator = {name: t.to(like, copy=True) for name, t in group(message, "generator").items()}
-        a = feature_generator.decayed(self.alpha, self.decay, client.round)
-        b = feature_generator.decayed(self.beta, self.decay, client.round)
+        a = decayed(self.alpha, self.decay, client.round)
+        b = decayed(self.beta, self.decay, client.round)
         return {"generator": generator, "counts": tensor(message, "counts").clone(), "weights": like.new_tensor([a, b])}
 
     def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
@@ -138,8 +145,8 @@ class FedGen(FedAvg):
         if "generator" not in context:
             return task
         a, b = context["weights"]
-        drawn = feature_generator.generate(context["generator"], context["z_y"], context["y"])
-        made = feature_generator.generate(context["generator"], context["z"][: len(batch.y)], batch.y)
+        drawn = generate(context["generator"], context["z_y"], context["y"])
+        made = generate(context["generator"], context["z"][: len(batch.y)], batch.y)
         with untracked_statistics(model.head):
             of_drawn = model.head(drawn)
             teacher = model.head(made)
@@ -152,4 +159,140 @@ class FedGen(FedAvg):
         return {"model": super().upload(client, trained)["model"], "counts": counts}
 
     def remark(self, record: Mapping[str, Any]) -> str:
-        return feature_generator.outweighed(record["sums"])
+        return outweighed(record["sums"])
+
+
+# the generator -------------------------------------------------------------------------------------------------------
+# Its weights are named tensors like any others: made by `initial_generator`, used by `generate`, trained by
+# `train_generator`. Shapes: B rows made, Z numbers of noise, C classes, H hidden units, D features, S clients.
+
+
+@dataclass(frozen=True)
+class GeneratorTraining:
+    """How a generator is trained. steps: of Adam, on `batch` rows each. diversity: weight of `likeness`."""
+
+    steps: int
+    batch: int
+    lr: float
+    diversity: float
+
+
+def initial_generator(
+    noise: int, classes: int, hidden: int, features: int, draws: torch.Generator
+) -> dict[str, Tensor]:
+    """Initial weights and statistics: layers uniform within 1 / sqrt(inputs), drawn from `draws`."""
+    made = {f"norm.{name}": torch.ones(hidden) for name in ("weight", "running_var")}
+    made |= {f"norm.{name}": torch.zeros(hidden) for name in ("bias", "running_mean")}
+    for layer, inputs, outputs in (("hidden", noise + classes, hidden), ("output", hidden, features)):
+        for name, shape in (("weight", (outputs, inputs)), ("bias", (outputs,))):
+            made[f"{layer}.{name}"] = torch.empty(shape).uniform_(-(inputs**-0.5), inputs**-0.5, generator=draws)
+    return made
+
+
+def generate(weights: Group, z_BZ: Tensor, y_B: Tensor, training: bool = False) -> Tensor:
+    """Features (B, D) for classes y from noise z: Linear (Z + C to H), BatchNorm, ReLU, Linear (H to D).
+
+    Normalised by the running statistics; `training`: by the batch, and then the statistics are written into.
+    """
+    w = weights
+    classes = weights["hidden.weight"].shape[1] - z_BZ.shape[1]
+    given = torch.cat([z_BZ, F.one_hot(y_B, classes).to(z_BZ)], dim=1)
+    hidden_BH = F.linear(given, w["hidden.weight"], w["hidden.bias"])
+    statistics = w["norm.running_mean"], w["norm.running_var"]
+    hidden_BH = F.batch_norm(hidden_BH, *statistics, w["norm.weight"], w["norm.bias"], training)
+    return F.linear(F.relu(hidden_BH), w["output.weight"], w["output.bias"])
+
+
+def frozen_head(model: nn.Module) -> nn.Module:
+    """A copy of a split model's head that only passes gradients on: eval mode, no gradient of its own, float64."""
+    head = copy.deepcopy(split(model).head).to("cpu", torch.float64)
+    return head.eval().requires_grad_(False)
+
+
+def known_classes(counts_SC: Tensor) -> Tensor:
+    """Samples (C,) of each class among the clients, 0 where there is no more than one: of these nothing is made."""
+    totals_C = counts_SC.sum(0)
+    return totals_C * (totals_C > 1)
+
+
+def likeness(z_BZ: Tensor, made_BD: Tensor) -> Tensor:
+    """exp(-mean over pairs of |z_a - z_b|^2 |G_a - G_b|), distances as means over the entries: 1 if all G are alike."""
+    noise_BB = (z_BZ[:, None] - z_BZ[None]).square().mean(-1)
+    features_BB = torch.cdist(made_BD, made_BD, p=1) / made_BD.shape[1]
+    return (-noise_BB * features_BB).mean().exp()
+
+
+def decayed(weight: float, decay: float, round: int) -> float:
+    """A weight of round 1 in a later round (1-based), never less than 1e-4 unless it was less at first."""
+    return max(weight * decay ** (round - 1), min(weight, _LEAST))
+
+
+def outweighed(sums: Mapping[str, float]) -> str:
+    """A line where generated features count many times as much as the clients' own data; else "".
+
+    Args:
+        sums: "own_loss", on the clients' own data, and "generated_loss", on generated features, as weighted.
+
+    >>> outweighed({"own_loss": 2.0, "generated_loss": 84.0})
+    "generated features count 42 times as much as the clients' own data (loss 84, own 2); lower alpha and beta"
+    >>> outweighed({"own_loss": 2.0, "generated_loss": 8.0})
+    ''
+    """
+    own = sums.get("own_loss", 0.0)
+    generated = sums.get("generated_loss", 0.0)
+    if not own or generated < _TOO_MUCH * own:
+        return ""
+    times = f"{generated / own:.0f} times as much as the clients' own data"
+    return f"generated features count {times} (loss {generated:.3g}, own {own:.3g}); lower alpha and beta"
+
+
+def train_generator(
+    weights: Group,
+    moments: Group,
+    heads: Sequence[nn.Module],
+    counts_SC: Tensor,
+    how: GeneratorTraining,
+    draws: torch.Generator,
+) -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
+    """Train a generator so that the clients' heads see the class that it was asked for.
+
+    In float64, so that the order of the clients does not show. Heads only pass gradients on.
+
+    Args:
+        weights: see `initial_generator`. moments: what an earlier call left; empty at first.
+        heads: the clients' (`frozen_head`). counts_SC: their samples of each class, more than one of some class in all.
+        how: see `GeneratorTraining`. draws: for noise and classes, the latter in proportion to their samples.
+
+    Returns:
+        New weights, new moments, and the mean loss over the steps.
+    """
+    known_C = known_classes(counts_SC)
+    shares_SC = counts_SC / counts_SC.sum(0).clamp(min=1)
+    noise = weights["hidden.weight"].shape[1] - counts_SC.shape[1]
+    now = {name: t.double().clone() for name, t in weights.items()}
+    trained = {name: t.requires_grad_() for name, t in now.items() if "running" not in name}
+    optimizer = torch.optim.Adam(trained.values(), how.lr, weight_decay=_WEIGHT_DECAY)
+    if moments:
+        for name, t in trained.items():
+            optimizer.state[t] = {what: moments[f"{name}.{what}"].clone() for what in _MOMENTS}
+    total = 0.0
+    for _ in range(how.steps):
+        y_B = torch.multinomial(known_C.double(), how.batch, replacement=True, generator=draws)
+        z_BZ = torch.randn(how.batch, noise, generator=draws).double()
+        made_BD = generate(now, z_BZ, y_B, training=True)
+        logits_SBC = torch.stack([head(made_BD) for head in heads])
+        loss = _summed_losses(logits_SBC, y_B, shares_SC.double())
+        loss = loss + how.diversity * likeness(z_BZ, made_BD)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total += float(loss.detach())
+    new = {name: t.detach().to(weights[name].dtype) for name, t in now.items()}
+    left = {f"{name}.{what}": optimizer.state[t][what] for name, t in trained.items() for what in _MOMENTS}
+    return new, left, total / how.steps
+
+
+def _summed_losses(logits_SBC: Tensor, y_B: Tensor, shares_SC: Tensor) -> Tensor:
+    """The sum over clients of their losses, each by its share of the class's samples."""
+    losses_SB = torch.stack([F.cross_entropy(logits_BC, y_B, reduction="none") for logits_BC in logits_SBC])
+    return (shares_SC[:, y_B] * losses_SB).sum(0).mean()

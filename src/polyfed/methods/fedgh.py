@@ -4,12 +4,8 @@ Client k:  theta_k <- theta;  E local epochs of SGD on CE(H(theta_k; F_k(x)), y)
            Rbar_k^s = mean of F_k(x) over its samples of class s, in eval mode, after training (a LAR).
 Server:    theta <- theta - eta_theta * grad CE(H(theta; Rbar_k^s), s), pair by pair, in order (eq. 4).
 Sent per round, D features, C classes, S classes at the client: down 4 (D C + C) bytes; up 4 (S + S D).
-With counts 4 S bytes more.
 Deviations from the paper: (1) eq. 4 leaves open what one step is: `header_batch` says; by default one pair, clients in
-order of number, classes ascending. (2) Classes with fewer than `min_class_count` samples can be held back. (3) The
-gradient is clipped at norm 50, as in the authors' code. (4) `normalize = "l2"`: whatever enters the header has unit
-length. F_k(x) is divided by its norm within the network (training, scoring, export); a LAR is the mean of such vectors
-and is sent as it is, at most 1 long; the server divides it by its norm.
+order of number, classes ascending. (2) The gradient is clipped at norm 50, as in the authors' code.
 From the authors' code: its server never trains the header (`header_lr = 0` does the same); it averages the means of
 minibatches, which is not the mean. The paper counts the header without its bias: `paper_nbytes`.
 Shapes: M pairs received, D feature width, C classes.
@@ -18,11 +14,11 @@ Shapes: M pairs received, D feature width, C classes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
@@ -31,7 +27,7 @@ from polyfed.core.message import Message, group, nbytes, tensor
 from polyfed.core.method import Context, Exposed, Method, Needs, Trained, knobs
 from polyfed.core.modules import load, split
 from polyfed.core.server import Server
-from polyfed.functional.class_prototypes import class_means, header_step, unit_length
+from polyfed.functional.class_prototypes import class_means, header_step
 
 
 @knobs
@@ -47,7 +43,6 @@ class FedGH(Method):
     form: ClassVar[upload_forms.Form | None] = {
         "labels": upload_forms.LABELS,
         "lars": upload_forms.rows_of("D"),
-        "counts": upload_forms.COUNTS,
     }
     unaligned: ClassVar[tuple[str, ...]] = ("lars",)
 
@@ -55,10 +50,7 @@ class FedGH(Method):
     header_epochs: Annotated[int, Field(ge=1)] = 1  # passes over the received pairs per round
     # pairs per header step: one, those of a client, all of the round, or so many, shuffled
     header_batch: Literal["lar", "client", "round"] | Annotated[int, Field(ge=1)] = "lar"
-    weight: Literal["equal", "count"] = "equal"  # "count": steps in proportion to class counts (4 S bytes more)
-    min_class_count: Annotated[int, Field(ge=1)] = 1  # rarer classes are not sent (one sample is its own mean)
     clip: Annotated[float, Field(ge=0)] = 50.0  # largest gradient norm of a header step; 0 is off
-    normalize: Literal["none", "l2"] = "none"  # "l2": unit length for whatever enters the header
 
     @property
     def needs(self) -> Needs:
@@ -79,26 +71,18 @@ class FedGH(Method):
         return {"header": group(server.state, "header")}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        # without those whose classes are all rarer than `min_class_count`
         sent = [message for message in uploads.values() if "lars" in message and len(tensor(message, "labels"))]
         if not sent:
             return
         lars_MD = torch.cat([tensor(message, "lars") for message in sent]).float()
         labels_M = torch.cat([tensor(message, "labels") for message in sent]).long()
-        if self.normalize == "l2":
-            lars_MD = unit_length(lars_MD)
-        weights_M = torch.ones(len(labels_M))
-        if self.weight == "count":
-            counts_M = torch.cat([tensor(message, "counts") for message in sent]).float()
-            weights_M = counts_M / counts_M.mean()
         header = group(server.state, "header")
         theta = header["weight"]
         bias = header["bias"]
         sizes = [len(tensor(message, "labels")) for message in sent]
         for rows in self._steps(sizes, server.generator("header")):
-            w = weights_M[rows]  # header_step normalises by sum w; the factor keeps each pair's own weight
-            step = self.header_lr * float(w.mean())
-            theta, bias = header_step(theta, bias, lars_MD[rows], labels_M[rows], w, step, self.clip)
+            alike = torch.ones(len(rows))
+            theta, bias = header_step(theta, bias, lars_MD[rows], labels_M[rows], alike, self.header_lr, self.clip)
         server.state["header"] = {"weight": theta, "bias": bias}
 
     def _steps(self, sizes: list[int], generator: torch.Generator) -> Iterator[Tensor]:
@@ -115,12 +99,6 @@ class FedGH(Method):
                 yield from torch.randperm(count, generator=generator).split(self.header_batch)
 
     # client ------------------------------------------------------------------------------------------------
-    def build(self, model: Any, variant: str) -> nn.Module:
-        if self.normalize == "l2":
-            model.unit_length = True  # forward and represent then scale; all names stay
-        module: nn.Module = model
-        return module
-
     def receive(self, client: Client, message: Message) -> Context:
         load(split(client.model).head, group(message, "header"))
         return {}
@@ -128,11 +106,8 @@ class FedGH(Method):
     def upload(self, client: Client, trained: Trained) -> Message:
         train = client.data.train
         z_ND = represent(client.model, train.x, client.prepare).cpu()
-        labels, lars, counts = class_means(z_ND, train.y, client.classes, self.min_class_count)
-        message = {"labels": labels, "lars": lars}
-        if self.weight == "count":
-            message["counts"] = counts.int()
-        return message
+        labels, lars, _ = class_means(z_ND, train.y, client.classes)
+        return {"labels": labels, "lars": lars}
 
     @property
     def exposed(self) -> Exposed | None:

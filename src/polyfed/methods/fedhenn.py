@@ -6,17 +6,16 @@ Heterogeneous (Algorithm 2): target K_bar = mean of K_j over the clients' latest
 Homogeneous (Algorithm 1):   target is the kernel of the weights received; these are averaged as in FedAvg.
 Sent per round, P floats, a RAD of R bytes (L inputs, 4 L or 8), F (L, r) with F F^T ~ H K_bar H at b bytes a number:
     heterogeneous  down R + b L r,   up 4 P_k, or in kernel uploads b L d_k      homogeneous  down 4 P + R,  up 4 P + 8
-Deviations from the paper: (1) `rad_batch` of the L rows enter a step. (2) K_k is formed in each step, or `rad_every`-th
-with the term as much heavier; its boxes do so once per epoch. (3) K_bar travels as a factor, exact up to 256 columns;
-RBF by Nystroem rows. (4) The RAD is rows held out for the server. (5) Its pass is in eval mode. (6) eta(t) is the
-authors' code's; at 0 no RAD. (7) Algorithm 1's last average is off. (8) Procrustes is scale-free. See the page.
+Deviations from the paper: (1) `batch` of the L rows enter a step. (2) K_k is formed in each step, or `every`-th with
+the term as much heavier; its boxes do so once per epoch. (3) K_bar travels as a factor, exact up to 256 columns; RBF by
+Nystroem rows. (4) The RAD is rows held out for the server, or of another data set. (5) Its pass is in eval mode. (6)
+eta(t) is the authors' code's; at 0 no RAD. (7) Algorithm 1's last average is off. (8) Procrustes is scale-free.
 Shapes: L rows of the RAD, B of them in a step, d_k feature width, r columns of the factor.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -28,26 +27,22 @@ from polyfed import profiling
 from polyfed.core import inference
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group, tensor
-from polyfed.core.method import Batch, Context, Exchange, Gradients, Method, Needs, Trained, knobs
+from polyfed.core.method import Batch, Context, Exchange, Gradients, Method, Needs, Trained, knobs, table
 from polyfed.core.modules import floats, load
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.core.upload_forms import SAMPLES, Form, own_network
-from polyfed.functional.kernel_similarity import Similarity, distance
+from polyfed.functional.kernel_similarity import distance
 from polyfed.functional.losses import cross_entropy
 from polyfed.functional.modes import evaluating
 from polyfed.functional.quantization import unpack
-from polyfed.methods.building_blocks import alignment_dataset, mean_kernel, weight_averaging
+from polyfed.methods.building_blocks import kernel_alignment, weight_averaging
+from polyfed.methods.building_blocks.kernel_alignment import AlignmentData, MeanKernel
 
 _ROWS_AT_ONCE = 256  # of the RAD whose graph is kept at a time; costs memory, changes no result
 
 
-_FORM: Form = {
-    "model": own_network,
-    "n": SAMPLES,
-    "kernel": mean_kernel.representation_form,
-    **alignment_dataset.FORM,
-}
+_FORM: Form = {"model": own_network, "n": SAMPLES, **kernel_alignment.FORM}
 
 
 @knobs
@@ -66,23 +61,11 @@ class FedHeNN(Method):
     form: ClassVar[Form | None] = _FORM
 
     setting: Literal["heterogeneous", "homogeneous"] = "heterogeneous"  # Algorithm 2, or 1: one architecture
-    similarity: Similarity = "linear"  # kernel, or "procrustes" (homogeneous only, in its scale-free form)
-    width: mean_kernel.Width = 0.5  # RBF: kernel width over the median distance
     eta0: Annotated[float, Field(ge=0)] = 0.001  # weight of the alignment; 0 is Local (homogeneous: FedAvg)
     eta_schedule: Literal["sqrt", "linear", "constant"] = "sqrt"  # eta0 times sqrt(t - 1), t - 1 or 1; rounds t from 1
-    rad_size: Annotated[int, Field(ge=2)] = 5000  # L
-    rad_source: alignment_dataset.Origin = "holdout"  # or another data set, the clients' training inputs, noise
-    # or where its rows stand in public data, or the seed of the draw
-    rad_transport: alignment_dataset.Transport = "data"
-    rad_refresh: Annotated[int, Field(ge=0)] = 1  # rounds until a new draw; 0: never
-    rad_batch: Annotated[int, Field(ge=2)] = 256  # RAD rows per step; L or more: all of them
-    rad_every: Annotated[int, Field(ge=1)] = 1  # the term enters every so many steps
+    alignment_data: Annotated[AlignmentData, table(AlignmentData)] = AlignmentData()  # the RAD
+    kernel: Annotated[MeanKernel, table(MeanKernel)] = MeanKernel()
     uploads: Literal["weights", "kernels"] = "weights"  # "kernels": A_k on a fixed RAD instead of weights
-    kernel_pool: mean_kernel.Pool = "all"  # whose kernels; selected: who uploaded last; seen: who ever did
-    kernel_norm: mean_kernel.Norm = "none"  # "fro": K_j / ||H K_j H||_F, so that no network's scale dominates
-    control: mean_kernel.Control = "none"  # a target that should not help: "own" K_k, or K_bar with rows "permuted"
-    rank: mean_kernel.Rank = 128  # columns of F, where the exact one would have more than 256
-    precision: mean_kernel.Packed = "float32"  # of F, and of A_k in kernel uploads
     final_average: bool = False  # homogeneous: after the last round the mean of all clients' latest weights
 
     def __new__(cls, *given: Any, **settings: Any) -> Self:
@@ -109,14 +92,6 @@ class FedHeNN(Method):
 
     def _check(self) -> None:
         """Refuse settings that cannot go together; raises ValueError."""
-        self.alignment_data.check()
-
-    @functools.cached_property
-    def alignment_data(self) -> alignment_dataset.AlignmentDataset:
-        """The RAD: where it comes from, how it travels, how long it stays."""
-        return alignment_dataset.AlignmentDataset(
-            size=self.rad_size, origin=self.rad_source, transport=self.rad_transport, refresh=self.rad_refresh
-        )
 
     def eta(self, round: int) -> float:
         """Weight of the alignment in a round, counted from 1."""
@@ -129,43 +104,29 @@ class FedHeNN(Method):
 
     @property
     def needs(self) -> Needs:
-        drawn = self.rad_source in ("holdout", "other")
         uses_rad = self.uses_rad(2)
         return Needs(
             split_model=True,
             one_architecture=self.setting == "homogeneous",
             instead="use method.setting = 'heterogeneous'",
-            public=self.rad_size if uses_rad and drawn else 0,
-            public_origin=self.alignment_data.public_origin if uses_rad else "",
+            public=self.alignment_data.size if uses_rad else 0,
             one_input=uses_rad,
-            makes_inputs=uses_rad and self.rad_source == "noise",
         )
-
-    @property
-    def rigid(self) -> Mapping[str, str]:
-        asks_clients = self.rad_source == "train" and self.uses_rad(2)
-        return {"rad": "inputs that it trains on"} if asks_clients else {}
-
-    def exchanges(self, round: int) -> Sequence[Exchange]:
-        """The training; before it, where the RAD comes from the clients, the exchange in which they hand it over."""
-        if self.rad_source == "train" and self.uses_rad(round):
-            return Exchange(alignment_dataset.EXCHANGE, who="all", trains=False), Exchange()
-        return (Exchange(),)
 
     # client: a step ----------------------------------------------------------------------------------------
     @profiling.timed("align")
     def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
         """The rows of the RAD that enter one step, and their target."""
-        if "target" not in client.context or step % self.rad_every:
+        if "target" not in client.context or step % self.alignment_data.every:
             return {}
         rad = client.context["rad"]
         target = client.context["target"]
         device = next(client.model.parameters()).device
-        if self.rad_batch < len(rad):
-            rows = torch.randperm(len(rad), generator=generator)[: self.rad_batch]
+        if self.alignment_data.batch < len(rad):
+            rows = torch.randperm(len(rad), generator=generator)[: self.alignment_data.batch]
             rad = rad[rows]
             target = target[rows]
-        eta = torch.tensor(self.eta(client.round) * self.rad_every, device=device)
+        eta = torch.tensor(self.eta(client.round) * self.alignment_data.every, device=device)
         return {"rad_x": client.prepare(rad.to(device)), "rad_target": target.to(device), "eta": eta}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
@@ -197,8 +158,9 @@ class FedHeNN(Method):
 
     def _distance(self, a_Bd: Tensor, context: Context) -> Tensor:
         """The distance of the representation of a step's rows from their target."""
+        kernel = self.kernel
         is_factor = self.setting == "heterogeneous"
-        return distance(self.similarity, a_Bd, context["rad_target"], factor=is_factor, width=self.width)
+        return distance(kernel.similarity, a_Bd, context["rad_target"], factor=is_factor, width=kernel.width)
 
 
 @knobs
@@ -212,35 +174,20 @@ class HeterogeneousFedHeNN(FedHeNN):
     def _check(self) -> None:
         if self.final_average:
             raise ValueError("final_average: expected setting 'homogeneous', as no weights are averaged in the other")
-        if self.similarity == "procrustes":
+        if self.kernel.similarity == "procrustes":
             raise ValueError("procrustes: expected the representation of one model to turn to, got the mean of kernels")
-        if self.uploads == "kernels" and self.rad_refresh:
-            raise ValueError(f"uploads 'kernels': expected rad_refresh 0, a fixed RAD, got {self.rad_refresh}")
-        super()._check()
-        _ = self.mean_kernel  # is built now, as a method object does not change while it is used
-
-    @functools.cached_property
-    def mean_kernel(self) -> mean_kernel.MeanKernel:
-        """K_bar: whose kernels, and as what it is sent."""
-        return mean_kernel.MeanKernel(
-            uploads=self.uploads,
-            pool=self.kernel_pool,
-            norm=self.kernel_norm,
-            control=self.control,
-            rank=self.rank,
-            precision=self.precision,
-            similarity=self.similarity,
-            width=self.width,
-        )
+        refresh = self.alignment_data.refresh
+        if self.uploads == "kernels" and refresh:
+            raise ValueError(f"uploads 'kernels': expected alignment_data.refresh 0, a fixed RAD, got {refresh}")
 
     @property
     def rigid(self) -> Mapping[str, str]:
-        found = dict(super().rigid)
         if self.uploads == "weights":
-            found["model"] = "whole weights, of which nothing came down"
-        elif self.precision != "float32":
-            found["kernel"] = f"numbers packed as {self.precision}; use method.precision = 'float32'"
-        return found
+            return {"model": "whole weights, of which nothing came down"}
+        precision = self.kernel.precision
+        if precision != "float32":
+            return {"kernel": f"numbers packed as {precision}; use method.kernel.precision = 'float32'"}
+        return {}
 
     @property
     def scored(self) -> Stage:
@@ -258,37 +205,23 @@ class HeterogeneousFedHeNN(FedHeNN):
     def plan(self, server: Server, selected: Sequence[int]) -> None:
         if not self.uses_rad(server.round):
             return
-        server.state["selected"] = torch.tensor(selected)
-        is_drawn = self.alignment_data.plan(server)
-        if is_drawn:
-            self._average_kernels(server)
-
-    def _average_kernels(self, server: Server) -> None:
-        if self.eta(server.round) > 0 and "rad" in server.state:
-            self.mean_kernel.plan(server, tensor(server.state, "selected").tolist())
+        self.alignment_data.draw(server)
+        if self.eta(server.round) > 0:
+            self.kernel.average(server, selected, of_weights=self.uploads == "weights")
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        if server.exchange == alignment_dataset.EXCHANGE:
-            return self.alignment_data.request(server, client_id)
-        factor = self.mean_kernel.broadcast(server, client_id)
+        factor = self.kernel.broadcast(server, client_id)
         if not factor and self.uploads == "weights":
             return {}  # nobody to be aligned to yet
         return {**self.alignment_data.broadcast(server, client_id), **factor}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        if server.exchange == alignment_dataset.EXCHANGE:
-            self.alignment_data.collect(server, uploads)
-            self._average_kernels(server)
-            return
         self.alignment_data.end_round(server, uploads)
-        self.mean_kernel.clear(server)
-        server.state.pop("selected", None)
-        self.mean_kernel.update(server, uploads)
+        self.kernel.clear(server)
+        self.kernel.update(server, uploads)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        if client.exchange == alignment_dataset.EXCHANGE:
-            return alignment_dataset.asked(message)
         rad = self.alignment_data.receive(client, message)
         if rad is None:
             return {}
@@ -297,13 +230,11 @@ class HeterogeneousFedHeNN(FedHeNN):
         return {"rad": rad, "target": unpack(group(message, "factor")).clone()}
 
     def upload(self, client: Client, trained: Trained) -> Message:
-        if client.exchange == alignment_dataset.EXCHANGE:
-            return self.alignment_data.upload_samples(client)
         message: dict[str, Tensor | Group] = {**self.alignment_data.acknowledge(client)}
         if self.uploads == "weights":
             message["model"] = floats(client.model)
         elif self.uses_rad(client.round + 1) and "rad" in client.context:
-            message["kernel"] = self.mean_kernel.upload(client, client.context["rad"])
+            message["kernel"] = self.kernel.upload(client, client.context["rad"])
         return message
 
 
@@ -318,16 +249,12 @@ class HomogeneousFedHeNN(FedHeNN):
     def _check(self) -> None:
         if self.uploads == "kernels":
             raise ValueError("uploads 'kernels': expected setting 'heterogeneous', as the other one averages weights")
-        if self.control != "none":
-            raise ValueError("control: expected setting 'heterogeneous', as there is no mean kernel in the other")
-        super()._check()
+        if self.kernel.control != "none":
+            raise ValueError("kernel.control: expected setting 'heterogeneous', as the other has no mean kernel")
 
     @property
     def rigid(self) -> Mapping[str, str]:
-        found = dict(super().rigid)
-        if self.final_average:
-            found["model"] = "whole weights, of which nothing came down"
-        return found
+        return {"model": "whole weights, of which nothing came down"} if self.final_average else {}
 
     @property
     def scored(self) -> Stage:
@@ -342,20 +269,15 @@ class HomogeneousFedHeNN(FedHeNN):
 
     def plan(self, server: Server, selected: Sequence[int]) -> None:
         if self.uses_rad(server.round):
-            self.alignment_data.plan(server)
+            self.alignment_data.draw(server)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        if server.exchange == alignment_dataset.EXCHANGE:
-            return self.alignment_data.request(server, client_id)
         if server.exchange == "average":
             return {}
         weights = weight_averaging.broadcast(server, "same-shape", client_id)
         return {**self.alignment_data.broadcast(server, client_id), **weights}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        if server.exchange == alignment_dataset.EXCHANGE:
-            self.alignment_data.collect(server, uploads)
-            return
         self.alignment_data.end_round(server, uploads)
         counts = {i: float(tensor(message, "n")) for i, message in uploads.items() if "n" in message}
         # in the last average the weights that all have stand for who never trained
@@ -365,8 +287,6 @@ class HomogeneousFedHeNN(FedHeNN):
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        if client.exchange == alignment_dataset.EXCHANGE:
-            return alignment_dataset.asked(message)
         if "model" in message:
             load(client.model, group(message, "model"))
         rad = self.alignment_data.receive(client, message)
@@ -375,8 +295,6 @@ class HomogeneousFedHeNN(FedHeNN):
         return {"rad": rad, "target": inference.represent(client.model, rad, client.prepare).cpu()}
 
     def upload(self, client: Client, trained: Trained) -> Message:
-        if client.exchange == alignment_dataset.EXCHANGE:
-            return self.alignment_data.upload_samples(client)
         n = torch.tensor(client.n)
         if client.exchange == "average" and client.weights is None:  # it never trained
             return {"n": n}

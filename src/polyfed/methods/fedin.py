@@ -10,7 +10,7 @@ Deviations from the paper: (1) eq. 12 ("literal") would never train the intermed
 gradients agree; "project" adds G_local, "adaptive" has lambda = max(1, -2b/a) in eq. 13. (2) Both gradients are taken
 at one point. (3) Which batch is sent and which pairs come back: random. (4) BatchNorm takes the pairs' own statistics
 and keeps its running ones. (5) Noise (eq. 5, 6) is s + level * std(s) * z. (6) More than B pairs are walked through B
-at a time, round and round. (7) Cuts may differ (`building_blocks.common_space`). (8) `feature_clip` bounds what is
+at a time, round and round. (7) Cuts may differ (`building_blocks.feature_pairs`). (8) `feature_clip` bounds what is
 sent. (9) w^{t-1} is read as the weights received. (10) Gradients are combined tensor by tensor, not as one.
 """
 
@@ -34,7 +34,7 @@ from polyfed.core.upload_forms import Form
 from polyfed.functional.losses import cross_entropy, squared_distance
 from polyfed.functional.modes import untracked_statistics
 from polyfed.functional.surgery import combine, cosine
-from polyfed.methods.building_blocks import common_space, feature_pairs, weight_averaging
+from polyfed.methods.building_blocks import feature_pairs, weight_averaging
 
 
 @knobs
@@ -60,12 +60,10 @@ class FedIN(Method):
     noise_where: feature_pairs.Where = "both"  # in the training pass, in the pairs sent, or both
     feature_clip: Annotated[float, Field(ge=0)] = 0.0  # L2 bound on each row sent, over which noise then is
     pairs: Annotated[int, Field(ge=1)] | None = None  # n_S, each way; None: the batch size
-    bn_buffers: Literal["aggregate", "local"] = "aggregate"  # "local": BatchNorm's statistics never leave a client
-    projection: common_space.Projection = "none"  # "fixed" or "trained": pairs in one common shape, for any cuts
-    projection_channels: common_space.Size = 64  # C, channels of the common shape
-    projection_grid: common_space.Size = 8  # g, places a side of it
-    projection_features: common_space.Size = 512  # F, numbers of s_out in it
-    projection_lr: common_space.Rate = 1.0  # of "trained": the matrices' step after each local training
+    projection: feature_pairs.Projection = "none"  # "fixed" or "trained": pairs in one common shape, for any cuts
+    projection_channels: feature_pairs.Size = 64  # C, channels of the common shape
+    projection_grid: feature_pairs.Size = 8  # g, places a side of it
+    projection_features: feature_pairs.Size = 512  # F, numbers of s_out in it
 
     @property
     def needs(self) -> Needs:
@@ -80,20 +78,20 @@ class FedIN(Method):
         )
 
     @property
-    def common(self) -> common_space.Common | None:
+    def common(self) -> feature_pairs.Common | None:
         """The common shape of pairs; None where all are shaped alike anyway."""
         if self.projection == "none":
             return None
-        return common_space.Common(
+        return feature_pairs.Common(
             channels=self.projection_channels,
             grid=self.projection_grid,
             features=self.projection_features,
-            lr=self.projection_lr if self.projection == "trained" else None,
+            is_trained=self.projection == "trained",
         )
 
     @property
     def scored(self) -> Stage:
-        return "received" if self.bn_buffers == "aggregate" else "personal"
+        return "received"
 
     @property
     def by_row(self) -> bool:
@@ -141,7 +139,7 @@ class FedIN(Method):
 
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
-        weight_averaging.init(server, self.aggregation, buffers=self.bn_buffers == "aggregate")
+        weight_averaging.init(server, self.aggregation)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         message = weight_averaging.broadcast(server, self.aggregation, client_id)
@@ -194,9 +192,9 @@ class FedIN(Method):
         if "s_in" not in context or not g_local:
             return local
         intermediate = {name: p for name, p in model.named_parameters() if name in g_local}
-        matrices = common_space.trained_matrices(context)
+        matrices = feature_pairs.trained_matrices(context)
         with untracked_statistics(model):
-            loss_in = common_space.loss_in(model, context)
+            loss_in = feature_pairs.loss_in(model, context)
         grads = torch.autograd.grad(loss_in, (*intermediate.values(), *matrices.values()))
         g_in = dict(zip(intermediate, grads, strict=False))
         combined = combine(g_local, g_in, self.combine, self.lambda_)
@@ -205,8 +203,7 @@ class FedIN(Method):
         return Gradients({**local.grads, **combined}, local.loss, {**local.sums, **sums}, raw)
 
     def upload(self, client: Client, trained: Trained) -> Message:
-        message: dict[str, Tensor | Group] = {}
-        message["model"] = floats(client.model, buffers=self.bn_buffers == "aggregate")
+        message: dict[str, Tensor | Group] = {"model": floats(client.model)}
         if not self.train_in:
             return message
         count = self.pairs or client.training.batch_size

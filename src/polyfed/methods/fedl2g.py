@@ -35,7 +35,7 @@ from polyfed.functional.clipping import clipped
 from polyfed.functional.guiding_vectors import guided_loss, meta_gradient
 from polyfed.functional.losses import cross_entropy
 from polyfed.functional.modes import evaluating, has_batchnorm, untracked_statistics
-from polyfed.methods.building_blocks import class_statistics
+from polyfed.methods.building_blocks import prototypes
 
 _SERVER_LR = {"logits": 0.1, "representation": 100.0}
 _CLIP = 100.0  # largest norm of the server's gradient
@@ -93,7 +93,7 @@ class FedL2G(Method):
         return {"guides": tensor(server.state, "guides")} if self.weight else {}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        sent = class_statistics.gather(uploads, "gradients")
+        sent = prototypes.gather(uploads, "gradients")
         if sent is None:
             return
         labels, rows = merge(sent.rows, sent.labels, sent.counts)

@@ -26,12 +26,11 @@ from polyfed.core.method import Trained, knobs
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import Form
 from polyfed.functional.class_targets import merge, renewed
-from polyfed.methods.building_blocks import class_statistics
-from polyfed.methods.building_blocks.prototype_averaging import Prototypes
+from polyfed.methods.building_blocks import prototypes
 
 
 @knobs
-class FedProto(Prototypes):
+class FedProto(prototypes.Prototypes):
     """Class means of representations, averaged, which everybody is drawn to."""
 
     name: ClassVar[str] = "fedproto"
@@ -39,7 +38,7 @@ class FedProto(Prototypes):
     down: ClassVar[str] = "C D + C"
     up: ClassVar[str] = "S D + 2 S"
     states: ClassVar[str] = "client: P as last received; server: P, who has which classes"
-    form: ClassVar[Form | None] = Prototypes.form
+    form: ClassVar[Form | None] = prototypes.Prototypes.form
     unaligned: ClassVar[tuple[str, ...]] = ("prototypes",)
 
     weighting: Literal["count", "uniform"] = "count"  # by samples of the class, or every sender once (no counts sent)
@@ -50,17 +49,17 @@ class FedProto(Prototypes):
             return {}
         labels = tensor(server.state, "labels")
         rows = tensor(server.state, "prototypes")
-        own = class_statistics.wanted(server, client_id, labels)
+        own = prototypes.wanted(server, client_id, labels)
         message = {"labels": labels[own], "prototypes": rows[own]}
         if self.candidates == "own" or bool(own.all()):
             return message
         return {**message, "others": {"labels": labels[~own], "prototypes": rows[~own]}}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        sent = class_statistics.gather(uploads, "prototypes")
+        sent = prototypes.gather(uploads, "prototypes")
         if sent is None:
             return
-        class_statistics.remember(server, sent)
+        prototypes.remember(server, sent)
         labels, rows = merge(sent.rows, sent.labels, sent.counts)
         if "prototypes" in server.state:
             labels, rows = renewed(tensor(server.state, "prototypes"), tensor(server.state, "labels"), rows, labels)

@@ -29,12 +29,11 @@ from polyfed.core.modules import split
 from polyfed.core.server import Server
 from polyfed.functional import prototype_network
 from polyfed.functional.class_targets import merge
-from polyfed.methods.building_blocks import class_statistics
-from polyfed.methods.building_blocks.prototype_averaging import Prototypes
+from polyfed.methods.building_blocks import prototypes
 
 
 @knobs
-class FedTGP(Prototypes):
+class FedTGP(prototypes.Prototypes):
     """Prototypes trained by the server, with a margin between classes."""
 
     name: ClassVar[str] = "fedtgp"
@@ -59,7 +58,7 @@ class FedTGP(Prototypes):
         return {name: server.state[name] for name in ("labels", "prototypes") if name in server.state}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        sent = class_statistics.gather(uploads, "prototypes")
+        sent = prototypes.gather(uploads, "prototypes")
         if sent is None:
             return
         _, centres = merge(sent.rows, sent.labels, torch.ones_like(sent.counts))

@@ -34,7 +34,7 @@ from polyfed.core.server import Server
 from polyfed.core.upload_forms import Form
 from polyfed.functional.channel_slices import Kept, first
 from polyfed.functional.losses import exits_loss
-from polyfed.methods.building_blocks import weight_averaging, width_slicing
+from polyfed.methods.building_blocks import width_slicing
 from polyfed.methods.building_blocks.early_exits import attach
 
 
@@ -81,7 +81,7 @@ class ScaleFL(width_slicing.Slicing):
     distil_from: Annotated[float, Field(ge=0, le=1)] = 0.25  # share of the rounds before it begins; 1 is never
     # who reports BatchNorm's statistics; "running": they are kept in training and averaged instead
     statistics: width_slicing.Statistics = "all"
-    weighting: weight_averaging.Weighting = "uniform"  # of the mean of an entry; "samples": by training samples
+    weighting: width_slicing.Weighting = "uniform"  # of the mean of an entry; "samples": by training samples
 
     @property
     def planned(self) -> str:

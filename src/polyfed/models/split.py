@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.errors import RequestError
-from polyfed.functional.class_prototypes import unit_length
 from polyfed.functional.modes import evaluating
 
 Part = Literal["extractor", "intermediate", "head"]
@@ -33,13 +32,10 @@ class SplitModel(nn.Module):
     Attributes:
         architecture: the registered name, set by whoever builds the model.
         feature_dim: D, the width of z, what the head takes in.
-        unit_length: whether z is scaled to unit length: ``represent(x)`` is then transform(extract(x)) / its norm, and
-            ``forward(x) == head(represent(x))``. Names and exported weights are those of the model without it.
     """
 
     architecture: str
     feature_dim: int
-    unit_length: bool = False
 
     if TYPE_CHECKING:  # at run time an ordinary submodule, or a property of the subclass
 
@@ -62,8 +58,7 @@ class SplitModel(nn.Module):
 
     def represent(self, x: Tensor) -> Tensor:
         """The input to the representation z (N x D), which is what enters the head."""
-        z = self.transform(self.extract(x))
-        return unit_length(z) if self.unit_length else z
+        return self.transform(self.extract(x))
 
     def forward(self, x: Tensor) -> Tensor:
         """The input to logits (N x C); nothing is applied to them."""

@@ -33,7 +33,7 @@ from polyfed.core.randomness import generator
 from polyfed.data.samples import ClientData, Samples
 from polyfed.engine.executors.base import Job, Outcome
 from polyfed.engine.plugin import Plugin, Rejected, Setup
-from polyfed.engine.round import Round
+from polyfed.engine.round_state import Round
 from polyfed.engine.uploads import counterparts, running_statistics
 from polyfed.errors import RequestError
 from polyfed.plugins.settings import Hostile

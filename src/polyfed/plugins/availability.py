@@ -15,7 +15,7 @@ from polyfed.core.message import Message
 from polyfed.core.randomness import generator
 from polyfed.engine.late_uploads import UploadQueue
 from polyfed.engine.plugin import Plugin, Setup
-from polyfed.engine.round import Round
+from polyfed.engine.round_state import Round
 from polyfed.errors import RequestError
 from polyfed.plugins.settings import Availability
 

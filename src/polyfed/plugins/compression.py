@@ -20,7 +20,7 @@ from polyfed.core.message import Message, State, group
 from polyfed.core.method import Method
 from polyfed.engine.executors.base import Job
 from polyfed.engine.plugin import Plugin, Setup
-from polyfed.engine.round import Round
+from polyfed.engine.round_state import Round
 from polyfed.engine.uploads import counterparts, every_tensor, members, running_statistics, sends, sent_nbytes
 from polyfed.errors import RequestError, RunError
 from polyfed.functional.quantization import Precision

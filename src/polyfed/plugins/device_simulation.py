@@ -20,15 +20,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from polyfed.core.client import Client
-from polyfed.core.method import Method
-from polyfed.core.model_factory import Architectures
 from polyfed.core.randomness import generator
-from polyfed.core.server import Server
 from polyfed.engine.executors.base import Job, Outcome, at_work
 from polyfed.engine.operation_counter import Operations, step_memory
 from polyfed.engine.plugin import Plugin, Setup, find
-from polyfed.engine.round import Round
+from polyfed.engine.round_state import Round
 from polyfed.engine.uploads import sent_nbytes
 from polyfed.errors import RequestError
 from polyfed.plugins.availability import ClientAvailability
@@ -114,7 +110,7 @@ class DeviceSimulation(Plugin):
         self._seed = setup.seed
         if not self.enabled:
             return
-        needs, networks, variants = memory_needs(setup.method, setup.clients, setup.architectures, setup.server)
+        needs, networks, variants = memory_needs(setup)
         self._exclude_oversized(needs, networks)
         setup.excluded.update({number: variants[number] for number in sorted(self.excluded)})
 
@@ -265,23 +261,20 @@ class Clock:
         return {"simulated_seconds": self.seconds, "simulated_by_client": clients, **late}
 
 
-def memory_needs(
-    method: Method, clients: Sequence[Client], architectures: Architectures, server: Server
-) -> tuple[list[int], list[str], list[str]]:
-    """Bytes that each client's network takes in training (`work.step_memory`), the network's name, and its variant.
+def memory_needs(setup: Setup) -> tuple[list[int], list[str], list[str]]:
+    """Bytes that each client's network takes in training (`step_memory`), the network's name, and its variant.
 
-    What stands beside a client's own network counts as well; what a method holds beside networks does not. The server
-    is as it was afterwards.
+    What stands beside a client's own network counts as well; what a method holds beside networks does not.
     """
+    method = setup.method
+    architectures = setup.architectures
     known: dict[str, int] = {}
     needs = []
     names = []
     variants = []
-    server.round = 1
-    method.start(server)
     companion = architectures.companion if architectures.together else ""
-    for client in clients:
-        variant = method.variant(server, client.id)
+    for client in setup.clients:
+        variant = method.variant(setup.preview, client.id)
         name = f"{client.architecture} {variant}".rstrip()
         if name not in known:
             own = method.personal(at_work(client, variant, architectures).model)
@@ -291,8 +284,4 @@ def memory_needs(
         needs.append(known[name])
         names.append(name)
         variants.append(variant)
-    server.state = {}
-    server.round = 0
-    server.log.clear()
-    server.memory.clear()
     return needs, names, variants

@@ -13,9 +13,9 @@ from polyfed.engine import accounting
 from polyfed.engine.dp_sgd import check_rows
 from polyfed.engine.dp_sgd import releases as of_training
 from polyfed.engine.executors.base import Job, Outcome
-from polyfed.engine.plugin import Plugin, Records, RoundRefused, Setup, find
+from polyfed.engine.plugin import Plugin, RoundRefused, Setup, find
 from polyfed.engine.privacy_ledger import Ledger, told
-from polyfed.engine.round import Round
+from polyfed.engine.round_state import Records, Round
 from polyfed.engine.uploads import sends
 from polyfed.errors import RequestError
 from polyfed.functional.gaussian_mechanism import analytic_sigma

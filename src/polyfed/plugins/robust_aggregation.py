@@ -35,7 +35,7 @@ from polyfed.core.server import Server
 from polyfed.core.upload_forms import MOST
 from polyfed.engine.executors.base import Job
 from polyfed.engine.plugin import Plugin, Rejected, Setup
-from polyfed.engine.round import Round
+from polyfed.engine.round_state import Round
 from polyfed.engine.uploads import counterparts, every_tensor, sends
 from polyfed.errors import RequestError
 from polyfed.functional import robust

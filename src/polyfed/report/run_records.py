@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from polyfed.errors import RequestError
 from polyfed.places import check_name
 from polyfed.results.fields import Record, validated
-from polyfed.results.read import check_links, parse_json, parse_toml, unseal
+from polyfed.results.read import check_links, flat_table, parse_json, parse_toml, unseal
 from polyfed.results.schema import RoundRecord, RunResult
 from polyfed.results.stored_files import StoredRecipe
 
@@ -123,7 +123,7 @@ class RunRecord:
     def settings(self) -> dict[str, Any]:
         """What may tell two runs of one method apart: its knobs, how clients trained, their networks. Not the seed."""
         knobs = None if self.stored is None else self.stored.knobs
-        found = dict(knobs or {key: value for key, value in self.recipe.method.items() if key != "name"})
+        found = flat_table(knobs or {key: value for key, value in self.recipe.method.items() if key != "name"})
         for section in EXPERIMENT:
             for key, value in self.recipe.section(section).items():
                 if key != "rounds":  # a different number of rounds makes a different table

@@ -120,3 +120,14 @@ def check_links(folder: Path) -> None:
                 f"expected files and folders in {folder}, came {came}: {place}, which is not followed; put a copy of "
                 "what you mean in its place"
             )
+
+
+def flat_table(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted key -> value, of a table and of those in it."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            found |= {f"{key}.{inner}": own for inner, own in flat_table(value).items()}
+        else:
+            found[key] = value
+    return found

@@ -98,7 +98,7 @@ class World:
     builders: Mapping[str, Build]
     public: Public | None
 
-    def federation(
+    def federation(  # noqa: PLR0913 - what tests vary, each by its name
         self,
         method: Method,
         training: Training = SHORT,

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.message import Message, copied, flatten, shallow
+from polyfed.core.message import Message, copied, flatten, not_finite, shallow
 from polyfed.core.method import Batch, Context, Method
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage, Training
@@ -23,6 +23,7 @@ from polyfed.errors import PolyfedError
 from polyfed.testing import fixtures as worlds
 from polyfed.testing.fixtures import SHORT, World
 from polyfed.testing.spy import Spy, global_draws, live, storages, tensors
+from polyfed.validation.hyperparameters import flat_settings
 
 
 class Nonconformance(AssertionError):
@@ -94,8 +95,8 @@ class Kit:
 
     @property
     def knobs(self) -> tuple[str, ...]:
-        """The method's fields."""
-        return tuple(f.name for f in dataclasses.fields(self.method)) if dataclasses.is_dataclass(self.method) else ()
+        """The method's settings; those of a table by their dotted names."""
+        return tuple(flat_settings(self.method)) if dataclasses.is_dataclass(self.method) else ()
 
     def fail(self, text: str) -> typing.NoReturn:
         """Say that a property does not hold."""
@@ -105,6 +106,17 @@ class Kit:
         """Both must agree; `text` says what it means if they do not."""
         if found := worlds.difference(a, b, tolerance):
             self.fail(f"{text}: {found}")
+
+    def all_finite(self, federation: Federation, when: str) -> None:
+        """Weights and states must be finite after a run; `when` says in which."""
+        if bad := not_finite({"all": worlds.state(federation)}):
+            self.fail(f"'{bad}' is not finite {when}")
+
+    def no_offence(self, *kinds: str) -> None:
+        """Nothing of these kinds may have been seen in the watched run."""
+        for kind, text in self.watched:
+            if kind in kinds:
+                self.fail(text)
 
     # federations ----------------------------------------------------------------------------------------------------
 
@@ -290,14 +302,14 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 def is_fixed(method: Method, knob: str) -> bool:
     """Whether the class of the method leaves this knob one value only."""
-    hint = typing.get_type_hints(type(method), include_extras=False).get(knob)
+    hint = _hint(method, knob)
     return typing.get_origin(hint) is Literal and len(typing.get_args(hint)) == 1
 
 
 def others(method: Method, knob: str) -> tuple[list[Any], bool]:
     """Other values of a knob, made from its type and value; and whether each of them must make a difference."""
-    value = getattr(method, knob)
-    hint = typing.get_type_hints(type(method), include_extras=False).get(knob)
+    value = flat_settings(method)[knob]
+    hint = _hint(method, knob)
     choices = [
         choice for part in _parts(hint) if typing.get_origin(part) is Literal for choice in typing.get_args(part)
     ]
@@ -316,6 +328,14 @@ def others(method: Method, knob: str) -> tuple[list[Any], bool]:
     return [], False
 
 
+def _hint(method: Any, knob: str) -> Any:
+    """The type of a setting, by its dotted name."""
+    table, _, inner = knob.partition(".")
+    if inner:
+        return _hint(getattr(method, table), inner)
+    return typing.get_type_hints(type(method), include_extras=False).get(knob)
+
+
 def _parts(hint: Any) -> list[Any]:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return [part for member in typing.get_args(hint) for part in _parts(member)]
@@ -325,9 +345,17 @@ def _parts(hint: Any) -> list[Any]:
 
 
 def replaced(method: Method, **knobs: Any) -> Method | None:
-    """The method with other knobs; None where it does not take these values."""
+    """The method with other knobs, by their dotted names; None where it does not take these values."""
+    given: dict[str, Any] = {}
     try:
-        return dataclasses.replace(method, **knobs)  # type: ignore[type-var]
+        for knob, value in knobs.items():
+            table, _, inner = knob.partition(".")
+            if inner:
+                before: Any = given.get(table, getattr(method, table, None))
+                given[table] = dataclasses.replace(before, **{inner: value})
+            else:
+                given[table] = value
+        return dataclasses.replace(method, **given)  # type: ignore[type-var]
     except (ValueError, TypeError, PolyfedError):
         return None
 

@@ -13,7 +13,7 @@ may stand.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from polyfed.validation.error_lines import shown
@@ -62,14 +62,27 @@ def idle(fields: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Acts
     """The fields that do nothing as things are set, each with what it would need.
 
     Args:
-        fields: name -> pydantic's field. values: name -> value.
+        fields: name -> pydantic's field. values: name -> value. A name has dots where it is of a table of settings.
+
+    Returns:
+        Name -> what it needs, with the whole name of the other field. Of a table alone, what only its owner can say
+        is left to it.
     """
     found: dict[str, ActsWith] = {}
     for name, field in fields.items():
-        for needed in field.metadata:
-            if isinstance(needed, ActsWith) and not needed.holds(values[name], values[needed.key]):
+        for stated in field.metadata:
+            if not isinstance(stated, ActsWith):
+                continue
+            needed = replace(stated, key=_beside(name, stated.key, values))
+            if needed.key in values and not needed.holds(values[name], values[needed.key]):
                 found.setdefault(name, needed)
     return found
+
+
+def _beside(name: str, key: str, names: Collection[str]) -> str:
+    """The whole name of a field that another one names: of the same table, if it has such a one."""
+    table, dot, _ = name.rpartition(".")
+    return f"{table}{dot}{key}" if f"{table}{dot}{key}" in names else key
 
 
 def without_effect(fields: Mapping[str, Any], values: Mapping[str, Any], given: Collection[str]) -> str | None:

@@ -28,6 +28,7 @@ _KINDS = {
     "tuple": "a list",
     "dict": "a table",
     "model": "a table",
+    "dataclass": "a table",
     "finite": "a finite number",
 }
 _BOUNDS = {
@@ -98,6 +99,10 @@ def one_line(
     depth = 1  # below a name pydantic adds the kinds it tried
     if known is None:
         depth = _depth(kind, first["loc"], 1 if place else 2)
+    else:
+        tables = [kind, *_tables(kind, first["loc"])]
+        depth = min(len(tables), len(first["loc"]))
+        known = known if depth <= 1 else _fields(tables[depth - 1])
     own = [_spelled(str(key), known) for key in first["loc"][:depth]]
     keys = (*place, *own)
     where = ".".join(keys)
@@ -121,6 +126,18 @@ def one_line(
     hint = hint if "did you mean" in hint else ""
     wanted = " or ".join(dict.fromkeys(map(_expected, alike)))
     return f"{where}: expected {wanted}, came {shown(first['input'])}{hint}{more}"
+
+
+def _tables(kind: Any, keys: Sequence[str | int]) -> list[type]:
+    """The classes of the tables that keys lead through, from a method's class on."""
+    found = []
+    for key in keys:
+        field = getattr(kind, "__pydantic_fields__", {}).get(key)
+        kind = None if field is None else field.annotation
+        if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
+            break
+        found.append(kind)
+    return found
 
 
 def _depth(kind: type, keys: Sequence[str | int], least: int) -> int:

@@ -89,6 +89,20 @@ class Outcome:
         return self.refused is None and not self.dropped
 
 
+@dataclass(frozen=True)
+class Crew:
+    """What is worked on.
+
+    clients: by number. store: of their weights. auc: scores come with the area under the ROC curve.
+    """
+
+    method: Method
+    architectures: Architectures
+    clients: Sequence[Client]
+    store: Store
+    auc: bool
+
+
 class Executor(Protocol):
     """Runs the jobs of an exchange and scores clients; what comes of it is in the order of what was asked.
 
@@ -144,12 +158,23 @@ class Serial:
         """See `Executor`."""
 
 
+def train_job(client: Client, job: Job, method: Method, architectures: Architectures) -> Trained:
+    """The training of a job; the client is at work."""
+    return train(client, method, client.context, phases=job.exchange.phases, step=architectures.training)
+
+
 @timed("messages")
-def carry_out(job: Job, method: Method, architectures: Architectures, fresh: Callable[[], Row]) -> Outcome:
+def carry_out(
+    job: Job,
+    method: Method,
+    architectures: Architectures,
+    fresh: Callable[[], Row],
+    training: Callable[[Client, Job, Method, Architectures], Trained] = train_job,
+) -> Outcome:
     """Receive, train, upload: on copies, so that a refused or failed client is as it was.
 
     Args:
-        fresh: gives the row for the client's new weights, if there are any.
+        fresh: gives the row for the client's new weights, if there are any. training: trains the client.
 
     Raises:
         RunError: the method failed; says for which client, in which round and at which stage.
@@ -161,8 +186,7 @@ def carry_out(job: Job, method: Method, architectures: Architectures, fresh: Cal
         trained = Trained()
         if job.exchange.trains:
             with at_stage(client, job, "training"):
-                phases = job.exchange.phases
-                trained = train(client, method, client.context, phases=phases, step=architectures.training)
+                trained = training(client, job, method, architectures)
         return hand_in(client, job, trained, method, architectures, fresh, before, operations)
 
 

@@ -12,7 +12,7 @@ import math
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,10 @@ from polyfed.core.client import Client
 from polyfed.core.message import read_only
 from polyfed.core.method import Trained
 from polyfed.core.settings import Training
-from polyfed.engine.executors.base import Executor, Job, Outcome, Scores, Scoring, Serial
+from polyfed.engine.executors.base import Crew, Executor, Job, Outcome, Scores, Scoring, Serial
+from polyfed.engine.executors.job_requests import Died, Unable, Worker
 from polyfed.engine.executors.vectorized import Cohort, stack_size
-from polyfed.engine.executors.worker import Crew, Died, Unable, Worker
+from polyfed.engine.executors.worker import ForkedWorker
 from polyfed.errors import PolyfedError, RequestError, RunError
 from polyfed.profiling import timed
 from polyfed.registry import EXECUTORS
@@ -34,10 +35,11 @@ _LOOKED_AT = 64  # of those that wait
 _WORTH = 0.3  # estimated seconds of a run from which workers, which take some 0.1 s to come and go, are worth having
 
 Say = Callable[[str], None]
+Rebuild = Callable[[], Any]  # -> a federation, which this file need not know
 
 
 def chosen(
-    name: str, workers: int | None, crew: Crew, training: Training, say: Say, settings: Mapping[str, Any] | None = None
+    name: str, workers: int | None, crew: Crew, training: Training, say: Say, rebuild: Rebuild | None = None
 ) -> Executor:
     """The executor of a run.
 
@@ -48,17 +50,19 @@ def chosen(
         workers: so many at the same time, processes or clients of a stack; None: the cores that this process may use,
             or `cohort.SIZE`.
         crew: what is worked on. training: how much. say: told when a worker had to be replaced, or of clients that
-            cannot be stacked. settings: of the recipe, if there is one, from which others can make the same clients.
+            cannot be stacked. rebuild: makes the same federation in another process, for executors that need it.
 
     Raises:
         RequestError: no such executor, or it is not possible here.
     """
+    if rebuild is not None and name not in EXECUTORS:
+        raise RequestError(f"expected no rebuild with the executor '{name}', which makes no federation anew, got one")
     serial = Serial(crew.method, crew.architectures, crew.store, crew.auc)
     if name not in (*_OURS, *EXECUTORS):
         known = "', '".join([*_OURS, *list(EXECUTORS)[:-1]])
         raise RequestError(f"expected the executor '{known}' or '{list(EXECUTORS)[-1]}', came '{name}'")
     if name in EXECUTORS:
-        other: Executor = EXECUTORS[name](crew, workers, say, settings)
+        other: Executor = EXECUTORS[name](crew, workers, training, say, rebuild)
         return other
     if name == "serial" and (workers or 1) > 1:
         raise RequestError(f"expected 1 worker, as the executor 'serial' has one, came {workers}")
@@ -74,7 +78,7 @@ def chosen(
         instead = "'serial' with 1 worker" if device == "cpu" else together
         raise RequestError(f"expected the executor {instead}, as {reason}")
     count = min(workers or cores(), len(crew.clients))
-    estimates = _Estimates(crew, training)
+    estimates = Estimates(crew, training)
     several = count > 1 and drawn > 1
     if name == "serial" or (name == "auto" and not several):
         return serial
@@ -101,7 +105,7 @@ def cores() -> int:
     return max(1, min(count or 1, math.ceil(quota) if math.isfinite(quota) else sys.maxsize))
 
 
-class _Estimates:
+class Estimates:
     """How long a client takes: guessed by its rows and its network's size until it has been measured."""
 
     def __init__(self, crew: Crew, training: Training) -> None:
@@ -136,7 +140,7 @@ class _Estimates:
 
 
 class Pool:
-    """Worker processes that stay for a run: made when they are first needed, ended by `close`.
+    """Worker processes that stay for a run: made when they are first needed, ended by `close`. Here they are forked.
 
     A worker that dies is replaced. Its job is done again when the others are through, alone, as memory may have run
     out; if a worker dies of it again, the client counts as dropped out, or stays without a score.
@@ -145,7 +149,7 @@ class Pool:
         crew: what is worked on. workers: how many. estimates: how long things take. say: told of workers that died.
     """
 
-    def __init__(self, crew: Crew, workers: int, estimates: _Estimates, say: Say) -> None:
+    def __init__(self, crew: Crew, workers: int, estimates: Estimates, say: Say) -> None:
         self.workers = workers
         self._crew = crew
         self._estimates = estimates
@@ -185,6 +189,19 @@ class Pool:
         while self._staff:
             self._staff.pop().end()
 
+    def hire(self) -> Worker:
+        """Begin to make one more worker.
+
+        Raises:
+            Unable: there can be none.
+        """
+        return ForkedWorker(self._crew, [worker for worker in self._staff if isinstance(worker, ForkedWorker)])
+
+    def answered(self, busy: Collection[Worker]) -> list[Worker]:
+        """Those whose answer is there, or who are no more; waits for the first."""
+        lines = {worker.line: worker for worker in busy if isinstance(worker, ForkedWorker)}
+        return [lines[line] for line in wait(list(lines))]  # type: ignore[index]
+
     def _staffed(self) -> bool:
         """Whether there are workers; those that are missing are made."""
         if self._unable:
@@ -195,7 +212,7 @@ class Pool:
         try:
             fresh = self.workers - len(self._staff)
             for _ in range(fresh):
-                self._staff.append(Worker(self._crew, self._staff))
+                self._staff.append(self.hire())
             for worker in self._staff[len(self._staff) - fresh :]:
                 worker.greet()
         except Unable as reason:
@@ -208,7 +225,7 @@ class Pool:
         self._staff.remove(worker)
         worker.end()
         try:
-            self._staff.append(Worker(self._crew, self._staff))
+            self._staff.append(self.hire())
             self._staff[-1].greet()
         except Unable as reason:
             raise RunError(f"a worker died, and there can be no other: {reason}") from None
@@ -249,9 +266,7 @@ class Pool:
             for worker in [worker for worker in self._staff if worker not in busy][: len(waiting)]:
                 busy[worker] = self._next(worker, asked, waiting)
                 worker.ask(asked[busy[worker]], self._evaluation)
-            lines = {worker.line: worker for worker in busy}
-            for line in wait(list(lines)):
-                worker = lines[line]  # type: ignore[index]
+            for worker in self.answered(busy):
                 place = busy.pop(worker)
                 try:
                     result, seconds = worker.answer()

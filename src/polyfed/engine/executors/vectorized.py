@@ -15,6 +15,7 @@ from torch import nn
 from polyfed.core.client import Client
 from polyfed.core.method import Phase, Unstackable
 from polyfed.engine.executors.base import (
+    Crew,
     Job,
     Outcome,
     Scores,
@@ -30,7 +31,6 @@ from polyfed.engine.executors.base import (
 )
 from polyfed.engine.executors.stack_parts import Tensors
 from polyfed.engine.executors.stacked_clients import Known, Stack
-from polyfed.engine.executors.worker import Crew
 from polyfed.engine.local_training import data_of
 
 SIZE = 32  # clients in a stack, unless told; their weights, gradients and activations are in memory at the same time

@@ -56,13 +56,12 @@ def needs(
 # server: the shared model -----------------------------------------------------------------------------------------
 
 
-def init(server: Server, aggregation: Aggregation, buffers: bool = True, parts: Collection[Part] | None = None) -> None:
+def init(server: Server, aggregation: Aggregation, parts: Collection[Part] | None = None) -> None:
     """Seeded initial weights into the server's state; the union takes every tensor from the largest that has it.
 
-    Without `buffers`, of parameters alone: then clients send no others, and BatchNorm's statistics are their own.
     With `parts`, of these parts of split models alone.
     """
-    models = {a: _initial_weights(server, a, buffers, parts) for a in server.architectures}
+    models = {a: _initial_weights(server, a, parts) for a in server.architectures}
     if aggregation == "same-shape":
         for architecture, weights in models.items():
             server.state[_key("model", architecture)] = weights
@@ -206,11 +205,9 @@ def client_shares(uploads: Mapping[int, Message], weighting: Weighting) -> dict[
 # within -----------------------------------------------------------------------------------------------------------
 
 
-def _initial_weights(
-    server: Server, architecture: str, buffers: bool, parts: Collection[Part] | None
-) -> dict[str, Tensor]:
+def _initial_weights(server: Server, architecture: str, parts: Collection[Part] | None) -> dict[str, Tensor]:
     initial = server.initial(architecture)
-    return {name: initial[name] for name in floats(server.model(architecture, initial), buffers, parts)}
+    return {name: initial[name] for name in floats(server.model(architecture, initial), parts=parts)}
 
 
 def _with_momentum(server: Server, key: str, change: Group, momentum: float) -> dict[str, Tensor]:

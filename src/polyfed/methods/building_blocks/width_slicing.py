@@ -36,6 +36,7 @@ from polyfed.methods.building_blocks.channel_groups import narrow, plan_of
 
 RATES = {"a": 1.0, "b": 1 / 2, "c": 1 / 4, "d": 1 / 8, "e": 1 / 16}
 STATISTICS = "statistics"  # the passage in which they are reported
+Weighting = weight_averaging.Weighting
 Statistics = Literal["all", "selected", "running"]
 
 # rates ----------------------------------------------------------------------------------------------------------
@@ -188,7 +189,7 @@ def average(
     uploads: Mapping[int, Message],
     variants: Mapping[int, str],
     kept: Mapping[int, Kept],
-    weighting: weight_averaging.Weighting,
+    weighting: Weighting,
 ) -> None:
     """Entry-wise means over those who hold the entry: of the weights, or by variant of the statistics.
 
@@ -340,7 +341,7 @@ class Narrowing(Slicing):
     masked: bool = True  # logits and rows of absent classes play no part
     clip: Annotated[float, Field(ge=0)] = 0.0  # largest norm of a step's gradient; 0 is off
     statistics: Statistics = "all"  # who reports BatchNorm's; "running": kept in training and averaged instead
-    weighting: weight_averaging.Weighting = "uniform"  # of the mean of an entry; "samples": by training samples
+    weighting: Weighting = "uniform"  # of the mean of an entry; "samples": by training samples
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
         return exchanges(self.statistics)

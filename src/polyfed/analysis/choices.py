@@ -1,0 +1,40 @@
+"""What can be chosen of figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polyfed.errors import RequestError
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What can be chosen of figures, all of them together.
+
+    Attributes:
+        stage: scoring stage of curves and variants; None: each run's own.
+        smooth: evaluated rounds over which curves take the trailing mean.
+        inputs: of cka and tsne; rows: "test" or "holdout", see `polyfed.analysis.probe_inputs.common_inputs`.
+        places: of the heat maps, in the networks; None: extractor, representation and logits, as far as all networks
+            have them. clients: of cka and tsne, at most, evenly over the architectures.
+        points: of each panel of tsne, at most. device: where networks compute.
+
+    Raises:
+        RequestError: a number below 1, or an empty list of places.
+    """
+
+    stage: str | None = None
+    smooth: int = 1
+    inputs: int = 1000
+    rows: str = "test"
+    places: tuple[str, ...] | None = None
+    clients: int = 40
+    points: int = 1000
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name, least in (("smooth", 1), ("inputs", 2), ("clients", 2), ("points", 4)):
+            if getattr(self, name) < least:
+                raise RequestError(f"{name}: expected at least {least}, came {getattr(self, name)}")
+        if self.places is not None and not self.places:
+            raise RequestError("places: expected at least one place in the networks, came none")

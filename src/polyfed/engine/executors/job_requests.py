@@ -1,0 +1,289 @@
+"""What a run asks of a worker, and what the worker answers, whatever carries it: facts, and trees of tensors.
+
+A worker keeps nothing that a result depends on: data, networks and the method it has already, the client's weights and
+state come with each request. Forked workers (`worker`) find weights in the store that they share with the run, those of
+Ray (`ray_executor`) among the tensors.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+import traceback
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+
+from polyfed import profiling
+from polyfed.core.client import Client
+from polyfed.core.message import read_only
+from polyfed.core.method import Trained
+from polyfed.engine.evaluation import Memory, Score
+from polyfed.engine.executors.base import Crew, Job, Outcome, Scores, Scoring, carry_out, placed, score_parts
+from polyfed.engine.executors.shared_buffer import TensorBuffer
+from polyfed.engine.weight_store import Row
+from polyfed.errors import PolyfedError, RunError
+
+
+class Unable(Exception):
+    """No worker can be had here; says why."""
+
+
+class Died(Exception):
+    """The worker ended before it answered; says how."""
+
+
+class Worker(Protocol):
+    """A worker, as the run's process sees it: greet it; then ask it, and take the answer when it is there."""
+
+    def greet(self) -> None:
+        """Wait until it is there.
+
+        Raises:
+            Unable: it cannot compute.
+        """
+        ...
+
+    def ask(self, asked: Job | Scoring, evaluation: int = 0) -> None:
+        """Give it something to do; one thing at a time. evaluation: number of that which a scoring belongs to.
+
+        Raises:
+            RunError: a message or a state holds something that is no tensor.
+        """
+        ...
+
+    def answer(self) -> tuple[Any, float]:
+        """What came of it, an `Outcome` or `Scores`, in tensors of its own; and how many seconds it took.
+
+        Raises:
+            Died: it is no more. PolyfedError: that of the work, as if it had been done here.
+        """
+        ...
+
+    def alive(self) -> bool:
+        """Whether the process is still there."""
+        ...
+
+    def end(self) -> None:
+        """End the process, if it has not ended. It keeps nothing that would be lost."""
+        ...
+
+
+# the run's side ---------------------------------------------------------------------------------------------------
+
+
+def request_facts(asked: Job | Scoring, evaluation: int) -> dict[str, Any]:
+    """The plain facts of a request; its message and the client's state travel as tensors."""
+    facts = {"client": asked.client.id, "variant": asked.variant, "round": asked.round, "timed": profiling.watched()}
+    if isinstance(asked, Job):
+        names = ("closing", "place", "scores", "auc", "counted")
+        return {"what": "job", **facts, **{name: getattr(asked, name) for name in names}}
+    parts = {"parts": list(asked.parts), "shared": list(asked.shared)}
+    return {"what": "scoring", **facts, **parts, "version": asked.client.version, "evaluation": evaluation}
+
+
+def check_reply(reply: Mapping[str, Any]) -> None:
+    """Whether it is an answer; the time that the worker has measured counts here, too.
+
+    Raises:
+        PolyfedError: the worker's; where it came from is in the notes.
+    """
+    if "error" in reply:
+        kind, text, where = reply["error"]
+        error = _error_class(kind)(text)
+        error.add_note(where)
+        raise error
+    profiling.include(reply.get("timings"))
+
+
+def read_answer(
+    asked: Job | Scoring, reply: Mapping[str, Any], tensors: Mapping[str, Any], fresh: Row | None
+) -> Outcome | Scores:
+    """What came of a request; of a job, what did not change is the client's own again.
+
+    Args:
+        fresh: the row that holds the weights that came of a job.
+    """
+    if isinstance(asked, Scoring):
+        return {part: _read_score(figures) for part, figures in tensors.items()}
+    own = asked.client
+    return Outcome(
+        own.id,
+        read_only(tensors["message"]),
+        fresh if reply["new"] else own.weights,
+        own.state if tensors["state"] is None else _filled(tensors["state"], own.state),
+        Trained(*reply["trained"]),
+        reply["bytes_up"],
+        reply["sums"],
+        None if tensors["score"] is None else _read_score(tensors["score"]),
+        reply["refused"],
+        operations=reply["operations"],
+    )
+
+
+def _figures(score: Score) -> dict[str, Any]:
+    """A score in tensors, for `_read_score`."""
+    others = {name: _figures(other) for name, other in score.others.items()}
+    return {"confusion": score.confusion, "auc": torch.tensor(score.auc, dtype=torch.float64), "others": others}
+
+
+def _read_score(figures: Mapping[str, Any]) -> Score:
+    others = {name: _read_score(other) for name, other in figures["others"].items()}
+    return Score(figures["confusion"], float(figures["auc"]), others)
+
+
+def _filled(state: Mapping[str, Any], own: Any) -> dict[str, Any]:
+    """The state with the client's own tensors where there is None."""
+    filled = {}
+    for name, value in state.items():
+        if isinstance(value, Mapping):
+            filled[name] = _filled(value, own.get(name))
+        else:
+            filled[name] = own[name] if value is None else value
+    return filled
+
+
+def _changed(state: Mapping[str, Any], before: Any) -> dict[str, Any]:
+    """The state with None for the tensors that are the very same as before, under the same name."""
+    known = before if isinstance(before, Mapping) else {}
+    changed: dict[str, Any] = {}
+    for name, value in state.items():
+        if isinstance(value, Mapping):
+            changed[name] = _changed(value, known.get(name))
+        else:
+            changed[name] = None if value is known.get(name) else value
+    return changed
+
+
+def _error_class(name: str) -> type[PolyfedError]:
+    """The kind of error that is called so; `RunError` where there is none."""
+    kinds = [PolyfedError]
+    found: type[PolyfedError] = RunError
+    while kinds:
+        kind = kinds.pop()
+        kinds += kind.__subclasses__()
+        if _name_of(kind) == name:
+            found = kind
+    return found
+
+
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+# the worker's side ------------------------------------------------------------------------------------------------
+
+
+def described_error(error: Exception) -> dict[str, Any]:
+    """The answer that says what went wrong, for `check_reply`."""
+    is_ours = isinstance(error, PolyfedError)
+    kind = type(error) if is_ours else RunError
+    text = str(error) if is_ours else f"{type(error).__name__}: {error}"
+    return {"error": [_name_of(kind), text, "".join(traceback.format_exception(error))]}
+
+
+class WorkerLoop:
+    """Carries out requests. Where weights are not found in a shared store, the three functions about rows are others.
+
+    Args:
+        crew: what is worked on. inbox: where the tensors of a request are. outbox: where those of the answer are put.
+    """
+
+    def __init__(self, crew: Crew, inbox: TensorBuffer, outbox: TensorBuffer) -> None:
+        self.crew = crew
+        self._inbox = inbox
+        self._outbox = outbox
+        self._memory = Memory(crew.auc)
+        self._evaluation = 0
+        for client in crew.clients:
+            client.weights = None
+            client.state = {}  # they come with each job
+
+    def reply(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Do what is asked; an error of the work is an answer, too."""
+        began = time.perf_counter()
+        try:
+            with profiling.watching(request["timed"], "messages") as watch:
+                work = self._job if request["what"] == "job" else self._scoring
+                reply = work(request)
+            reply["seconds"] = time.perf_counter() - began
+            if watch is not None:
+                reply["timings"] = watch.seconds
+            return reply
+        except Exception as error:
+            return described_error(error)
+
+    def own_row(self, request: Mapping[str, Any], tensors: Mapping[str, Any]) -> Row | None:
+        """The client's weights, if it has any of its own."""
+        return self._row_at(request, request["own"])
+
+    def fresh_row(self, request: Mapping[str, Any]) -> Row:
+        """Where the weights that come of a job are written."""
+        row = self._row_at(request, request["fresh"])
+        assert row is not None
+        return row
+
+    def weights_sent(self, fresh: Row) -> torch.Tensor | None:
+        """What of the new weights travels with the answer; None where the run finds them by itself."""
+        return None
+
+    def _row_at(self, request: Mapping[str, Any], place: Any) -> Row | None:
+        if place is None:
+            return None
+        variant, begin = place
+        return self.crew.store.at(self.crew.clients[request["client"]].architecture, variant, begin)
+
+    def _client(self, request: Mapping[str, Any], tensors: Mapping[str, Any]) -> Client:
+        client: Client = copy.copy(self.crew.clients[request["client"]])
+        client.weights = self.own_row(request, tensors)
+        client.state = tensors["state"]
+        client.version = request.get("version", -1)  # by which representations are remembered, for scores
+        return client
+
+    def _job(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        tensors = self._inbox.look(request["tensors"])
+        method = self.crew.method
+        client = self._client(request, tensors)
+        exchanges = method.closing() if request["closing"] else method.exchanges(request["round"])
+        exchange = exchanges[request["place"]]
+        flags = {name: request[name] for name in ("scores", "auc", "counted")}
+        job = Job(client, tensors["message"], request["variant"], exchange, request["round"], **flags)
+        fresh = self.fresh_row(request)
+        done = carry_out(job, method, self.crew.architectures, lambda: fresh)
+        has_new = done.weights is fresh
+        sent = {
+            "message": done.message,
+            "state": _changed(done.state, client.state) if done.counts else None,
+            "score": None if done.score is None else _figures(done.score),
+            "weights": self.weights_sent(fresh) if has_new else None,
+        }
+        try:
+            described = self._outbox.put(sent)
+        except RunError as error:
+            raise placed(error, client, "uploading", job.round) from error
+        return {
+            "trained": [done.trained.steps, done.trained.samples, done.trained.loss],
+            "bytes_up": done.bytes_up,
+            "sums": done.sums,
+            "refused": done.refused,
+            "operations": done.operations,
+            "new": has_new,
+            "tensors": described,
+        }
+
+    def _scoring(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        if request["evaluation"] != self._evaluation:
+            self._memory.forget_content()
+            self._evaluation = request["evaluation"]
+        tensors = self._inbox.look(request["tensors"])
+        scoring = Scoring(
+            self._client(request, tensors),
+            request["variant"],
+            tensors["message"],
+            request["round"],
+            request["parts"],
+            request["shared"],
+        )
+        scores = score_parts(scoring, self.crew.method, self.crew.architectures, self._memory)
+        return {"tensors": self._outbox.put({part: _figures(score) for part, score in scores.items()})}

@@ -1,0 +1,57 @@
+"""The properties, one function each. A function returns where its property holds, else raises `Nonconformance`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from polyfed.testing.kit import Kit
+from polyfed.testing.properties import (
+    aggregation,
+    alone,
+    declarations,
+    effects,
+    losses,
+    repeatability,
+    states_and_messages,
+    unusual_clients,
+)
+
+_IN_ORDER: tuple[Callable[[Kit], None], ...] = (
+    declarations.has_knobs,
+    declarations.speaks_in_tensors,
+    declarations.declared,
+    declarations.refused_before_round_1,
+    repeatability.same_seed_same_result,
+    repeatability.other_seed_other_result,
+    repeatability.global_generators_untouched,
+    repeatability.data_are_shuffled,
+    aggregation.uploads_have_their_form,
+    aggregation.order_of_uploads,
+    aggregation.numbering,
+    aggregation.any_subset,
+    aggregation.silence_is_not_zero,
+    aggregation.counted,
+    unusual_clients.awkward_data,
+    unusual_clients.batchnorm,
+    unusual_clients.begins_alike,
+    unusual_clients.nan_is_refused,
+    unusual_clients.unselected_are_left_alone,
+    states_and_messages.nothing_aliased,
+    states_and_messages.nothing_written_in_place,
+    states_and_messages.broadcast_without_side_effects,
+    states_and_messages.state_is_explicit,
+    states_and_messages.goes_on_after_its_end,
+    states_and_messages.scoring_changes_nothing,
+    states_and_messages.bytes_metered,
+    states_and_messages.expected_bytes,
+    losses.loss_is_pure,
+    losses.oracle,
+    effects.knobs_bite,
+    effects.reductions,
+    effects.learns,
+    alone.alone_with_one_client,
+    alone.alone_knows_nobody,
+)
+PROPERTIES = {check.__name__: check for check in _IN_ORDER}
+# where one of these does not hold, no other is asked
+FIRST = (declarations.has_knobs.__name__, declarations.speaks_in_tensors.__name__)

@@ -1,0 +1,109 @@
+"""What a method says of itself: settings, messages of tensors, what it needs."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from polyfed.core.client import Client
+from polyfed.core.message import Message, flatten
+from polyfed.core.method import Needs, not_a_knob
+from polyfed.core.server import Server
+from polyfed.core.settings import Stage
+from polyfed.errors import PolyfedError, RequestError, RunError
+from polyfed.testing import fixtures as worlds
+from polyfed.testing.fixtures import SHORT, World, tiny
+from polyfed.testing.kit import Kit, Nonconformance, replaced
+from polyfed.testing.spy import Spy
+
+
+def has_knobs(kit: Kit) -> None:
+    """It is an object of a class with `knobs` above it, so that its fields are settings and nothing changes them."""
+    method = kit.method
+    kind = type(kit.method)
+    if isinstance(method, type):
+        raise Nonconformance(f"{method.__name__}: expected a method, {method.__name__}(), got its class")
+    write = f"write @knobs (of polyfed.core.method) above the class {kind.__name__}"
+    if (field := not_a_knob(kind)) is not None:
+        kit.fail(f"the field '{field}' is no knob: {write}")
+    if not dataclasses.is_dataclass(method) or not kind.__dataclass_params__.frozen:
+        kit.fail(f"expected a frozen dataclass of knobs: {write}")
+
+
+def speaks_in_tensors(kit: Kit) -> None:
+    """Messages and states are tensors by name, or groups of them: no plain numbers."""
+
+    def look(call: Callable[..., Message], first: Any, second: Any) -> Message:
+        message = call(first, second)
+        _all_tensors(kit, "upload" if isinstance(first, Client) else "broadcast", "a message", message)
+        _all_tensors(kit, "the method", "a state", first.state)
+        return message
+
+    def aggregate(call: Callable[..., None], server: Server, uploads: Mapping[int, Message]) -> None:
+        call(server, uploads)
+        _all_tensors(kit, "aggregate", "the server's state", server.state)
+
+    federation = kit.usual.federation(Spy(kit.method, broadcast=look, upload=look, aggregate=aggregate), SHORT)
+    try:
+        federation.run()
+    except PolyfedError as error:
+        if isinstance(error.__cause__, Nonconformance):
+            raise error.__cause__ from None
+
+
+def _all_tensors(kit: Kit, who: str, where: str, message: Message) -> None:
+    """Whether a message or a state holds nothing but tensors."""
+    try:
+        flatten(message)
+    except RunError as error:
+        kit.fail(f"{who} puts something else than tensors into {where}: {error}")
+
+
+def declared(kit: Kit) -> None:
+    """Name, paper, docstring, stage and knobs are there; a wrong knob is refused."""
+    method = kit.method
+    kind = type(kit.method)
+    if not method.name or not method.paper:
+        kit.fail("expected a name and the paper it comes from (`name`, `paper`)")
+    if not kind.__doc__ or kind.__doc__.startswith(f"{kind.__name__}("):
+        kit.fail("expected a docstring that says what it does")
+    if any(type(other) is not kind or other == method for other in method.also_scored.values()):
+        kit.fail("expected `also_scored` to name this method with another `predict`")
+    if method.scored not in typing.get_args(Stage) or not isinstance(method.needs, Needs):
+        kit.fail(f"expected a stage of {typing.get_args(Stage)} and Needs, came {method.scored!r}, {method.needs!r}")
+    try:
+        kind()
+    except Exception as error:
+        kit.fail(f"expected a default for every knob: {error}")
+    if replaced(method, no_such_knob=1) is not None:
+        kit.fail("a knob that does not exist is taken without a word")
+
+
+def refused_before_round_1(kit: Kit) -> None:
+    """Models and data that do not fit are refused before the first round, with a RequestError."""
+    needs = kit.method.needs
+    split = needs.split_model or needs.one_feature_dim or needs.one_head or needs.equal_cuts
+    unfit: dict[str, tuple[bool, list[Callable[[], nn.Module]]]] = {
+        "networks without parts": (split, [worlds.plain]),
+        "two architectures": (needs.one_architecture, [lambda: tiny(1, 4, 6), lambda: tiny(2, 4, 6)]),
+        "two feature widths": (needs.one_feature_dim or needs.one_head, [lambda: tiny(1, 4, 6), lambda: tiny(1, 4, 7)]),
+        "one name with two shapes": (needs.nested, [lambda: tiny(1, 4, 6), lambda: tiny(1, 5, 6)]),
+        "unequal cuts": (needs.equal_cuts, [lambda: tiny(1, 4, 6), lambda: tiny(1, 5, 6)]),
+    }
+    for what, (matters, builds) in unfit.items():
+        if matters:
+            _must_refuse(kit, what, worlds.world(builds, 2 * needs.public))
+    if needs.public:
+        _must_refuse(kit, "no public data", kit.usual, public=False)
+
+
+def _must_refuse(kit: Kit, what: str, among: World, **options: Any) -> None:
+    try:
+        among.federation(kit.method, **options)
+    except RequestError:
+        return
+    kit.fail(f"it needs {kit.method.needs}, yet a federation with {what} was not refused")

@@ -1,0 +1,107 @@
+"""The loss of one batch: a pure function, equal to that of an oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.client import Client
+from polyfed.core.message import Message
+from polyfed.core.method import Batch, Context, Gradients, Method
+from polyfed.errors import PolyfedError
+from polyfed.testing.fixtures import SHORT
+from polyfed.testing.kit import Kit, Nonconformance, NotAsked
+from polyfed.testing.spy import Spy, global_draws
+
+
+class _Whole(nn.Module):
+    """A network and its loss as one module, for `torch.func`."""
+
+    def __init__(self, method: Method, model: nn.Module) -> None:
+        super().__init__()
+        self.method = method
+        self.model = model
+
+    def forward(self, batch: Batch, context: Context) -> Tensor:
+        return _loss(self.method, self.model, batch, context)
+
+
+def _loss(method: Method, model: nn.Module, batch: Batch, context: Context) -> Tensor:
+    outcome = method.loss(model, batch, context)
+    return outcome[0] if isinstance(outcome, tuple) else outcome
+
+
+def _steps(kit: Kit, look: Callable[[Any, Batch, Context], None]) -> None:
+    """Look at the second step of every client in the second round."""
+    place = {"client": -1, "step": 0, "round": 0}
+
+    def receive(call: Callable[..., Context], client: Client, message: Message) -> Context:
+        place.update(client=client.id, step=0, round=client.round)
+        return call(client, message)
+
+    def gradients(call: Callable[..., Gradients], model: Any, batch: Batch, context: Context) -> Gradients:
+        place["step"] += 1
+        if place["step"] == 2 and place["round"] == 2:
+            look(model, batch, context)
+        return call(model, batch, context)
+
+    federation = kit.usual.federation(Spy(kit.method, receive=receive, gradients=gradients), SHORT)
+    try:
+        federation.run()
+    except PolyfedError as error:
+        if isinstance(error.__cause__, Nonconformance | NotAsked):
+            raise error.__cause__ from None
+        raise Nonconformance(f"{kit.name}: {error}") from error
+
+
+def loss_is_pure(kit: Kit) -> None:
+    """The same again when called again; a function of parameters, batch and context under torch.func, also for many."""
+
+    def look(model: Any, batch: Batch, context: Context) -> None:
+        draws = global_draws()
+        first, second = (_loss(kit.method, model, batch, context) for _ in range(2))
+        if not torch.equal(first, second):
+            kit.fail(f"the loss of one batch is {first.item():.6g} and, asked again, {second.item():.6g}")
+        if global_draws() != draws:
+            kit.fail("the loss draws from a global generator; make all draws in `inputs`")
+        whole = _Whole(kit.method, model)
+        parameters = {name: p.detach().clone() for name, p in whole.named_parameters() if p.requires_grad}
+
+        def value(weights: Mapping[str, Tensor]) -> Tensor:
+            result: Tensor = torch.func.functional_call(whole, dict(weights), (batch, context))
+            return result
+
+        leaves = {name: p for name, p in whole.named_parameters() if p.requires_grad}
+        plain = torch.autograd.grad(first, list(leaves.values()), allow_unused=True)
+        expected = {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(leaves.items(), plain, strict=True)}
+        try:
+            kit.same(torch.func.grad(value)(parameters), expected, "torch.func.grad gives another gradient", 1e-5)
+            two = {name: torch.stack([p, 0.9 * p]) for name, p in parameters.items()}
+            found = torch.func.vmap(value)(two)
+        except Nonconformance:
+            raise
+        except Exception as error:
+            text = str(error).splitlines()[0] if str(error) else ""
+            kit.fail(f"the loss does not run under torch.func: {type(error).__name__}: {text}")
+        each = torch.stack([value({name: p[i] for name, p in two.items()}) for i in range(2)])
+        kit.same({"loss": found}, {"loss": each}, "the loss of two clients at once is another than one by one", 1e-5)
+
+    _steps(kit, look)
+
+
+def oracle(kit: Kit) -> None:
+    """The loss equals the same by independent means, after a step away from where the client began."""
+    if kit.oracle is None:
+        raise NotAsked("no oracle given")
+    independent = kit.oracle
+
+    def look(model: Any, batch: Batch, context: Context) -> None:
+        found = float(_loss(kit.method, model, batch, context).detach())
+        expected = float(independent(model, batch, context))
+        if abs(found - expected) > 1e-5 * max(1.0, abs(expected)):
+            kit.fail(f"the loss is {found:.7g}, the oracle says {expected:.7g}")
+
+    _steps(kit, look)

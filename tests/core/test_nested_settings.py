@@ -1,0 +1,142 @@
+"""Tables of a method's settings: in Python, in a recipe, on the command line, in a run's folder, in what is shown."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+from pydantic import Field
+
+from polyfed.config.recipe import Recipe
+from polyfed.core.method import Method
+from polyfed.errors import RequestError
+from polyfed.experiments.method_table import hyperparameters
+from polyfed.experiments.method_table import page as described
+from polyfed.methods import FedHeNN
+from polyfed.methods.building_blocks.kernel_alignment import AlignmentData, MeanKernel
+from polyfed.validation.effect import ActsWith
+from polyfed.validation.hyperparameters import flat_settings, knobs, table
+
+TEXT = """
+[data]
+name = "digits"
+clients = 4
+holdout = 40
+
+[models]
+architectures = ["digits-cnn1"]
+
+[method]
+name = "fedhenn"
+eta0 = 0.1
+
+[methods.fedhenn.alignment_data]
+size = 30
+
+[methods.fedhenn.kernel]
+norm = "fro"
+
+[methods.rbf]
+name = "fedhenn"
+kernel = { similarity = "rbf", width = 2.0, pool = "seen" }
+
+[profiles.few.methods.fedhenn.alignment_data]
+batch = 8
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "mine.toml"
+    file.write_text(TEXT)
+    return file
+
+
+def test_python_takes_a_table_or_an_object() -> None:
+    method = FedHeNN(kernel={"rank": 4}, alignment_data=AlignmentData(size=20))  # type: ignore[arg-type]
+    assert method == FedHeNN(kernel=MeanKernel(rank=4), alignment_data={"size": 20})  # type: ignore[arg-type]
+    assert repr(method) == "FedHeNN(alignment_data=AlignmentData(size=20), kernel=MeanKernel(rank=4))"
+    assert dataclasses.asdict(method)["kernel"]["rank"] == 4
+    assert flat_settings(method)["alignment_data.size"] == 20
+    assert len({method, FedHeNN()}) == 2
+
+
+def test_tables_are_joined_key_by_key(path: Path) -> None:
+    method = Recipe.load(path, ["method.alignment_data.every=3", "method.kernel.rank=9"], profile="few").chosen_method
+    assert method.alignment_data == AlignmentData(size=30, batch=8, every=3)
+    assert method.kernel == MeanKernel(norm="fro", rank=9)
+    assert method.eta0 == 0.1
+
+
+def test_the_resolved_recipe_is_read_again(path: Path, tmp_path: Path) -> None:
+    recipe = Recipe.load(path, method="rbf")
+    again = tmp_path / "again.toml"
+    again.write_text(recipe.dumps())
+    assert "[method.kernel]" in recipe.dumps()
+    assert Recipe.load(again).chosen_method == recipe.chosen_method
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["method.kernel.nrm=fro"], "unknown key 'method.kernel.nrm'; did you mean 'norm'?"),
+        (["method.kernl.norm=fro"], "unknown key 'method.kernl'; did you mean 'kernel'?"),
+        (["method.alignment_data.size=1"], "method.alignment_data.size: expected at least 2, came 1"),
+        (["method.alignment_data.size=few"], "method.alignment_data.size: expected a whole number, came 'few'"),
+        (["method.kernel.pool=sen"], "did you mean 'seen'?"),
+        (["method.kernel=3"], "method.kernel: expected a table, came 3"),
+        (["method.eta0.x=3"], "unknown key 'method.eta0.x'"),
+        (["method.kernel.width=2.0"], "method.kernel: width = 2.0 does nothing beside similarity = 'linear'"),
+        (
+            ["method.setting=homogeneous", "method.kernel.pool=seen"],
+            "method: kernel.pool = 'seen' does nothing beside setting = 'homogeneous'",
+        ),
+    ],
+)
+def test_what_is_wrong_in_a_table_is_one_line(path: Path, settings: list[str], said: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        Recipe.load(path, settings)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_is_laid_over_takes_along_what_lies_in_tables(path: Path) -> None:
+    linear = Recipe.load(path, ["method.kernel.similarity=linear"], method="rbf").chosen_method
+    assert linear.kernel == MeanKernel(pool="seen")
+    homogeneous = Recipe.load(path, ["method.setting=homogeneous"]).chosen_method
+    assert homogeneous.kernel == MeanKernel()
+    assert homogeneous.alignment_data.size == 30
+
+
+@knobs
+class Pull:
+    kind: str = "none"
+    strength: Annotated[float, Field(ge=0), ActsWith("kind", ("far",))] = 1.0
+    reach: Annotated[int, ActsWith("steps")] = 2  # of the method's own
+
+
+@knobs
+class Mine(Method):
+    """A method with a table."""
+
+    name = "mine"
+    steps: int = 0
+    pull: Annotated[Pull, table(Pull)] = Pull()
+
+
+def test_a_table_of_ones_own() -> None:
+    assert Mine(steps=1, pull=Pull(reach=3)).pull.reach == 3
+    with pytest.raises(RequestError, match=r"mine: pull\.reach = 3 does nothing beside steps = 0; set steps above 0"):
+        Mine(pull=Pull(reach=3))
+    with pytest.raises(RequestError, match=r"Pull: strength = 2\.0 does nothing beside kind = 'none'"):
+        Pull(strength=2.0)
+
+
+def test_tables_are_shown_with_what_is_said_of_them() -> None:
+    shown = {one.name: one for one in hyperparameters(FedHeNN)}
+    assert "kernel" not in shown
+    assert shown["alignment_data.size"].default == 5000
+    assert all(one.about for one in shown.values() if one.name.startswith(("alignment_data.", "kernel.")))
+    assert described("fedhenn")["kinds"]["kernel.norm"] == '"none" or "fro"'

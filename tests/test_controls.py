@@ -60,10 +60,10 @@ def run(asked: Recipe, **how: Any) -> Federation:
 def test_a_variant_is_alone() -> None:
     asked = recipe(methods={"mine": {"name": "fedgh", "alone": True, "header_epochs": 3}})
     mine = asked.choose("mine")
-    assert (mine.name, mine.build_method().alone, mine.build_method().header_epochs) == ("mine", True, 3)
+    assert (mine.name, mine.chosen_method.alone, mine.chosen_method.header_epochs) == ("mine", True, 3)
     assert mine.to_dict()["method"]["alone"] is True
     again = Recipe.from_dict(mine.to_dict())
-    assert (again.name, again.build_method().alone) == ("mine", True)
+    assert (again.name, again.chosen_method.alone) == ("mine", True)
     assert "alone" not in asked.to_dict()["method"]
 
 
@@ -76,7 +76,7 @@ def test_the_recipes_own_method_is_alone_and_called_so() -> None:
 
 
 def test_another_method_is_not_alone_because_the_recipes_own_is() -> None:
-    assert not recipe(method={"name": "fedgh", "alone": True}).choose("fedproto").build_method().alone
+    assert not recipe(method={"name": "fedgh", "alone": True}).choose("fedproto").chosen_method.alone
 
 
 # Local, longer ----------------------------------------------------------------------------------------------------

@@ -212,14 +212,12 @@ class Recipe(Settings):
         method = name if table is None else table.name
         is_alone = table is not None and table.alone
         own = self._own or self.method
-        overlaid = own.name == name and (bool(own.knobs) or own.alone)
-        if overlaid:
+        overlaid = own.name == name and bool(own.knobs or own.alone)
+        if own.name == name:
             knobs = join(knobs, own.knobs)
             is_alone = is_alone or own.alone
-        choice = MethodChoice(name=method, alone=is_alone, **knobs)
-        is_as_read = table is not None and not overlaid
-        built = self._variants[name] if is_as_read else self._build(choice, "method")
-        return self._with_method(choice, built, name)
+        ready = None if overlaid or table is None else self._variants[name]
+        return self._with_method(MethodChoice(name=method, alone=is_alone, **knobs), name, ready)
 
     def choose_alone(self, name: str) -> Recipe:
         """As `choose`, with every client a federation of its own; called NAME-alone.
@@ -227,18 +225,15 @@ class Recipe(Settings):
         Raises:
             RequestError: as `choose`.
         """
-        together = self.choose(name)
-        built = together.chosen_method
-        if not built.alone:
-            built = alone(built)
-        choice = together.method.model_copy(update={"alone": True})
-        return self._with_method(choice, built, name).with_run(label=f"{label_of(name)}-alone")
+        method = self.choose(name).method
+        chosen = self._with_method(method.model_copy(update={"alone": True}), name)
+        return chosen.with_run(label=f"{label_of(name)}-alone")
 
-    def _with_method(self, method: MethodChoice, built: Any, name: str) -> Recipe:
-        """The same experiment with this method, called so. built: what `method` makes."""
+    def _with_method(self, method: MethodChoice, name: str, ready: Any = None) -> Recipe:
+        """The same experiment with this method, called so. ready: it, where it is built already."""
         chosen = self.model_copy(update={"method": method})
-        chosen._method = built
-        knobs = {knob.rstrip("_"): value for knob, value in dataclasses.asdict(built).items()}
+        chosen._method = chosen._build(method, "method") if ready is None else ready
+        knobs = {knob.rstrip("_"): value for knob, value in dataclasses.asdict(chosen._method).items()}
         chosen._knobs = {knob: value for knob, value in knobs.items() if value is not None}
         label = label_of(name)  # a method of one's own has one, too, as its name has a colon
         if method.alone and label == method.name:

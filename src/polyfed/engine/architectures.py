@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
@@ -35,3 +35,9 @@ def architectures_of(
     beside = None if alone else method.beside
     starts = {"blank": method.starts_blank, "common_head": method.common_head}
     return Architectures(builders, method.build, seed, device, wanted, beside, others, precision=precision, **starts)
+
+
+def trained_counts(architectures: Architectures, names: Iterable[str]) -> dict[str, int]:
+    """How many numbers of clients' own networks are trained: architecture -> count. names: of the architectures."""
+    networks = {name: architectures.as_built(name) for name in names}
+    return {name: sum(p.numel() for p in one.parameters() if p.requires_grad) for name, one in networks.items()}

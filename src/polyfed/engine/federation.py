@@ -18,7 +18,7 @@ from polyfed.core.settings import Evaluation, Training
 from polyfed.data.classes import remarks
 from polyfed.data.partition import check_integer
 from polyfed.data.samples import ClientData, Samples
-from polyfed.engine.architectures import architectures_of
+from polyfed.engine.architectures import architectures_of, trained_counts
 from polyfed.engine.arguments import (
     builders_by_name,
     check_texts,
@@ -238,10 +238,9 @@ class Federation:
     def _make_executor(self) -> Executor:
         """What carries out the clients' work."""
         asked = self.execution
-        crew = self.crew
         say = functools.partial(self.tell, "message")
         workers = None if asked.workers is None else check_integer("workers", asked.workers, 1)
-        executor = chosen(asked.executor, workers, crew, self.training, say, asked.rebuild)
+        executor = chosen(asked.executor, workers, self.crew, self.training, say, asked.rebuild)
         return executor if asked.wrap is None else asked.wrap(executor)
 
     # what it is -----------------------------------------------------------------------------------------------
@@ -292,7 +291,7 @@ class Federation:
         return f"Federation({facts['method']}, {who}, {facts['dataset']}, {what})"
 
     def _repr_html_(self) -> str:
-        return of_federation(self.facts, self.clients, {name: self._trained(name) for name in first_of(self.clients)})
+        return of_federation(self.facts, self.clients, trained_counts(self.architectures, first_of(self.clients)))
 
     @property
     def averaged(self) -> str:
@@ -302,11 +301,6 @@ class Federation:
         owners = [client.architecture for client in self.clients]
         templates = {name: self.architectures.template(name, alone=True) for name in first_of(self.clients)}
         return averaged(self.method, owners, {name: self.method.personal(one) for name, one in templates.items()})
-
-    def _trained(self, architecture: str) -> int:
-        """How many numbers of a client's own network are trained."""
-        network = self.architectures.as_built(architecture)
-        return sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
 
     # running ------------------------------------------------------------------------------------------------
 
@@ -413,7 +407,7 @@ class Federation:
 
     def _seen(self) -> list[dict[str, Any]]:
         """Of each client what only whoever has its network and its data can tell."""
-        parameters = {name: self._trained(name) for name in first_of(self.clients)}
+        parameters = trained_counts(self.architectures, first_of(self.clients))
         return [
             {"parameters": parameters[client.architecture], "labels": client.data.train.counts()}
             for client in self.clients

@@ -16,7 +16,6 @@ from polyfed.data.text import Vocabulary
 
 if TYPE_CHECKING:
     from polyfed.engine.executors.base import Executor
-    from polyfed.engine.federation import Federation
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class Execution:
     precision: Precision = "float32"
     timings: bool = False
     wrap: Callable[[Executor], Executor] | None = None
-    rebuild: Callable[[], Federation] | None = None
+    rebuild: Callable[[], Any] | None = None
 
 
 @dataclass(frozen=True)
